@@ -1,0 +1,73 @@
+# `make demo` and `make test` work on a fresh Debian machine: they install what is missing, and say so.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean system-run system-dev
+
+help: ## Show what can be made.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it at full speed.
+	$(BIN)/fastfuse demo
+
+test: check ## Run the linters, the type checker and all tests.
+	$(BIN)/pytest
+
+check: $(VENV)/.dev ## Run the linters and the type checker only.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## Remove what was installed and built here.
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: an environment is made again only when pyproject.toml changes.
+$(VENV)/.demo: pyproject.toml | system-run
+	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 is compiled)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | system-run system-dev
+	@echo "== installing fastfuse and its development tools into $(VENV) (a minute or two; pyfuse3 is compiled)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	@touch $@ $(VENV)/.demo
+
+# Debian's packages, each behind the question whether what it brings is there: Python may be pyenv's, and the rest
+# may have come from anywhere.
+system-run:
+	@missing=; \
+	need() { package=$$1; shift; "$$@" > /dev/null 2>&1 || missing="$$missing $$package"; }; \
+	need fuse3 command -v fusermount3; \
+	need pkg-config command -v pkg-config; \
+	need libfuse3-dev pkg-config --exists fuse3; \
+	need gcc command -v gcc; \
+	need libc6-dev test -e /usr/include/stdlib.h; \
+	need python3 command -v $(PYTHON); \
+	need python3-venv $(PYTHON) -c 'import ensurepip, venv'; \
+	need python3-dev $(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; \
+	$(install-missing); \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "fastfuse needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
+
+# `systemd-analyze verify` checks the unit.
+system-dev:
+	@missing=; command -v systemd-analyze > /dev/null || missing=systemd; $(install-missing)
+
+define install-missing
+if [ -n "$$missing" ]; then \
+    command -v apt-get > /dev/null \
+        || { echo "please install what Debian calls:$$missing" >&2; exit 1; }; \
+    if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+    [ -z "$$sudo" ] || command -v sudo > /dev/null \
+        || { echo "please install as root:$$missing" >&2; exit 1; }; \
+    echo "== installing Debian packages: $$missing"; \
+    $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -q --no-install-recommends $$missing || exit 1; \
+fi
+endef

@@ -1,0 +1,7 @@
+"""``python -m fastfuse``."""
+
+import sys
+
+from fastfuse.cli import main
+
+sys.exit(main())

@@ -1,0 +1,348 @@
+"""The command line: options to settings, settings to the command's module, errors to one line and an exit code."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from fastfuse import __version__, daemon, fstab, log, options
+from fastfuse.config import demo_settings, mount_settings
+from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.log import LogConfig
+from fastfuse.mount.settings import MountSettings
+from fastfuse.store.base import ConnectionConfig
+
+__all__ = ["app", "main"]
+
+_logger = logging.getLogger(__name__)
+
+# The commands' own modules are imported where they are called: `--help` and a mistyped option should answer at once,
+# and a daemon is forked before anything that starts a thread is loaded.
+
+_MEMORY = "Memory and speed"
+_VIEW = "What the mount shows"
+
+app = typer.Typer(
+    name="fastfuse",
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 clean, 1 anything else, 2 usage or configuration, 3 credentials or access, "
+    "4 source not found or empty, 5 mount failed.",
+)
+
+
+class MountCommand(TyperCommand):
+    """A command that takes ``-o`` as mount(8) passes it: fastfuse's own options in it are its long options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
+        own = {
+            name.removeprefix("--").replace("-", "_"): not getattr(parameter, "is_flag", False)
+            for parameter in self.params
+            for name in parameter.opts
+            if name.startswith("--") and name != "--mount-option"
+        }
+        return super().parse_args(ctx, fstab.expand(args, own))
+
+
+@app.callback(invoke_without_command=True)
+def fastfuse(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> int:
+    """Mount an S3 prefix read-only and stream it to training jobs.
+
+    Start with [bold]fastfuse mount s3://BUCKET/PREFIX /mnt/data[/bold].
+
+    [bold]fastfuse demo[/bold] shows it without an S3 account.
+    """
+    if version:
+        typer.echo(f"fastfuse {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(ConfigurationError.exit_code)
+    return 0
+
+
+@app.command(
+    cls=MountCommand,
+    epilog="Every option can be set in the environment, under the name that is shown with it. In fstab: "
+    "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
+)
+@options.takes(connection=options.connection, logs=options.logs)
+def mount(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, or s3://BUCKET/KEY for one object."
+        ),
+    ],
+    mountpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MOUNTPOINT",
+            envvar="FASTFUSE_MOUNTPOINT",
+            help="An existing directory. Left out, it is /opt/ml/input/data/CHANNEL, made if it is missing.",
+        ),
+    ] = None,
+    *,
+    channel: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_CHANNEL",
+            metavar="NAME",
+            help="Channel that names the default mountpoint ('training' if left out). Not together with MOUNTPOINT.",
+        ),
+    ] = None,
+    background: Annotated[
+        bool, typer.Option("--daemon", help="Return once the mount is ready and serve it from the background.")
+    ] = False,
+    mount_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o",
+            "--mount-option",
+            metavar="OPTIONS",
+            help="Options as in fstab, separated by commas: any of these long options (region=eu-west-1), and those "
+            "of mount(8), of which what a read-only mount has no use for is ignored.",
+        ),
+    ] = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_METRICS_LISTEN",
+            metavar="[HOST:]PORT",
+            help="Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise.",
+        ),
+    ] = None,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            envvar="FASTFUSE_GRACE_S",
+            metavar="SECONDS",
+            help="How long a stopping mount lets open files be read to their end.",
+        ),
+    ] = 30.0,
+    uid: Annotated[
+        int | None,
+        typer.Option(
+            envvar="FASTFUSE_UID",
+            metavar="ID",
+            min=0,
+            max=2**32 - 2,
+            rich_help_panel=_VIEW,
+            help="Owner of the files; left out, you.",
+        ),
+    ] = None,
+    gid: Annotated[
+        int | None,
+        typer.Option(
+            envvar="FASTFUSE_GID",
+            metavar="ID",
+            min=0,
+            max=2**32 - 2,
+            rich_help_panel=_VIEW,
+            help="Group of the files; left out, yours.",
+        ),
+    ] = None,
+    umask: Annotated[
+        str,
+        typer.Option(
+            envvar="FASTFUSE_UMASK",
+            metavar="OCTAL",
+            rich_help_panel=_VIEW,
+            help="Permissions to take from the 0444 of files and the 0555 of directories.",
+        ),
+    ] = "000",
+    allow_other: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other",
+            envvar="FASTFUSE_ALLOW_OTHER",
+            rich_help_panel=_VIEW,
+            help="Let other users in (unless you are root, /etc/fuse.conf must have user_allow_other).",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            envvar="FASTFUSE_STRICT",
+            rich_help_panel=_VIEW,
+            help="Refuse to mount if any key cannot be shown as a file, instead of leaving it out.",
+        ),
+    ] = False,
+    allow_empty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-empty",
+            envvar="FASTFUSE_ALLOW_EMPTY",
+            rich_help_panel=_VIEW,
+            help="Mount a prefix without objects as an empty directory, instead of refusing.",
+        ),
+    ] = False,
+    memory_target: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_MEMORY_TARGET",
+            metavar="SIZE|PERCENT",
+            rich_help_panel=_MEMORY,
+            help="Memory for data on its way to readers: 2GiB, or 25% of the RAM or of the control group's limit, "
+            "whichever is less. At least 128MiB; left out, a quarter, but at most 4GiB.",
+        ),
+    ] = None,
+    part_size: Annotated[
+        str,
+        typer.Option(
+            envvar="FASTFUSE_PART_SIZE",
+            metavar="SIZE",
+            rich_help_panel=_MEMORY,
+            help="Bytes fetched by one request, 1MiB to 64MiB.",
+        ),
+    ] = "8MiB",
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Mount an S3 prefix read-only and serve it until interrupted or unmounted.
+
+    The prefix is listed once; the mount is ready, and shows that listing, from then on.
+    """
+    settings = mount_settings(
+        source=source,
+        mountpoint=mountpoint,
+        channel=channel,
+        connection=connection,
+        memory_target=memory_target,
+        part_size=part_size,
+        uid=uid,
+        gid=gid,
+        umask=umask,
+        allow_other=allow_other,
+        mount_options=mount_option or (),
+        strict=strict,
+        allow_empty=allow_empty,
+        grace_s=grace_s,
+        metrics_listen=metrics_listen,
+        # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
+        notify_socket=None if background else os.environ.get("NOTIFY_SOCKET"),
+    )
+    if background:
+        return _serve_in_background(settings, logs)
+    log.configure(logs)
+    return _serve(settings, None)
+
+
+def _serve(settings: MountSettings, ready: Callable[[], None] | None) -> int:
+    from fastfuse.mount import supervisor
+
+    return supervisor.run(settings, ready=ready)
+
+
+def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
+    startup = daemon.fork()
+    ready = False
+
+    def on_ready() -> None:
+        nonlocal ready
+        ready = True
+        startup.ready()
+
+    try:
+        heard = log.configure(logs, daemon=True)
+        startup.relay_logs(log.formatter(logs))
+        if not heard:
+            _logger.warning("there is no syslog here: once mounted, nothing is logged (--log-file keeps the lines)")
+        return _serve(settings, on_ready)
+    except FastfuseError as error:
+        if not ready:
+            startup.say(log.error_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
+        _logger.error("%s", error)
+        return error.exit_code
+
+
+@app.command()
+def unmount(
+    mountpoint: Annotated[Path | None, typer.Argument(metavar="MOUNTPOINT", help="Where fastfuse is mounted.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount of this machine.")] = False,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
+    ] = False,
+) -> int:
+    """Unmount a mount of fastfuse, and so end the process that serves it."""
+    if every == (mountpoint is not None):
+        raise ConfigurationError("unmount takes either MOUNTPOINT or --all", hint="see 'fastfuse unmount --help'")
+    from fastfuse.mount import mountpoint as mounts
+
+    for path in mounts.fastfuse_mounts() if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
+        mounts.unmount(path, lazy=lazy)
+        typer.echo(f"unmounted {path}")
+    return 0
+
+
+@app.command()
+@options.takes(connection=options.connection, logs=options.logs)
+def demo(
+    shards: Annotated[int, typer.Option(min=1, max=1024, help="How many shards to make.")] = 4,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "256MiB",
+    small_files: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many small files to make.")] = 2000,
+    small_file_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each small file.")] = "100KiB",
+    readers: Annotated[int, typer.Option(min=1, max=256, help="How many files to read at once.")] = 4,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it mounted until interrupted, to look around.")] = False,
+    uri: Annotated[
+        str | None,
+        typer.Option(metavar="S3_URI", help="Read this, through the connection options, instead of a made data set."),
+    ] = None,
+    *,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Show what a mount does: make a data set on a local S3 server, mount it, and read it at full speed."""
+    settings = demo_settings(
+        shards=shards,
+        shard_size=shard_size,
+        small_files=small_files,
+        small_file_size=small_file_size,
+        readers=readers,
+        keep=keep,
+        uri=uri,
+        connection=connection,
+    )
+    log.configure(logs)
+    from fastfuse import demo as show
+
+    return show.run(settings)
+
+
+@app.command()
+def version() -> int:
+    """Print the version."""
+    typer.echo(f"fastfuse {__version__}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; an error is one line on stderr and the exit code that is returned."""
+    words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return int(typer.main.get_command(app).main(words, prog_name="fastfuse", standalone_mode=False))
+    except FastfuseError as error:
+        message, hint, exit_code = str(error), error.hint, error.exit_code
+    except typer.TyperException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "fastfuse")
+        message, hint, exit_code = error.format_message(), f"see '{command} --help'", ConfigurationError.exit_code
+    sys.stderr.write(log.error_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words)) + "\n")
+    return exit_code
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether errors are to be JSON: read from the raw words, for the error may be that they cannot be parsed."""
+    named = [words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--log-format"]
+    if ["json"] in named or any("log-format=json" in word.replace("_", "-") for word in words):
+        return True
+    return not named and os.environ.get("FASTFUSE_LOG_FORMAT") == "json"

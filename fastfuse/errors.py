@@ -1,0 +1,122 @@
+"""The error tree, by what the caller can do, and the one table from errors to errnos and exit codes.
+
+Two families share the root: errors that stop a command (`exit_code`, shown to the user as one sentence and a hint)
+and errors of one read (`errno`, answered to the kernel). Foreign exceptions are translated at the edge
+(`store/*` for S3 clients, `mount/*` for FUSE) with ``raise ... from``; nothing above the edge sees them.
+"""
+
+import errno as _errno
+
+__all__ = [
+    "AccessError",
+    "BadReplyError",
+    "ConfigurationError",
+    "DeadlineError",
+    "EmptySourceError",
+    "FastfuseError",
+    "MountError",
+    "ObjectArchivedError",
+    "ObjectChangedError",
+    "ObjectDeniedError",
+    "ReadError",
+    "ServiceError",
+    "SourceError",
+    "StoreUnsuitableError",
+    "UnavailableError",
+    "errno_for",
+]
+
+
+class FastfuseError(Exception):
+    """Root of the tree. ``str(error)`` is one sentence for the user; `hint` says what to do about it.
+
+    Neither ever contains a secret: no credentials, no signed URL, no authorization header.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigurationError(FastfuseError):
+    """An argument, an environment variable or a profile is wrong; a wrong region counts as one."""
+
+    exit_code = 2
+
+
+class AccessError(FastfuseError):
+    """No credentials, expired credentials, or the source may not be read with them."""
+
+    exit_code = 3
+
+
+class SourceError(FastfuseError):
+    """The source does not exist or cannot be mounted as asked: no such bucket, a partial folder name."""
+
+    exit_code = 4
+
+
+class EmptySourceError(SourceError):
+    """The source exists and holds no object that can be shown."""
+
+
+class ServiceError(FastfuseError):
+    """The service cannot be used: unreachable, TLS failure, 5xx or throttled after all retries, nonsense replies."""
+
+
+class MountError(FastfuseError):
+    """The kernel or the host refused the mount."""
+
+    exit_code = 5
+
+
+class ReadError(FastfuseError):
+    """One read failed; the mount goes on. Subclasses fix the errno that the reader sees."""
+
+    errno = _errno.EIO
+
+
+class ObjectChangedError(ReadError):
+    """The object is not the one that was listed any more: replaced or deleted (semantics D2)."""
+
+    errno = _errno.ESTALE
+
+
+class ObjectDeniedError(ReadError):
+    """The service refuses this object to these credentials (semantics D5)."""
+
+    errno = _errno.EACCES
+
+
+class ObjectArchivedError(ObjectDeniedError):
+    """The object is in an archive storage class and has not been restored (semantics D5)."""
+
+
+class UnavailableError(ReadError):
+    """Throttled, 5xx or connection lost, after all retries (semantics D5)."""
+
+
+class DeadlineError(ReadError):
+    """The read's deadline passed: a reader blocked in the kernel must always get an answer."""
+
+
+class BadReplyError(ReadError):
+    """The service answered with the wrong bytes: too few, too many, another range."""
+
+
+class StoreUnsuitableError(ReadError):
+    """This client cannot fetch this object or speak to this server; another one may.
+
+    `whole_server` tells whether every object of the server is concerned or only this key.
+    """
+
+    def __init__(self, message: str, *, whole_server: bool, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.whole_server = whole_server
+
+
+def errno_for(error: Exception) -> int:
+    """The errno that a reader sees for `error`: a `ReadError`'s own, ``EIO`` for everything unforeseen."""
+    return error.errno if isinstance(error, ReadError) else _errno.EIO

@@ -1,0 +1,88 @@
+"""``-o`` options as ``mount(8)``, fstab and systemd's mount units pass them on.
+
+A line in fstab reads::
+
+    s3://BUCKET/PREFIX  /mnt/data  fuse.fastfuse  ro,_netdev,allow_other,region=eu-west-1  0 0
+
+and mount(8) then runs ``fastfuse s3://BUCKET/PREFIX /mnt/data -o rw,...``, having added options of its own.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["expand", "helper_arguments"]
+
+# For mount(8), systemd or the boot order, or without effect on a read-only mount that has neither set-uid files nor
+# devices. `rw` is what mount(8) says for `defaults`.
+# fmt: off
+_IGNORED: Final = frozenset({
+    "ro", "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group",
+    "nogroup", "_netdev", "nofail", "fail", "dev", "suid", "relatime", "norelatime", "strictatime", "nostrictatime",
+    "diratime", "nodiratime", "lazytime", "nolazytime", "mand", "nomand", "silent", "loud", "comment", "helper",
+    "uhelper",
+})
+# fmt: on
+_IGNORED_PREFIXES: Final = ("x-", "X-")
+# What libfuse 3.14 takes in its own `-o` (lib/mount.c, checked one by one); SELinux labels go on to the kernel.
+# fmt: off
+_KERNEL: Final = frozenset({
+    "nodev", "nosuid", "noexec", "exec", "noatime", "atime", "sync", "async", "dirsync", "default_permissions",
+    "context", "fscontext", "defcontext", "rootcontext",
+})
+# fmt: on
+
+
+def helper_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command line, given those of ``fastfuse s3://...``, which is how mount(8) calls us."""
+    if arguments and arguments[0].startswith("s3://"):
+        return ["mount", "--daemon", *arguments]
+    return list(arguments)
+
+
+def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:
+    """Rewrite each ``-o a,b=c`` as the long options it stands for; what is the kernel's stays, one per ``-o``.
+
+    `own` has the long options with underscores, and whether each takes a value. Options to ignore are left out.
+
+    Raises:
+        ConfigurationError: an option that nobody knows, or one without the value that it needs.
+    """
+    expanded: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            return [*expanded, argument, *rest]
+        if argument == "-o" and rest:
+            expanded += _words(rest.pop(0), own)
+        elif argument.startswith("-o") and argument != "-o":
+            expanded += _words(argument.removeprefix("-o"), own)
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def _words(text: str, own: Mapping[str, bool]) -> list[str]:
+    # libfuse's convention: a comma inside a value is written `\,`.
+    options = [option.replace("\\,", ",") for option in re.split(r"(?<!\\),", text) if option]
+    return [word for option in options for word in _translate(option, own)]
+
+
+def _translate(option: str, own: Mapping[str, bool]) -> list[str]:
+    name, equals, value = option.partition("=")
+    key = name.replace("-", "_")
+    if key in own:
+        if own[key] and not value:
+            raise ConfigurationError(f"-o {name} needs a value", hint=f"write it as -o {name}=VALUE")
+        return [f"--{key.replace('_', '-')}{equals}{value}"]
+    if name in _KERNEL:
+        return ["-o", option]
+    if name in _IGNORED or name.startswith(_IGNORED_PREFIXES):
+        return []
+    raise ConfigurationError(
+        f"-o {name} is not a mount option that fastfuse knows",
+        hint="any long option of 'fastfuse mount --help' can be given, as in -o region=eu-west-1",
+    )

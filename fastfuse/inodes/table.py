@@ -1,0 +1,232 @@
+"""`InodeTable`: the whole namespace of a mount in a handful of columns.
+
+Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. Rows are in breadth-first order and the
+children of a directory are contiguous and sorted by name (bytes), so that
+
+* ``lookup`` is a bisection among the children,
+* ``readdir`` is a slice whose resume offset is the position in it,
+* and the only per-row cost of the tree is the parent's row: 48 bytes a row and the bytes of its last name.
+
+======================  ========  ==============================================================================
+column                  type      meaning
+======================  ========  ==============================================================================
+``names``               bytes     last path segments, concatenated in row order
+``name_ends``           uint64    exclusive end of the row's name in ``names``
+``parents``             uint32    row of the directory that holds the row; the root holds itself
+``kinds``               uint8     what the row is and how its ETag is written: `Kind`
+``storage_classes``     uint8     index into `TableMetadata.storage_classes`
+``etag_parts``          uint16    ``-N`` suffix of a multipart upload's ETag
+``sizes``               int64     file: bytes. directory: 0
+``mtimes_ns``           int64     file: LastModified. directory: the newest below it
+``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
+                                  directory: row of the first child and number of children, two uint64
+======================  ========  ==============================================================================
+
+The columns may lie in a mapped snapshot: nothing is copied and nothing is written.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfuse.objects import ObjectRef
+
+__all__ = ["COLUMN_TYPES", "ROOT", "Attributes", "InodeTable", "Kind", "TableMetadata"]
+
+ROOT = 1
+
+COLUMN_TYPES: Mapping[str, str] = {
+    "names": "uint8",
+    "name_ends": "uint64",
+    "parents": "uint32",
+    "kinds": "uint8",
+    "storage_classes": "uint8",
+    "etag_parts": "uint16",
+    "sizes": "int64",
+    "mtimes_ns": "int64",
+    "etags": "V16",
+}
+
+_DIRECTORY_SPAN = struct.Struct("<QQ")
+_ETAG_INDEX = struct.Struct("<Q8x")
+
+
+class Kind(IntEnum):
+    """Values of the ``kinds`` column."""
+
+    DIRECTORY = 0
+    FILE_MD5 = 1  # "0123...ef"
+    FILE_MULTIPART = 2  # "0123...ef-12"
+    FILE_OTHER_ETAG = 3  # anything else, none included
+
+
+class Attributes(NamedTuple):
+    """What ``stat`` tells of a row, before the mount's owner and umask."""
+
+    inode: int
+    is_directory: bool
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableMetadata:
+    """What is said once for the whole table."""
+
+    bucket: str
+    # What stands before every path to make it a key: empty or ending in "/".
+    key_prefix: str
+    file_count: int
+    directory_count: int
+    total_bytes: int
+    storage_classes: tuple[str, ...] = ("STANDARD",)
+    other_etags: tuple[str, ...] = field(default=())
+
+
+class InodeTable:
+    """A read-only view of the columns. Cheap to make; safe to share; never changes."""
+
+    def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """`columns` has the arrays of `COLUMN_TYPES`; they are kept, not copied."""
+        self.metadata = metadata
+        self.columns = columns
+        # memoryview items are plain ints, three times faster to take than numpy scalars.
+        self._names = columns["names"].data
+        self._name_ends = columns["name_ends"].data
+        self._parents = columns["parents"].data
+        self._kinds = columns["kinds"].data
+        self._storage_classes = columns["storage_classes"].data
+        self._etag_parts = columns["etag_parts"].data
+        self._sizes = columns["sizes"].data
+        self._mtimes_ns = columns["mtimes_ns"].data
+        self._etags = columns["etags"].view("uint8").data
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __contains__(self, inode: int) -> bool:
+        return 0 < inode <= len(self._kinds)
+
+    def attributes(self, inode: int) -> Attributes:
+        row = inode - 1
+        return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])
+
+    def is_directory(self, inode: int) -> bool:
+        return self._kinds[inode - 1] == Kind.DIRECTORY
+
+    def parent(self, inode: int) -> int:
+        """The directory that holds `inode`; the root's is the root."""
+        return self._parents[inode - 1] + 1
+
+    def name(self, inode: int) -> bytes:
+        """The last path segment; empty for the root."""
+        return self._name(inode - 1)
+
+    def lookup(self, parent: int, name: bytes) -> int | None:
+        """The inode called `name` in the directory `parent`, or None."""
+        low, count = self._span(parent - 1)
+        end = high = low + count
+        while low < high:
+            middle = (low + high) // 2
+            if self._name(middle) < name:
+                low = middle + 1
+            else:
+                high = middle
+        return low + 1 if low < end and self._name(low) == name else None
+
+    def child_count(self, directory: int) -> int:
+        return self._span(directory - 1)[1]
+
+    def children(self, directory: int, start: int = 0) -> Iterator[tuple[int, bytes, Attributes]]:
+        """``(resume offset, name, attributes)`` in byte order of names, from the `start`-th child on.
+
+        The resume offset of a child is the `start` that continues right after it.
+        """
+        first, count = self._span(directory - 1)
+        for position in range(start, count):
+            inode = first + position + 1
+            yield position + 1, self.name(inode), self.attributes(inode)
+
+    def storage_class(self, inode: int) -> str:
+        return self.metadata.storage_classes[self._storage_classes[inode - 1]]
+
+    def key(self, inode: int) -> str:
+        """The whole S3 key of a file, or the prefix with its ``/`` of a directory."""
+        segments = [b"/" if self.is_directory(inode) and inode != ROOT else b""]
+        row = inode - 1
+        while row:
+            segments.append(self._name(row))
+            row = self._parents[row]
+            if row:
+                segments.append(b"/")
+        return self.metadata.key_prefix + b"".join(reversed(segments)).decode()
+
+    def etag(self, inode: int) -> str:
+        """As the service listed it, quotes included."""
+        row = inode - 1
+        packed = self._etags[16 * row : 16 * row + 16]
+        match self._kinds[row]:
+            case Kind.FILE_MD5:
+                return f'"{packed.hex()}"'
+            case Kind.FILE_MULTIPART:
+                return f'"{packed.hex()}-{self._etag_parts[row]}"'
+            case Kind.FILE_OTHER_ETAG:
+                (index,) = _ETAG_INDEX.unpack(packed)
+                return self.metadata.other_etags[int(index)]
+            case _:
+                raise ValueError(f"inode {inode} is a directory and has no ETag")
+
+    def ref(self, inode: int) -> ObjectRef:
+        """The object behind a file; `ValueError` for a directory."""
+        row = inode - 1
+        return ObjectRef(
+            bucket=self.metadata.bucket,
+            key=self.key(inode),
+            size_bytes=self._sizes[row],
+            etag=self.etag(inode),
+            modified_ns=self._mtimes_ns[row],
+            storage_class=self.storage_class(inode),
+        )
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` if the columns contradict what the module docstring promises. Linear; for tests."""
+        count = len(self)
+        assert count >= 1
+        assert self._kinds[0] == Kind.DIRECTORY
+        assert self._parents[0] == 0
+        ends = self.columns["name_ends"]
+        assert len(ends) == count
+        assert np.all(np.diff(ends.astype("int64")) >= 0)
+        assert int(ends[-1]) == len(self._names)
+        next_child = 1
+        for row in range(count):
+            if self._kinds[row] != Kind.DIRECTORY:
+                continue
+            first, children = self._span(row)
+            assert first == next_child, f"children of row {row} do not follow on"
+            next_child += children
+            names = [self.name(child + 1) for child in range(first, first + children)]
+            assert names == sorted(set(names)), f"children of row {row} are not sorted and unique"
+            assert all(names), f"row {row} has a child without a name"
+            assert all(self._parents[child] == row for child in range(first, first + children))
+            newest = max((self._mtimes_ns[child] for child in range(first, first + children)), default=0)
+            assert self._mtimes_ns[row] >= newest
+        assert next_child == count
+        files = int(np.count_nonzero(self.columns["kinds"]))
+        assert self.metadata.file_count == files
+        assert self.metadata.directory_count == count - files
+        assert self.metadata.total_bytes == int(self.columns["sizes"].sum())
+
+    def _name(self, row: int) -> bytes:
+        return bytes(self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]])
+
+    def _span(self, row: int) -> tuple[int, int]:
+        if self._kinds[row] != Kind.DIRECTORY:
+            raise ValueError(f"inode {row + 1} is not a directory")
+        first, count = _DIRECTORY_SPAN.unpack_from(self._etags, 16 * row)
+        return first, count

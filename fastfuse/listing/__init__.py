@@ -1,0 +1,1 @@
+"""From LIST pages to a mapped inode table: `page` (parse), `lister` (trio), `snapshot` (save, load)."""

@@ -1,0 +1,154 @@
+"""Lists a source into an inode table: what does the URI name (clause N1), then every page of it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastfuse.errors import EmptySourceError, ServiceError, SourceError
+from fastfuse.inodes.builder import TableBuilder
+from fastfuse.inodes.names import Refusals
+from fastfuse.inodes.table import InodeTable
+from fastfuse.listing.page import Page, parse_page
+from fastfuse.sources.uri import S3Uri
+from fastfuse.store.base import PageSource
+
+__all__ = ["Listing", "Progress", "list_source"]
+
+_log = logging.getLogger(__name__)
+
+# How many neighbours of a partial name the error shows.
+_MAX_CANDIDATES = 5
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A complete listing; there is no other kind."""
+
+    table: InodeTable
+    refusals: Refusals
+    request_count: int
+
+
+async def list_source(
+    pages: PageSource,
+    source: S3Uri,
+    *,
+    strict: bool = False,
+    allow_empty: bool = False,
+    progress: Progress = lambda _: None,
+) -> Listing:
+    """List all objects of `source`; `progress` is called with the number of objects after each page.
+
+    Raises:
+        SourceError: a partial folder name; with `strict`, keys that cannot be shown.
+        EmptySourceError: nothing there, unless `allow_empty`.
+        AccessError, ConfigurationError, ServiceError: as `PageSource.list_page`.
+    """
+    lister = _Lister(pages, source, progress)
+    builder = await lister.run(allow_empty=allow_empty)
+    table, refusals = builder.build()
+    _report(source, refusals, strict=strict)
+    if not table.metadata.file_count and not allow_empty:
+        raise EmptySourceError(f"{source} holds no object that can be shown", hint=_ALLOW_EMPTY)
+    return Listing(table, refusals, lister.request_count)
+
+
+_ALLOW_EMPTY = "check the prefix, or mount it anyway with --allow-empty"
+
+
+class _Lister:
+    def __init__(self, pages: PageSource, source: S3Uri, progress: Progress) -> None:
+        self._pages = pages
+        self._source = source
+        self._progress = progress
+        self.request_count = 0
+
+    async def run(self, *, allow_empty: bool) -> TableBuilder:
+        path = self._source.path
+        prefix = path if not path or path.endswith("/") else path + "/"
+        page = await self._page(prefix)
+        if prefix == path or page.keys or page.is_truncated:
+            if prefix != path:
+                await self._warn_of_neighbours(path)
+            if not page.keys and not page.is_truncated and not allow_empty:
+                raise EmptySourceError(f"{self._source} holds no objects", hint=_ALLOW_EMPTY)
+            return await self._all_pages(prefix, page)
+        return await self._one_object(path, prefix, allow_empty=allow_empty)
+
+    async def _all_pages(self, prefix: str, page: Page) -> TableBuilder:
+        builder = TableBuilder(self._source.bucket, prefix)
+        while True:
+            builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
+            self._progress(len(builder))
+            if not page.is_truncated:
+                return builder
+            page = await self._page(prefix, after=page)
+
+    async def _one_object(self, path: str, prefix: str, *, allow_empty: bool) -> TableBuilder:
+        """Nothing lies below `path` as a folder: it is one object, a partial name, or nothing at all."""
+        page = await self._page(path, delimiter="/")
+        if path.encode() in page.keys:
+            row = page.keys.index(path.encode())
+            builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
+            one = slice(row, row + 1)
+            builder.add(
+                page.keys[one], page.sizes[one], page.mtimes_ns[one], page.etags[one], page.storage_classes[one]
+            )
+            self._progress(1)
+            return builder
+        candidates = sorted(page.common_prefixes + page.keys)
+        if candidates:
+            raise SourceError(
+                f"{self._source} is only the beginning of a name; there is {self._shown(candidates)}",
+                hint="give the whole name of one folder or object",
+            )
+        if not allow_empty:
+            raise EmptySourceError(f"{self._source} names no folder and no object", hint=_ALLOW_EMPTY)
+        return TableBuilder(self._source.bucket, prefix)
+
+    async def _warn_of_neighbours(self, path: str) -> None:
+        """FastFile's own rule: without the final slash the name is ambiguous where others begin with it (N1)."""
+        page = await self._page(path, delimiter="/")
+        neighbours = [name for name in page.common_prefixes + page.keys if name != path.encode() + b"/"]
+        if neighbours:
+            _log.warning(
+                "%s is taken as the folder %s/; %s is not mounted", self._source, path, self._shown(sorted(neighbours))
+            )
+
+    def _shown(self, names: list[bytes]) -> str:
+        shown = ", ".join(
+            f"s3://{self._source.bucket}/{name.decode('utf-8', 'backslashreplace')}" for name in names[:_MAX_CANDIDATES]
+        )
+        more = len(names) - _MAX_CANDIDATES
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
+        token = after.next_token if after else ""
+        start_after = after.keys[-1].decode("utf-8", "surrogateescape") if after and not token else ""
+        body = await self._pages.list_page(
+            prefix=prefix, delimiter=delimiter, continuation_token=token, start_after=start_after
+        )
+        self.request_count += 1
+        page = parse_page(body)
+        start = prefix.encode()
+        if not all(key.startswith(start) for key in page.keys):
+            raise ServiceError(f"the LIST reply for {prefix!r} holds a key that does not begin with it")
+        if after and page.is_truncated and page.next_token == token and page.keys == after.keys:
+            raise ServiceError("the listing does not advance: the service answers with the same page again")
+        return page
+
+
+def _report(source: S3Uri, refusals: Refusals, *, strict: bool) -> None:
+    """Tell which keys were left out (N2-N4); with `strict`, refuse the mount instead."""
+    if not refusals.total:
+        return
+    examples = "; ".join(f"{key!r}: {reason}" for key, reason in refusals.examples)
+    summary = f"{refusals.total} keys of {source} cannot be shown as files ({examples})"
+    if strict:
+        raise SourceError(summary, hint="rename them, or mount without --strict to leave them out")
+    for key, reason in refusals.examples:
+        _log.warning("left out: key %r has %s", key, reason)
+    if refusals.total > len(refusals.examples):
+        _log.warning("left out: %d keys in all; the first %d are above", refusals.total, len(refusals.examples))

@@ -1,0 +1,176 @@
+"""Where log lines go and what they look like. Nothing here decides what is worth a line."""
+
+import json
+import logging
+import logging.handlers
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, TextIO
+
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["HumanFormatter", "JsonFormatter", "LogConfig", "configure", "error_text", "formatter"]
+
+_OWN: Final = "fastfuse"
+# What every record has; the rest came through `extra=`.
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+# No line of ours holds a secret; these are for exceptions and warnings of the S3 clients, which may quote a request.
+_SECRETS: Final = (
+    re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)(?:=|%3D))[^&\s\"']+", re.IGNORECASE),
+    re.compile(r"(authorization[\"']?\s*[:=]\s*b?[\"']?)[^\"'\n]+", re.IGNORECASE),
+    re.compile(r"(x-amz-security-token[\"']?\s*[:=]\s*b?[\"']?)[^\"'\s]+", re.IGNORECASE),
+    re.compile(
+        r"((?:secret_?access_?key|session_?token|secret_?key|password)[\"']?\s*[:=]\s*[\"']?)[^\"'\s,;]+",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)"),
+)
+# C0, DEL and C1, and the two line separators of Unicode: an object key must not forge a line or drive a terminal.
+_CONTROLS: Final = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How to log: `json` is one object per line, `verbose` adds fastfuse's own DEBUG, `file` replaces stderr."""
+
+    json: bool = False
+    verbose: bool = False
+    file: Path | None = None
+
+
+def _redact(text: str) -> str:
+    """`text` with the values of signatures, authorization headers, tokens and URL passwords replaced."""
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1[redacted]", text)
+    return text
+
+
+def _escape_controls(text: str) -> str:
+    """`text` on one line, with every control character in its ``\\x1b`` form."""
+    return text.translate(_CONTROLS)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+class HumanFormatter(logging.Formatter):
+    """``time LEVEL logger: message name=value``; a traceback follows on lines of its own."""
+
+    def __init__(self, *, timed: bool = True) -> None:
+        super().__init__()
+        self._timed = timed
+
+    def format(self, record: logging.LogRecord) -> str:
+        words = [_time(record)] if self._timed else []
+        words += [f"{record.levelname} {record.name}:", record.getMessage()]
+        words += [f"{name}={value}" for name, value in _extra(record).items()]
+        line = _escape_controls(" ".join(words))
+        if record.exc_info:
+            # Indented, so that no line of an exception's text can pass for a record.
+            traceback = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n  {_escape_controls(text)}" for text in traceback)
+        return _redact(line)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time (UTC), level, logger, message, pid, the `extra` fields, and any exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _redact(record.getMessage()),
+            "pid": record.process,
+        }
+        for name, value in _extra(record).items():
+            # Numbers stay numbers; text may quote a request; a field never hides one of the five above.
+            plain = value if isinstance(value, int | float | None) else _redact(str(value))
+            fields.setdefault(name, plain)
+        if record.exc_info:
+            fields["exception"] = _redact(self.formatException(record.exc_info))
+        return json.dumps(fields)
+
+
+def formatter(config: LogConfig, *, timed: bool = True) -> logging.Formatter:
+    """The formatter that `config` asks for; `timed` is for sinks that stamp lines themselves."""
+    return JsonFormatter() if config.json else HumanFormatter(timed=timed)
+
+
+def error_text(message: str, *, hint: str, exit_code: int, json: bool) -> str:
+    """What the command says as it fails: a sentence and a hint for people, or a record of the JSON log."""
+    if json:
+        fields = {"name": _OWN, "levelname": "ERROR", "levelno": logging.ERROR, "msg": message}
+        return JsonFormatter().format(logging.makeLogRecord(fields | {"hint": hint, "exit_code": exit_code}))
+    lines = [f"fastfuse: error: {message}", *([f"hint: {hint}"] if hint else [])]
+    return "\n".join(_redact(_escape_controls(line)) for line in lines)
+
+
+def configure(config: LogConfig, *, stream: TextIO | None = None, daemon: bool = False) -> bool:
+    """Send every record to one sink: `config.file`, or syslog for a daemon, or `stream` (stderr).
+
+    An exception that nobody catches goes there too. The root stays at WARNING whatever `verbose` says: the S3 and
+    HTTP clients write request headers at DEBUG.
+
+    False if the lines go nowhere: a daemon, no log file, and no syslog on this machine (as in most containers).
+
+    Raises:
+        ConfigurationError: the log file cannot be opened.
+    """
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    sink = _sink(config, stream=stream, daemon=daemon)
+    root.addHandler(sink)
+    root.setLevel(logging.WARNING)
+    logging.getLogger(_OWN).setLevel(logging.DEBUG if config.verbose else logging.INFO)
+    sys.excepthook = _log_uncaught
+    return not isinstance(sink, logging.NullHandler)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    logging.getLogger(_OWN).critical("this is a bug in fastfuse: %s", error, exc_info=(kind, error, traceback))
+
+
+def _sink(config: LogConfig, *, stream: TextIO | None, daemon: bool) -> logging.Handler:
+    handler: logging.Handler
+    if config.file is not None:
+        try:
+            # Watched: logrotate may move the file away under a mount that lives for weeks.
+            handler = logging.handlers.WatchedFileHandler(config.file, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise ConfigurationError(
+                f"the log file {str(config.file)!r} cannot be written: {error.strerror}",
+                hint="name a file in a directory that exists and is writable",
+            ) from error
+        handler.setFormatter(formatter(config))
+    elif daemon:
+        handler = _syslog()
+        handler.setFormatter(formatter(config, timed=False))
+    else:
+        handler = logging.StreamHandler(stream or sys.stderr)
+        handler.setFormatter(formatter(config))
+    return handler
+
+
+def _syslog() -> logging.Handler:
+    try:
+        handler = logging.handlers.SysLogHandler("/dev/log", facility=logging.handlers.SysLogHandler.LOG_DAEMON)
+    except OSError:
+        return logging.NullHandler()
+    handler.ident = "fastfuse: "
+    return handler

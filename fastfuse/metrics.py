@@ -1,0 +1,140 @@
+"""Every metric, declared once; kept in shared memory, so that counters survive the death of the worker that counts.
+
+A counter is one int64 in a page that the supervisor maps before it forks. Each slot has one writer at a time (the
+worker, or the supervisor for its own), so ``+=`` needs no lock, costs well under a microsecond and can be read by any
+process. The scrape endpoint is a process of its own: a scraper can slow down neither the mount nor its supervisor.
+
+Labels are closed sets: outcomes and errnos, never a key, a bucket or an endpoint.
+"""
+
+import errno as _errno
+import mmap
+import socket
+import wsgiref.simple_server
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["ERRNO_LABELS", "METRICS", "OUTCOMES", "Counter", "Counters", "bind_metrics", "serve_metrics"]
+
+# How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
+OUTCOMES = ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "cancelled", "other")
+
+# What readers were answered; anything not listed is counted as "other".
+ERRNO_LABELS = (
+    *(_errno.errorcode[n] for n in (_errno.EIO, _errno.ESTALE, _errno.EACCES, _errno.EROFS, _errno.ESHUTDOWN)),
+    "other",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A declared metric: `name` without its suffix; `values` of its `label` are a closed set."""
+
+    name: str
+    help: str
+    label: str = ""
+    values: tuple[str, ...] = ("",)
+    is_gauge: bool = False
+
+
+METRICS = (
+    Counter("fastfuse_fetch_requests", "Ranged GETs finished, by outcome.", "outcome", OUTCOMES),
+    Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
+    Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
+    Counter("fastfuse_requests", "Requests of the kernel answered, errors included."),
+    Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),
+    Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
+    Counter("fastfuse_opened_files", "Files opened."),
+    Counter("fastfuse_open_files", "Files open now.", is_gauge=True),
+    Counter("fastfuse_draining", "1 once the mount takes no more opens.", is_gauge=True),
+    Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
+    Counter("fastfuse_objects_listed", "Objects listed."),
+    Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
+    Counter("fastfuse_worker_respawns", "Workers started after the death of their predecessor."),
+)
+
+
+class Counters:
+    """The shared slots. ``slot`` once, then ``add`` on the hot path."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[str, str], int] = {}
+        for metric in METRICS:
+            for value in metric.values:
+                self._slots[metric.name, value] = len(self._slots)
+        # Anonymous and shared: every process forked from this one sees the same numbers.
+        self._memory = mmap.mmap(-1, 8 * len(self._slots))
+        self._values = memoryview(self._memory).cast("q")
+
+    def slot(self, name: str, value: str = "") -> int:
+        """Index of a metric's slot; `KeyError` for what is not declared."""
+        return self._slots[name, value]
+
+    def add(self, slot: int, amount: int = 1) -> None:
+        self._values[slot] += amount
+
+    def set(self, slot: int, value: int) -> None:
+        self._values[slot] = value
+
+    def read(self, slot: int) -> int:
+        return self._values[slot]
+
+    def get(self, name: str, value: str = "") -> int:
+        return self._values[self._slots[name, value]]
+
+
+class _SharedCollector(Collector):
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in METRICS:
+            labels: Sequence[str] = [metric.label] if metric.label else []
+            family = (GaugeMetricFamily if metric.is_gauge else CounterMetricFamily)(
+                metric.name, metric.help, labels=labels
+            )
+            for value in metric.values:
+                family.add_metric([value] if metric.label else [], self._counters.get(metric.name, value))
+            yield family
+
+
+class _QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
+    timeout = 5  # a client that connects and says nothing must not hold the endpoint
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not worth a log line each."""
+
+
+def bind_metrics(host: str, port: int) -> socket.socket:
+    """A listening socket for the endpoint, so that a bad address is refused before anything is mounted.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port} for metrics: {error.strerror or error}", hint="see --metrics-listen"
+        ) from error
+
+
+def serve_metrics(listener: socket.socket, counters: Counters) -> None:
+    """Answer scrapes for ever, one at a time."""
+    registry = CollectorRegistry()
+    registry.register(_SharedCollector(counters))
+    address = listener.getsockname()[:2]
+    server = wsgiref.simple_server.WSGIServer(address, _QuietHandler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    server.server_name, server.server_port = address
+    server.setup_environ()
+    server.set_app(make_wsgi_app(registry))
+    server.serve_forever()

@@ -1,0 +1,79 @@
+"""Forked processes: they do not outlive their parent and never return to its stack."""
+
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import fastfuse.errors
+from fastfuse.errors import FastfuseError
+
+__all__ = ["fork_child", "heard", "is_over_within", "tell_error", "wait_child"]
+
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def fork_child(work: Callable[[], None]) -> int:
+    """Run `work` in a new process and return its pid; it exits 0 when `work` returns and 1 when it raises.
+
+    The child is killed when its parent dies: a supervisor killed with ``kill -9`` leaves no process behind that
+    would hold the connection to the kernel, and the next mount can clear the place (clause L4). It starts with no
+    signal blocked and with their default actions.
+    """
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(status)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001 - there is no caller to raise it to
+        _log.exception("a process of the mount failed for an unforeseen reason")
+    finally:
+        # Not sys.exit: the parent's stack is not ours to unwind, and threads that wait for the network (obstore's)
+        # must not hold the process back.
+        os._exit(status)
+
+
+def wait_child(pid: int) -> int:
+    """The exit code of `pid`; negative: minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def is_over_within(pid: int, timeout_s: float) -> bool:
+    """Whether the child `pid` ends within that time; it is not reaped."""
+    fd = os.pidfd_open(pid)
+    try:
+        ready, _, _ = select.select([fd], [], [], timeout_s)
+    finally:
+        os.close(fd)
+    return bool(ready)
+
+
+def tell_error(fd: int, error: FastfuseError) -> None:
+    """Write `error` to the pipe `fd`, for `heard` on the other side."""
+    told = {"error": {"kind": type(error).__name__, "message": str(error), "hint": error.hint}}
+    os.write(fd, json.dumps(told).encode())
+
+
+def heard(message: bytes) -> dict[str, Any]:
+    """What a child told through its pipe: a JSON object, or the error of `tell_error`, raised again."""
+    told: dict[str, Any] = json.loads(message)
+    if "error" in told:
+        error = told["error"]
+        kind: type[FastfuseError] = getattr(fastfuse.errors, error["kind"])
+        raise kind(error["message"], hint=error["hint"])
+    return told

@@ -1,0 +1,174 @@
+"""The place in the file system: is it free, is a dead mount in the way, how to unmount.
+
+Everything is read from ``/proc/self/mountinfo`` first: ``stat`` of a mount whose daemon hangs would hang, too.
+"""
+
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfuse.errors import MountError
+
+__all__ = ["SUBTYPE", "BusyMountError", "MountEntry", "fastfuse_mounts", "find_mount", "prepare_mountpoint", "unmount"]
+
+SUBTYPE = "fastfuse"
+_FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
+
+# <sys/mount.h>
+_MNT_DETACH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MountEntry:
+    """One line of mountinfo (proc(5))."""
+
+    path: Path
+    device: str  # "major:minor", the name of its bdi in sysfs
+    file_system_type: str
+    source: str
+    owner_uid: int | None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.file_system_type == _FILE_SYSTEM_TYPE
+
+
+def fastfuse_mounts() -> list[Path]:
+    """Where fastfuse file systems are mounted, in order of mounting."""
+    return [entry.path for entry in _entries() if entry.is_ours]
+
+
+def find_mount(path: Path) -> MountEntry | None:
+    """The topmost mount at exactly `path`, or None."""
+    place = _resolved(path)
+    return next((entry for entry in reversed(_entries()) if entry.path == place), None)
+
+
+def prepare_mountpoint(path: Path, *, create: bool) -> Path:
+    """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
+
+    A dead fastfuse mount of this user is cleared (L4); a live one, or anybody else's, is never touched.
+
+    Raises:
+        MountError: with what is wrong with the place and what to do about it.
+    """
+    entry = find_mount(path)
+    if entry is not None:
+        _clear_dead_mount(entry)
+    try:
+        if create:
+            path.mkdir(parents=True, exist_ok=True)
+        with os.scandir(path) as entries:
+            is_empty = next(entries, None) is None
+    except FileNotFoundError as error:
+        raise MountError(f"the mountpoint {path} does not exist", hint=f"mkdir -p {path}") from error
+    except (NotADirectoryError, FileExistsError) as error:
+        raise MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory") from error
+    except OSError as error:
+        raise MountError(f"the mountpoint {path} cannot be used: {error.strerror}") from error
+    if not is_empty:
+        raise MountError(f"the mountpoint {path} is not empty", hint="mount on an empty directory")
+    return _resolved(path)
+
+
+def unmount(path: Path, *, lazy: bool = False) -> None:
+    """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
+
+    Raises:
+        MountError: nothing of ours is mounted there, it is busy, or it may not be unmounted.
+    """
+    entry = find_mount(path)
+    if entry is None:
+        raise MountError(f"nothing is mounted at {path}", hint="fastfuse unmount --all unmounts whatever is")
+    if not entry.is_ours:
+        raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
+    if os.geteuid() == 0:
+        _unmount_as_root(entry.path, lazy=lazy)
+    else:
+        _unmount_as_user(entry.path, lazy=lazy)
+
+
+def _clear_dead_mount(entry: MountEntry) -> None:
+    if not entry.is_ours:
+        raise MountError(
+            f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
+        )
+    try:
+        os.stat(entry.path)
+    except OSError as error:
+        if error.errno not in {errno.ENOTCONN, errno.ECONNABORTED}:
+            raise MountError(f"{entry.path} is mounted already and not to be seen: {error.strerror}") from error
+    else:
+        raise MountError(
+            f"{entry.path} is mounted already, with {entry.source}", hint=f"fastfuse unmount {entry.path} first"
+        )
+    if entry.owner_uid != os.geteuid():
+        raise MountError(
+            f"{entry.path} holds a dead mount of user {entry.owner_uid}",
+            hint=f"fastfuse unmount {entry.path} as that user",
+        )
+    unmount(entry.path, lazy=True)
+
+
+def _unmount_as_root(path: Path, *, lazy: bool) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(path), _MNT_DETACH if lazy else 0) != 0:
+        raise _unmount_error(path, os.strerror(ctypes.get_errno()), is_busy=ctypes.get_errno() == errno.EBUSY)
+
+
+def _unmount_as_user(path: Path, *, lazy: bool) -> None:
+    tool = shutil.which("fusermount3")
+    if tool is None:
+        raise MountError("fusermount3 is not installed", hint="install the package fuse3, or unmount as root")
+    done = subprocess.run(
+        [tool, "-u", *(["-z"] if lazy else []), "--", path], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        reason = done.stderr.strip().removeprefix("fusermount3: ")
+        raise _unmount_error(path, reason, is_busy="busy" in reason)
+
+
+def _unmount_error(path: Path, reason: str, *, is_busy: bool) -> MountError:
+    error = BusyMountError if is_busy else MountError
+    return error(
+        f"{path} cannot be unmounted: {reason}",
+        hint="close its files, or detach it with --lazy" if is_busy else "",
+    )
+
+
+class BusyMountError(MountError):
+    """Files are open below the mountpoint, or a process has its working directory there."""
+
+
+def _resolved(path: Path) -> Path:
+    """`path` without links, not following its last segment: that may be a dead mount, which cannot be looked at."""
+    absolute = path.absolute()
+    return absolute.parent.resolve() / absolute.name if absolute.name else absolute
+
+
+def _entries() -> list[MountEntry]:
+    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    return [_entry(line) for line in lines]
+
+
+def _entry(line: bytes) -> MountEntry:
+    mount, _, file_system = line.partition(b" - ")
+    _, _, device, _, path, *_ = mount.split(b" ")
+    kind, source, options = file_system.split(b" ", 2)
+    owner = next((o[8:] for o in options.split(b",") if o.startswith(b"user_id=")), None)
+    return MountEntry(
+        path=Path(os.fsdecode(_unescaped(path))),
+        device=device.decode(),
+        file_system_type=kind.decode(),
+        source=os.fsdecode(_unescaped(source)),
+        owner_uid=int(owner) if owner else None,
+    )
+
+
+def _unescaped(field: bytes) -> bytes:
+    r"""Undo the kernel's octal escapes of space, tab, newline and backslash (``\040``)."""
+    return field.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\012", b"\n").replace(b"\\134", b"\\")

@@ -1,0 +1,278 @@
+"""The FUSE adapter: inode numbers, flags and tokens in, attributes, buffers and errnos out, and nothing else.
+
+Every handler goes through `_answered`, because pyfuse3 lets any exception but `FUSEError` end the mount: there, what
+went wrong becomes an errno, is counted, and is logged if nobody foresaw it.
+
+Forgets need no counting: the table is immutable and knows every inode for as long as the mount lives. `fh` is the inode
+number, so that a new worker understands the handles that its predecessor gave out.
+"""
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import pyfuse3
+
+from fastfuse.errors import FastfuseError, ObjectArchivedError, errno_for
+from fastfuse.inodes.table import Attributes, InodeTable
+from fastfuse.metrics import ERRNO_LABELS, Counters
+from fastfuse.mount.session import InitialisedOperations
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
+
+__all__ = ["MountOperations", "ReadEngine"]
+
+_log = logging.getLogger(__name__)
+
+# The table never changes while it is mounted, so the kernel may keep what it was told. Ten years, in seconds: the
+# kernel clips what its clock cannot count, and pyfuse3 has no "for ever".
+_FOREVER_S = 10 * 365 * 24 * 3600.0
+
+_DIRECTORY_MODE = stat.S_IFDIR | 0o555
+_FILE_MODE = stat.S_IFREG | 0o444
+# st_blksize. `cp`, `cat` and Python's `open` read this much at a time: large enough that a request costs little beside
+# its bytes, small enough that a 10-byte read of a Python file object does not fetch megabytes.
+_BLOCK_BYTES = 128 * 1024
+_ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
+_DOTS = 2  # "." and ".." come before the children in the offsets of readdir
+_NAME_MAX = 255
+_STATFS_BLOCK_BYTES = 4096
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class ReadEngine(Protocol):
+    """What the adapter needs of `fastfuse.readahead`."""
+
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        """Exactly the bytes asked for, fewer only at the end of the file, or a `ReadError`."""
+        ...
+
+    def release(self, inode: int) -> None:
+        """The last handle of the file was closed."""
+        ...
+
+
+def _answered(
+    handler: Callable[Concatenate["MountOperations", _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate["MountOperations", _P], Coroutine[Any, Any, _T]]:
+    """Every outcome of `handler` is an answer to the kernel; no exception but `FUSEError` passes."""
+
+    async def answer(self: "MountOperations", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return await handler(self, *args, **kwargs)
+        except pyfuse3.FUSEError as error:
+            self.count_error(error.errno)
+            raise
+        except FastfuseError as error:
+            number = errno_for(error)
+            self.count_error(number)
+            raise pyfuse3.FUSEError(number) from error
+        except Exception as error:
+            _log.exception("%s failed for an unforeseen reason; the mount goes on", handler.__name__)
+            self.count_failure()
+            raise pyfuse3.FUSEError(errno.EIO) from error
+        finally:
+            self.count_request()
+
+    return answer
+
+
+class MountOperations(InitialisedOperations):
+    """The handlers. Made by the supervisor before the table exists; a worker calls `serve` before its loop."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, counters: Counters, *, uid: int, gid: int, umask: int = 0) -> None:
+        super().__init__()
+        self._counters = counters
+        self._uid = uid
+        self._gid = gid
+        self._directory_mode = _DIRECTORY_MODE & ~umask
+        self._file_mode = _FILE_MODE & ~umask
+        self._refs: dict[int, ObjectRef] = {}
+        self._open_counts: dict[int, int] = {}
+        self._archived_logged: set[int] = set()
+        self._requests_slot = counters.slot("fastfuse_requests")
+        self._served_slot = counters.slot("fastfuse_read_served_bytes")
+        self._failures_slot = counters.slot("fastfuse_handler_failures")
+        self._opened_slot = counters.slot("fastfuse_opened_files")
+        self._open_slot = counters.slot("fastfuse_open_files")
+        self._draining_slot = counters.slot("fastfuse_draining")
+
+    def serve(self, table: InodeTable, engine: ReadEngine) -> None:
+        """From now on answer from `table` and `engine`."""
+        self._table = table
+        self._engine = engine
+
+    def count_request(self) -> None:
+        self._counters.add(self._requests_slot)
+
+    def count_error(self, number: int) -> None:
+        if number != errno.ENOENT and number != errno.ENODATA:  # questions, not failures
+            name = errno.errorcode.get(number, "other")
+            slot = self._counters.slot("fastfuse_errors", name if name in ERRNO_LABELS else "other")
+            self._counters.add(slot)
+
+    def count_failure(self) -> None:
+        self._counters.add(self._failures_slot)
+        self.count_error(errno.EIO)
+
+    @_answered
+    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        inode = self._table.lookup(parent_inode, name)
+        if inode is None:
+            return _absent()
+        return self._entry(self._table.attributes(inode))
+
+    @_answered
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        return self._entry(self._table.attributes(inode))
+
+    @_answered
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        if self._counters.read(self._draining_slot):
+            raise pyfuse3.FUSEError(errno.ESHUTDOWN)
+        ref = self._ref(inode)
+        if ref.storage_class in ARCHIVE_STORAGE_CLASSES:
+            await self._require_restored(inode, ref)
+        self._open_counts[inode] = self._open_counts.get(inode, 0) + 1
+        self._counters.add(self._opened_slot)
+        self._counters.add(self._open_slot)
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+
+    @_answered
+    async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
+        buffer = await self._engine.read(fh, self._ref(fh), off, size)
+        self._counters.add(self._served_slot, len(buffer))
+        return buffer
+
+    @_answered
+    async def release(self, fh: int) -> None:
+        # A handle may have been opened under a worker that has died since: then there is nothing to count down.
+        self._counters.add(self._open_slot, -1)
+        left = self._open_counts.get(fh, 1) - 1
+        if left > 0:
+            self._open_counts[fh] = left
+            return
+        self._open_counts.pop(fh, None)
+        self._refs.pop(fh, None)
+        self._engine.release(fh)
+
+    @_answered
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        return inode
+
+    @_answered
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        entry = pyfuse3.EntryAttributes()  # readdir_reply copies it, so one serves for all
+        for position, name, inode in ((1, b".", fh), (2, b"..", self._table.parent(fh))):
+            if start_id < position:
+                self._fill(entry, self._table.attributes(inode))
+                if not pyfuse3.readdir_reply(token, name, entry, position):
+                    return
+        for resume, name, attributes in self._table.children(fh, max(start_id - _DOTS, 0)):
+            self._fill(entry, attributes)
+            if not pyfuse3.readdir_reply(token, name, entry, resume + _DOTS):
+                return
+
+    @_answered
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        metadata = self._table.metadata
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = _STATFS_BLOCK_BYTES
+        data.f_blocks = -(-metadata.total_bytes // _STATFS_BLOCK_BYTES)
+        data.f_bfree = data.f_bavail = 0
+        data.f_files = len(self._table)
+        data.f_ffree = data.f_favail = 0
+        data.f_namemax = _NAME_MAX
+        return data
+
+    @_answered
+    async def access(self, inode: int, mode: int, ctx: pyfuse3.RequestContext) -> bool:
+        if mode & os.W_OK:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        return True  # the kernel has checked the mode itself (default_permissions)
+
+    @_answered
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        value = self._xattrs(inode).get(name)
+        if value is None:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        return value
+
+    @_answered
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
+        return list(self._xattrs(inode))
+
+    def _ref(self, inode: int) -> ObjectRef:
+        ref = self._refs.get(inode)
+        if ref is None:
+            ref = self._refs[inode] = self._table.ref(inode)
+        return ref
+
+    async def _require_restored(self, inode: int, ref: ObjectRef) -> None:
+        """A restored object is still listed with its archive class: only a GET tells, and one byte is enough."""
+        try:
+            await self._engine.read(inode, ref, 0, 1)
+        except ObjectArchivedError:
+            if inode not in self._archived_logged:
+                self._archived_logged.add(inode)
+                _log.warning("%r is archived as %s: restore first", ref.key, ref.storage_class)
+            raise
+
+    def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        self._fill(entry, attributes)
+        return entry
+
+    def _fill(self, entry: pyfuse3.EntryAttributes, attributes: Attributes) -> None:
+        inode, is_directory, size_bytes, mtime_ns = attributes
+        entry.st_ino = inode
+        entry.st_mode = self._directory_mode if is_directory else self._file_mode
+        entry.st_nlink = 1
+        entry.st_uid = self._uid
+        entry.st_gid = self._gid
+        entry.st_size = size_bytes
+        entry.st_blocks = -(-size_bytes // _ST_BLOCK_BYTES)
+        entry.st_blksize = _BLOCK_BYTES
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = mtime_ns
+        entry.entry_timeout = entry.attr_timeout = _FOREVER_S
+
+    def _xattrs(self, inode: int) -> dict[bytes, bytes]:
+        table = self._table
+        xattrs = {b"user.s3.bucket": table.metadata.bucket.encode(), b"user.s3.key": table.key(inode).encode()}
+        if not table.is_directory(inode):
+            xattrs[b"user.s3.etag"] = table.etag(inode).encode()
+            xattrs[b"user.s3.storage_class"] = table.storage_class(inode).encode()
+        return xattrs
+
+
+def _absent() -> pyfuse3.EntryAttributes:
+    """A negative entry: inode 0 with a timeout lets the kernel remember that the name does not exist."""
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = 0
+    entry.entry_timeout = _FOREVER_S
+    return entry
+
+
+def _refuse_change(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
+    async def refuse(self: MountOperations, *_: object) -> None:
+        raise pyfuse3.FUSEError(errno.EROFS)
+
+    refuse.__name__ = name
+    return _answered(refuse)
+
+
+# Clause R1. The kernel refuses most of these itself, the mount being `ro`; what it lets through is refused here.
+for _name in (
+    "create", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "setattr", "setxattr", "symlink", "unlink",
+    "write",
+):  # fmt: skip
+    setattr(MountOperations, _name, _refuse_change(_name))

@@ -1,0 +1,200 @@
+"""One FUSE session: mounted and initialised here, in the supervisor, and inherited by every worker.
+
+The kernel's INIT request is answered before the first fork, so that a worker can die and another go on with the same
+connection. libfuse writes the answer, but pyfuse3 lets nobody say `max_background` (the default of 12 requests starves
+four readers). So for this one request the session's descriptor is a socket pair: INIT is handed to libfuse through it,
+the answer is taken out, completed and written to the kernel.
+"""
+
+import errno
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pyfuse3
+import trio
+
+from fastfuse.errors import MountError
+from fastfuse.mount.mountpoint import SUBTYPE, find_mount
+
+__all__ = ["InitialisedOperations", "Session"]
+
+_DEVICE = Path("/dev/fuse")
+
+# <linux/fuse.h>: fuse_in_header, fuse_init_in, fuse_init_out, fuse_out_header.
+_IN_HEADER_BYTES = 40
+_INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
+_OUT_HEADER = struct.Struct("=IiQ")
+_MAX_BACKGROUND_OFFSET = _OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
+_MAX_BACKGROUND = struct.Struct("=HH")  # max_background, congestion_threshold
+_HAS_RESEND = 1 << (39 - 32)  # bit of flags2; Linux 6.9
+_NOTIFY_RESEND = 7
+
+# Requests of kernel readahead that may wait for us at once, over all readers: 64 readers of four 1 MiB requests.
+_MAX_BACKGROUND_REQUESTS = 256
+_CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
+
+_INIT_REQUEST_MAX_BYTES = 1 << 20
+
+
+class InitialisedOperations(pyfuse3.Operations):
+    """The handlers of a session; `init` ends the loop that served the INIT request."""
+
+    handshake_scope: trio.CancelScope | None = None
+
+    def init(self) -> None:
+        if self.handshake_scope is not None:
+            self.handshake_scope.cancel()
+
+
+class Session:
+    """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
+
+    def __init__(self, mountpoint: Path, fd: int, *, can_resend: bool) -> None:
+        self.mountpoint = mountpoint
+        # Whether requests that a dead worker had read can be asked for again (Linux >= 6.9).
+        self.can_resend = can_resend
+        self._fd = fd
+
+    @classmethod
+    def mount(
+        cls,
+        operations: InitialisedOperations,
+        mountpoint: Path,
+        *,
+        source: str,
+        allow_other: bool,
+        options: tuple[str, ...] = (),
+    ) -> "Session":
+        """Mount and answer INIT.
+
+        Raises:
+            MountError: what the kernel or fusermount3 refused, and what to do about it.
+        """
+        _check_device()
+        # libfuse splits options at commas, and pyfuse3 encodes them as ASCII.
+        name = quote(source, safe="/:@!$&'()*+;=~ ")
+        arguments = {"ro", "default_permissions", f"fsname={name}", f"subtype={SUBTYPE}", *options}
+        if allow_other:
+            arguments.add("allow_other")
+        with _captured_stderr() as captured:
+            try:
+                pyfuse3.init(operations, str(mountpoint), arguments)
+            except RuntimeError as error:
+                raise _mount_error(mountpoint, captured()) from error
+        try:
+            fd = _session_fd()
+            return cls(mountpoint, fd, can_resend=_shake_hands(operations, fd))
+        except BaseException:
+            pyfuse3.close(unmount=True)
+            raise
+
+    @property
+    def device(self) -> str:
+        """``major:minor`` of the mount, as sysfs names its bdi."""
+        entry = find_mount(self.mountpoint)
+        if entry is None:
+            raise MountError(f"{self.mountpoint} was unmounted by somebody else right away")
+        return entry.device
+
+    def resend(self) -> None:
+        """Have the kernel queue again every request that was read and not answered."""
+        os.write(self._fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
+
+    def close(self, *, unmount: bool) -> None:
+        """Give up the connection; with no worker left, every request of the mount fails from now on."""
+        pyfuse3.close(unmount=unmount)
+
+
+def _shake_hands(operations: InitialisedOperations, fd: int) -> bool:
+    """Serve INIT on the session's `fd`; tells whether the kernel can resend."""
+    device = os.dup(fd)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        request = os.read(device, _INIT_REQUEST_MAX_BYTES)
+        *_, flags2 = _INIT_IN.unpack_from(request.ljust(_IN_HEADER_BYTES + _INIT_IN.size, b"\0"), _IN_HEADER_BYTES)
+        os.dup2(theirs.fileno(), fd)
+        ours.send(request)
+        trio.run(_serve_init, operations)
+        reply = bytearray(ours.recv(_INIT_REQUEST_MAX_BYTES))
+        _, error, _ = _OUT_HEADER.unpack_from(reply)
+        if error:
+            raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
+        _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)
+        os.write(device, reply)
+        os.dup2(device, fd, inheritable=True)
+    os.close(device)
+    return bool(flags2 & _HAS_RESEND)
+
+
+async def _serve_init(operations: InitialisedOperations) -> None:
+    with trio.CancelScope() as operations.handshake_scope:
+        await pyfuse3.main()
+    operations.handshake_scope = None
+
+
+def _session_fd() -> int:
+    """pyfuse3 keeps the descriptor to itself; it is the newest one on the device."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if entry.readlink() == _DEVICE:
+                found.append(int(entry.name))
+        except FileNotFoundError:
+            pass  # the descriptor that listed the directory
+    return max(found)
+
+
+def _check_device() -> None:
+    try:
+        os.close(os.open(_DEVICE, os.O_RDWR))
+    except FileNotFoundError as error:
+        raise MountError("/dev/fuse is missing", hint=_CONTAINER) from error
+    except OSError as error:
+        if error.errno in {errno.ENODEV, errno.ENXIO}:
+            raise MountError("the kernel has no FUSE", hint="modprobe fuse") from error
+        raise MountError(f"/dev/fuse may not be opened: {error.strerror}", hint=_CONTAINER) from error
+
+
+_CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
+
+
+def _mount_error(mountpoint: Path, reason: str) -> MountError:
+    """Say what libfuse or fusermount3 printed, and what helps against it."""
+    reason = reason.strip().splitlines()[-1] if reason.strip() else "libfuse gives no reason"
+    reason = reason.removeprefix("fusermount3: ").removeprefix("fuse: ").removeprefix("error: ")
+    if "fusermount3" in reason and "No such file" in reason:
+        return MountError("fusermount3 is not installed", hint="install the package fuse3, or mount as root")
+    if "user_allow_other" in reason:
+        hint = "add the line user_allow_other to /etc/fuse.conf, or mount without --allow-other"
+    elif "not permitted" in reason or "ermission denied" in reason:
+        hint = _CONTAINER
+    else:
+        hint = ""
+    return MountError(f"{mountpoint} cannot be mounted on: {reason}", hint=hint)
+
+
+@contextmanager
+def _captured_stderr() -> Iterator["_Captured"]:
+    """libfuse and fusermount3 explain a refusal on standard error and nowhere else."""
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield _Captured(file.fileno())
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+class _Captured:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __call__(self) -> str:
+        return os.pread(self._fd, 1 << 16, 0).decode("utf-8", "replace")

@@ -1,0 +1,38 @@
+"""What one mount is told to do: the frozen result of parsing arguments and environment (`fastfuse.config`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfuse.sources.uri import S3Uri
+from fastfuse.store.base import ConnectionConfig
+
+__all__ = ["MountSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountSettings:
+    """Everything the supervisor needs; each component is handed only its own part."""
+
+    source: S3Uri
+    mountpoint: Path
+    connection: ConnectionConfig
+    # Bytes of object data held or in flight, whoever reads; resolved to bytes by `config` (default: a quarter of
+    # the RAM or of the cgroup's limit, at most 4 GiB, at least 128 MiB).
+    memory_target_bytes: int
+    part_size_bytes: int
+    uid: int
+    gid: int
+    # Permission bits of `umask` are taken from 0555 and 0444 (clause A1: they may narrow).
+    umask: int = 0
+    allow_other: bool = False
+    # Create the mountpoint if it is missing: the default place below /opt/ml is, a named one is not.
+    create_mountpoint: bool = False
+    # Options of `-o` that the kernel's mount understands and that are passed through (`nodev`, `noatime`, ...).
+    mount_options: tuple[str, ...] = ()
+    strict: bool = False
+    allow_empty: bool = False
+    grace_s: float = 30.0
+    # (host, port) of the Prometheus endpoint, or None.
+    metrics_listen: tuple[str, int] | None = None
+    # $NOTIFY_SOCKET of the service manager, or None.
+    notify_socket: str | None = None

@@ -1,0 +1,84 @@
+"""The process that serves: maps the table, owns the S3 clients and the read engine, and may die at any time.
+
+Everything here can be rebuilt, so nothing here is told to anybody but through the shared counters. The supervisor's
+signals are not for the worker: it lives until its session ends, or until it is killed.
+"""
+
+import ctypes
+import os
+import signal
+
+import pyfuse3
+import trio
+
+from fastfuse.errors import FastfuseError
+from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.metrics import Counters
+from fastfuse.mount.children import tell_error
+from fastfuse.mount.operations import MountOperations
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.counted import CountingReader
+from fastfuse.store.router import open_reader
+
+__all__ = ["READY", "run_worker"]
+
+# What the worker writes to its supervisor's pipe once it takes requests.
+READY = b"{}"
+
+# With all tasks busy pyfuse3 serves nothing, not even another file (D6): more than the kernel may have waiting
+# in the background (mount/session.py) and a thread each of any sane data loader on top.
+_MAX_TASKS = 2048
+
+# <malloc.h>. Parts of megabytes come and go all the time: without these glibc maps each afresh (page faults, zeroing)
+# or keeps freed ones in dozens of arenas. The same run took half the memory and a fifth less system time.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MALLOC_OPTIONS = ((_M_MMAP_THRESHOLD, 64 << 20), (_M_TRIM_THRESHOLD, 256 << 20), (_M_ARENA_MAX, 4))
+
+
+def run_worker(
+    operations: MountOperations,
+    counters: Counters,
+    connection: ConnectionConfig,
+    readahead: ReadaheadConfig,
+    *,
+    snapshot_fd: int,
+    ready_fd: int,
+) -> None:
+    """Serve the inherited session until it ends; to be called in a process that was just forked.
+
+    `ready_fd` is told `READY`, or the error that keeps the worker from serving.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the supervisor decides
+    _tune_malloc()
+    try:
+        trio.run(_serve, operations, counters, connection, readahead, snapshot_fd, ready_fd)
+    except FastfuseError as error:
+        tell_error(ready_fd, error)
+
+
+async def _serve(
+    operations: MountOperations,
+    counters: Counters,
+    connection: ConnectionConfig,
+    readahead: ReadaheadConfig,
+    snapshot_fd: int,
+    ready_fd: int,
+) -> None:
+    table = open_snapshot(snapshot_fd)
+    reader = CountingReader(open_reader(connection), counters)
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(reader, readahead, nursery)
+        operations.serve(table, engine)
+        os.write(ready_fd, READY)
+        os.close(ready_fd)
+        await pyfuse3.main(max_tasks=_MAX_TASKS)
+        nursery.cancel_scope.cancel()
+
+
+def _tune_malloc() -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # musl has none
+        for option, value in _MALLOC_OPTIONS:
+            libc.mallopt(option, value)

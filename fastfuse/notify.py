@@ -1,0 +1,42 @@
+"""The service manager's notification protocol, sd_notify(3): one datagram of ``NAME=value`` lines per event."""
+
+import logging
+import socket
+
+__all__ = ["Notifier"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Tells the service manager how the mount is doing; with no socket it tells nobody.
+
+    `socket_path` is the value of ``$NOTIFY_SOCKET``: a path, or ``@name`` for Linux's abstract namespace. A message
+    that cannot be delivered is logged and dropped: a mount that works is worth more than a manager that knows.
+    """
+
+    def __init__(self, socket_path: str | None) -> None:
+        self._socket_path = socket_path
+
+    def ready(self) -> None:
+        """Start-up is over: what waits for this unit may start."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """Show `text` in ``systemctl status``; only its first line is sent, as a second one would be an assignment."""
+        self._send("STATUS=" + "".join(text.splitlines()[:1]))
+
+    def stopping(self) -> None:
+        """Shutting down has begun."""
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        if not self._socket_path:
+            return
+        address = "\0" + self._socket_path[1:] if self._socket_path.startswith("@") else self._socket_path
+        try:
+            # A new socket each time: nothing to keep across the fork of a worker, and a mount sends a handful.
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.sendto(message.encode(errors="replace"), address)
+        except OSError as error:
+            _logger.warning("the service manager did not take %s: %s", message, error.strerror or error)

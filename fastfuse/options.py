@@ -1,0 +1,174 @@
+"""The options that commands share: name, environment variable and help text of each, and how groups become values.
+
+A command takes a whole group as one argument (`takes`); the group is the function that checks it.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastfuse.config import connection_config
+from fastfuse.log import LogConfig
+from fastfuse.store.base import ConnectionConfig
+
+__all__ = ["LogFormat", "connection", "logs", "takes"]
+
+_CONNECTION = "Connection"
+_LOGS = "Logs"
+_MAX_CONNECTIONS = ConnectionConfig().max_connections
+
+
+class LogFormat(StrEnum):
+    HUMAN = "human"
+    JSON = "json"
+
+
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-url", envvar="FASTFUSE_ENDPOINT_URL", metavar="URL", rich_help_panel=_CONNECTION,
+        help="S3-compatible service to use instead of AWS.",
+    ),
+]  # fmt: skip
+Region = Annotated[
+    str | None,
+    typer.Option(
+        # botocore knows AWS_DEFAULT_REGION only; containers and the other SDKs set AWS_REGION.
+        "--region", envvar=["FASTFUSE_REGION", "AWS_REGION"], metavar="NAME", rich_help_panel=_CONNECTION,
+        help="Region of the bucket.",
+    ),
+]  # fmt: skip
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", envvar="FASTFUSE_PROFILE", metavar="NAME", rich_help_panel=_CONNECTION,
+        help="Profile of the AWS configuration files.",
+    ),
+]  # fmt: skip
+NoSignRequest = Annotated[
+    bool,
+    typer.Option(
+        "--no-sign-request", envvar="FASTFUSE_NO_SIGN_REQUEST", rich_help_panel=_CONNECTION,
+        help="Use no credentials, for public buckets.",
+    ),
+]  # fmt: skip
+ForcePathStyle = Annotated[
+    bool,
+    typer.Option(
+        "--force-path-style", envvar="FASTFUSE_FORCE_PATH_STYLE", rich_help_panel=_CONNECTION,
+        help="Address buckets as https://HOST/BUCKET, for services without a host name per bucket.",
+    ),
+]  # fmt: skip
+CaBundle = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-bundle", envvar="FASTFUSE_CA_BUNDLE", metavar="FILE", rich_help_panel=_CONNECTION,
+        help="PEM file of the authorities to trust.",
+    ),
+]  # fmt: skip
+NoVerifySsl = Annotated[
+    bool,
+    typer.Option(
+        "--no-verify-ssl", envvar="FASTFUSE_NO_VERIFY_SSL", rich_help_panel=_CONNECTION,
+        help="Accept any TLS certificate. Only for tests: anyone on the way can change the data.",
+    ),
+]  # fmt: skip
+RequestPayer = Annotated[
+    bool,
+    typer.Option(
+        "--request-payer", envvar="FASTFUSE_REQUEST_PAYER", rich_help_panel=_CONNECTION,
+        help="Pay for the requests to a requester-pays bucket.",
+    ),
+]  # fmt: skip
+MaxConnections = Annotated[
+    int,
+    typer.Option(
+        "--max-connections", envvar="FASTFUSE_MAX_CONNECTIONS", metavar="N", min=1, max=1024,
+        rich_help_panel=_CONNECTION, help="Requests in flight at once.",
+    ),
+]  # fmt: skip
+
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", envvar="FASTFUSE_VERBOSE", rich_help_panel=_LOGS,
+        help="Log what fastfuse does in detail.",
+    ),
+]  # fmt: skip
+Format = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format", envvar="FASTFUSE_LOG_FORMAT", rich_help_panel=_LOGS,
+        help="Lines for people, or one JSON object per line (errors included).",
+    ),
+]  # fmt: skip
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file", envvar="FASTFUSE_LOG_FILE", metavar="FILE", rich_help_panel=_LOGS,
+        help="Append to this file instead of stderr, or of syslog with --daemon. It may be rotated.",
+    ),
+]  # fmt: skip
+
+
+def connection(
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    no_sign_request: NoSignRequest = False,
+    force_path_style: ForcePathStyle = False,
+    ca_bundle: CaBundle = None,
+    no_verify_ssl: NoVerifySsl = False,
+    request_payer: RequestPayer = False,
+    max_connections: MaxConnections = _MAX_CONNECTIONS,
+) -> ConnectionConfig:
+    """The group of connection options."""
+    return connection_config(
+        endpoint_url=endpoint_url,
+        region=region,
+        profile=profile,
+        no_sign_request=no_sign_request,
+        force_path_style=force_path_style,
+        ca_bundle=ca_bundle,
+        no_verify_ssl=no_verify_ssl,
+        request_payer=request_payer,
+        max_connections=max_connections,
+    )
+
+
+def logs(verbose: Verbose = False, log_format: Format = LogFormat.HUMAN, log_file: File = None) -> LogConfig:
+    """The group of logging options."""
+    # A daemon changes to the root directory.
+    file = None if log_file is None else log_file.absolute()
+    return LogConfig(json=log_format is LogFormat.JSON, verbose=verbose, file=file)
+
+
+def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of each group, and call it with one argument per group: what the group returns.
+
+    The parameter named after a group disappears from the command line; the group's own parameters stand in for it.
+    """
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        members = {name: inspect.signature(group).parameters for name, group in groups.items()}
+        own = [item for item in inspect.signature(command).parameters.values() if item.name not in groups]
+        shared = [item for parameters in members.values() for item in parameters.values()]
+
+        @functools.wraps(command)
+        def call(**values: object) -> int:
+            made = {
+                name: groups[name](**{member: values.pop(member) for member in parameters})
+                for name, parameters in members.items()
+            }
+            return command(**values, **made)
+
+        keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*own, *shared)]
+        call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+        return call
+
+    return decorate

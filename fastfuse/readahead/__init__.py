@@ -1,0 +1,9 @@
+"""The read engine: keeps ranged GETs ahead of the readers.
+
+`engine` is the seam to the FUSE layer; `window` decides (pure), `stream` carries out, `pool` owns the memory.
+"""
+
+from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.engine import ReadEngine, ReadStatistics
+
+__all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig"]

@@ -1,0 +1,59 @@
+"""What the read engine may use."""
+
+from dataclasses import dataclass
+
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["PAGE_BYTES", "ReadaheadConfig"]
+
+# The kernel reads whole pages, so no range is cut finer (the end of a file apart).
+PAGE_BYTES = 4096
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadaheadConfig:
+    """Sizes and limits of the read engine, for all files together unless said otherwise."""
+
+    # One GET of a reader at full speed. At 20 ms to the first byte and 90 MB/s per connection, 8 MiB is 80 % transfer;
+    # AWS advises 8-16 MB per ranged GET, Mountpoint's part is 8 MiB too.
+    part_size_bytes: int = 8 * _MIB
+    # The first GET of a reader that starts at 0, which it waits for in full: 20 ms + 11 ms at the rates above, while
+    # most small files (images, single samples) still take one GET.
+    first_part_bytes: int = _MIB
+    # How far ahead of one reader: 20 ms + 93 ms per 8 MiB part is 74 MB/s per connection, so 32 parts carry 2.4 GB/s
+    # and half of them still the 1.2 GB/s that one FUSE reader can take.
+    max_window_bytes: int = 256 * _MIB
+    # Parts held and parts on their way, of all files. Four readers with whole windows.
+    memory_limit_bytes: int = 1024 * _MIB
+    # The store's connections (`ConnectionConfig.max_connections`): more GETs than that would only queue there.
+    max_parts_in_flight: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("part_size_bytes", "first_part_bytes"):
+            value = getattr(self, name)
+            if value < PAGE_BYTES or value % PAGE_BYTES:
+                raise ConfigurationError(
+                    f"{name} is {value}; it must be a positive multiple of {PAGE_BYTES}",
+                    hint="use a power of two such as 8 MiB",
+                )
+        if self.first_part_bytes > self.part_size_bytes:
+            raise ConfigurationError(
+                f"first_part_bytes ({self.first_part_bytes}) is larger than part_size_bytes ({self.part_size_bytes})",
+                hint="lower first_part_bytes",
+            )
+        # One part that a reader waits for must fit beside one that is read ahead.
+        if self.memory_limit_bytes < 2 * self.part_size_bytes:
+            raise ConfigurationError(
+                f"a memory limit of {self.memory_limit_bytes // _KIB} KiB does not hold two parts "
+                f"of {self.part_size_bytes // _KIB} KiB",
+                hint="raise the memory limit or lower the part size",
+            )
+        if self.max_window_bytes < 0 or self.max_parts_in_flight < 1:
+            raise ConfigurationError(
+                f"max_window_bytes ({self.max_window_bytes}) must not be negative and max_parts_in_flight "
+                f"({self.max_parts_in_flight}) must be at least 1",
+                hint="use 0 bytes of window to read without readahead",
+            )

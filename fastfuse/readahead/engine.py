@@ -1,0 +1,93 @@
+"""The read engine: what the FUSE layer calls."""
+
+from dataclasses import dataclass
+
+import trio
+
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.pool import PartPool, PoolStatistics
+from fastfuse.readahead.stream import ReadCounts, Stream
+from fastfuse.store.base import RangeReader
+
+__all__ = ["ReadEngine", "ReadStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatistics:
+    """A read is a hit when it waited for nothing; `waits` counts waits for a part, two for a read across two parts."""
+
+    open_files: int
+    hits: int
+    waits: int
+    demanded_parts: int
+    ahead_parts: int
+    failed_parts: int
+    pool: PoolStatistics
+
+
+class ReadEngine:
+    """Reads listed objects by inode, ahead of the readers, within one limit of memory.
+
+    All state is made on the first read of a file and may be lost at any time without harm. Fetches run as tasks in
+    `nursery`: it must outlive every `read`, and cancelling it ends them and fails the reads that wait for them.
+    """
+
+    def __init__(self, reader: RangeReader, config: ReadaheadConfig, nursery: trio.Nursery) -> None:
+        self._reader = reader
+        self._config = config
+        self._nursery = nursery
+        self._pool = PartPool(config)
+        self._streams: dict[int, Stream] = {}
+        self._counts = ReadCounts()
+
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        """Exactly ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.
+
+        A slice of a part where one part has them all, without a copy; it keeps that part's memory alive, so it should
+        be written out and dropped at once. A checkpoint only where it has to wait: a read of bytes that are there
+        returns without one, and the loop that takes the next request from the kernel is the checkpoint.
+
+        Raises the `ReadError` of a fetch that this read needs; a failed readahead fails no read. After an error or a
+        cancellation the next read starts clean.
+        """
+        end = min(offset + size_bytes, ref.size_bytes)
+        if offset >= end:
+            return b""
+        stream = self._streams.get(inode)
+        if stream is None or stream.file.ref is not ref:
+            stream = self._open(inode, ref)
+        return await stream.read(offset, end)
+
+    def release(self, inode: int) -> None:
+        """The last handle of `inode` is closed: its memory is free for others. Unknown inodes are fine."""
+        stream = self._streams.pop(inode, None)
+        if stream is not None:
+            stream.close()
+
+    def statistics(self) -> ReadStatistics:
+        counts = self._counts
+        return ReadStatistics(
+            open_files=len(self._streams),
+            hits=counts.hits,
+            waits=counts.waits,
+            demanded_parts=counts.demanded_parts,
+            ahead_parts=counts.ahead_parts,
+            failed_parts=counts.failed_parts,
+            pool=self._pool.statistics(),
+        )
+
+    def check_invariants(self) -> None:
+        """For tests: see `PartPool.check_invariants`."""
+        self._pool.check_invariants()
+
+    def _open(self, inode: int, ref: ObjectRef) -> Stream:
+        stream = self._streams.get(inode)
+        if stream is not None:
+            if stream.file.ref == ref:
+                return stream
+            self.release(inode)
+        file = self._pool.open(inode, ref)
+        stream = Stream(file, self._reader, self._pool, self._config, self._nursery, self._counts)
+        self._streams[inode] = stream
+        return stream

@@ -1,0 +1,87 @@
+"""A part is one contiguous range of one version of one object: fetched by one GET, read by anyone."""
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+
+import trio
+from cachetools import LRUCache
+
+from fastfuse.objects import ObjectRef
+
+__all__ = ["FileParts", "Part"]
+
+
+class Part:
+    """``[start, end)`` of one file. Its bytes are never without their identity: `file` names the listed version.
+
+    Only `PartPool` changes `data`, `error` and the accounting; see there for the states.
+    """
+
+    __slots__ = ("arrived", "data", "end", "error", "file", "readers", "room", "shelf", "start", "unread_bytes")
+
+    def __init__(self, file: "FileParts", start: int, end: int) -> None:
+        self.file = file
+        self.start = start
+        self.end = end
+        self.data: memoryview | None = None
+        self.error: Exception | None = None
+        # Set when `data` or `error` is there.
+        self.arrived = trio.Event()
+        # Set when a part that had to wait for memory has got it; None for all others.
+        self.room: trio.Event | None = None
+        # Tasks that wait for this part; it cannot be evicted before they have taken their bytes.
+        self.readers = 0
+        # At zero everybody who wanted it has it, in the kernel's page cache. Reading twice counts twice: a hint.
+        self.unread_bytes = end - start
+        # Which of the pool's two orders of eviction it is in, if any.
+        self.shelf: LRUCache[Part, Part] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
+
+
+class FileParts:
+    """The parts of one file, held or on their way, by place. Invariant: they do not overlap."""
+
+    __slots__ = ("_parts", "_starts", "in_flight", "inode", "is_open", "is_stale", "ref")
+
+    def __init__(self, inode: int, ref: ObjectRef) -> None:
+        self.inode = inode
+        self.ref = ref
+        self._starts: list[int] = []
+        self._parts: dict[int, Part] = {}
+        self.in_flight = 0
+        self.is_open = False
+        # Another object has taken the inode; what still arrives is for the readers that wait for it, no one else.
+        self.is_stale = False
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter([self._parts[start] for start in self._starts])
+
+    def at(self, offset: int) -> Part | None:
+        """The part that holds the byte at `offset`."""
+        index = bisect_right(self._starts, offset)
+        if not index:
+            return None
+        part = self._parts[self._starts[index - 1]]
+        return part if offset < part.end else None
+
+    def gap(self, offset: int) -> tuple[int, int]:
+        """The range around `offset` that no part touches; requires that no part holds `offset`."""
+        index = bisect_right(self._starts, offset)
+        start = self._parts[self._starts[index - 1]].end if index else 0
+        return start, self._starts[index] if index < len(self._starts) else self.ref.size_bytes
+
+    def add(self, part: Part) -> None:
+        insort(self._starts, part.start)
+        self._parts[part.start] = part
+
+    def remove(self, part: Part) -> None:
+        """Forget `part`; nothing happens if it is forgotten already."""
+        if self._parts.get(part.start) is part:
+            del self._parts[part.start]
+            del self._starts[bisect_right(self._starts, part.start) - 1]

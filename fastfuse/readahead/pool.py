@@ -1,0 +1,271 @@
+"""All parts of all files in one place, bounded in bytes.
+
+States of a part, all changed here:
+
+    waiting ──► in flight ──► landed ──► fresh ──► spent ──► gone
+                    │            └──────────────────^
+                    └──► failed
+
+* waiting: a demanded part for which there is no memory yet; first come, first served.
+* in flight: its memory is reserved and its GET runs.
+* landed: its bytes are there, and tasks that waited for it have not taken theirs yet. Still reserved: not evictable.
+* fresh: evictable, least recently read first, and only for a part that somebody waits for.
+* spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, and
+  at most an eighth of the limit, so that a late or repeated request still finds it.
+* failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
+
+A part is in the index of its file in every state but the last two.
+
+INVARIANT: reserved (in flight, landed) + fresh + spent <= limit, always. Not counted: the part behind a slice that
+was handed out and is being written to the kernel (one per reply, for microseconds), and the about 0.6 kB that a part
+takes as a Python object.
+
+No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
+deadlines; so memory comes back to the first that waits. Ahead parts may never take the last quarter of the memory or
+of the connections, which is what a stalled file leaves to the others.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+
+import trio
+from cachetools import LRUCache
+
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.parts import FileParts, Part
+from fastfuse.readahead.share import FairShare
+
+__all__ = ["PartPool", "PoolStatistics"]
+
+# Kept for late and repeated requests: 1/8 of the limit, two parts behind for a reader with a full window.
+_SPENT_DIVISOR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """`reserved_bytes` are parts in flight or being handed over, `held_bytes` parts that may be evicted."""
+
+    reserved_bytes: int
+    held_bytes: int
+    spent_bytes: int
+    parts_in_flight: int
+    parts_waiting: int
+    active_files: int
+    fetched_bytes: int
+    unread_dropped_bytes: int
+
+
+class PartPool:
+    """The memory of the read engine. Every method but the waiting on `Part` events is synchronous."""
+
+    def __init__(self, config: ReadaheadConfig) -> None:
+        limit = config.memory_limit_bytes
+        self._limit_bytes = limit
+        self._ahead_limit_bytes = limit - limit // 4
+        self._ahead_slots = max(1, config.max_parts_in_flight - config.max_parts_in_flight // 4)
+        self._fresh: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
+        self._spent: LRUCache[Part, Part] = LRUCache(limit // _SPENT_DIVISOR, getsizeof=_size_bytes)
+        self._waiting: deque[Part] = deque()
+        self._files: dict[int, FileParts] = {}
+        self._share = FairShare(self._ahead_limit_bytes, idle_after_bytes=limit)
+        self._reserved_bytes = 0
+        self._in_flight = 0
+        self._fetched_bytes = 0
+        self._unread_dropped_bytes = 0
+
+    @property
+    def share_bytes(self) -> int:
+        """How much one file may have ahead of its readers."""
+        return self._share.share_bytes
+
+    def open(self, inode: int, ref: ObjectRef) -> FileParts:
+        """The parts of `ref`, with what is left from an earlier reader. Parts of any other version are dropped."""
+        file = self._files.get(inode)
+        if file is None or file.ref != ref:
+            if file is not None:
+                self._discard(file)
+            file = self._files[inode] = FileParts(inode, ref)
+        file.is_open = True
+        return file
+
+    def close(self, file: FileParts) -> None:
+        """No handle is open: its parts, also those still in flight, are the first to go."""
+        file.is_open = False
+        self._share.forget(file)
+        self._rest(file)
+        self._forget_if_empty(file)
+
+    def touch(self, file: FileParts, part: Part | None = None) -> None:
+        """A reader of `file` is active, and has come to `part`."""
+        if part is not None and part.shelf is self._fresh:
+            self._fresh[part]
+        for idle in self._share.touch(file, self._fetched_bytes):
+            self._rest(idle)
+
+    def demand(self, file: FileParts, start: int, end: int) -> Part:
+        """A part that somebody waits for. It may be fetched now, or when its `room` is set."""
+        part = Part(file, start, end)
+        file.add(part)
+        if not self._waiting and self._make_room(part.size_bytes):
+            self._reserve(part)
+        else:
+            part.room = trio.Event()
+            self._waiting.append(part)
+        return part
+
+    def try_ahead(self, file: FileParts, start: int, end: int) -> Part | None:
+        """A part to be fetched now that nobody waits for yet, or None: it would be at the expense of others."""
+        slots = self._ahead_slots
+        if self._waiting or self._in_flight >= slots or file.in_flight >= max(1, slots // self._share.active):
+            return None
+        if self._reserved_bytes + self._fresh.currsize + end - start > self._ahead_limit_bytes:
+            return None
+        part = Part(file, start, end)
+        self._make_room(part.size_bytes)  # spent parts are enough: all others fit beside this one
+        file.add(part)
+        self._reserve(part)
+        return part
+
+    def land(self, part: Part, data: Buffer) -> None:
+        """The GET of `part` delivered."""
+        part.data = memoryview(data)
+        self._in_flight -= 1
+        part.file.in_flight -= 1
+        self._fetched_bytes += part.size_bytes
+        part.arrived.set()
+        if not part.readers:
+            self._shelve(part)
+
+    def fail(self, part: Part, error: Exception) -> None:
+        """The GET of `part` failed, or was given up before it began."""
+        part.error = error
+        if part in self._waiting:
+            self._waiting.remove(part)
+        else:
+            self._in_flight -= 1
+            part.file.in_flight -= 1
+            self._reserved_bytes -= part.size_bytes
+        part.file.remove(part)
+        part.arrived.set()
+        self._forget_if_empty(part.file)
+        self._grant()
+
+    def pin(self, part: Part) -> None:
+        """A task is about to wait for `part`, which has not arrived; it must `unpin` whatever happens."""
+        part.readers += 1
+
+    def unpin(self, part: Part) -> None:
+        """A task has taken its bytes from `part`, or does not want them any more."""
+        part.readers -= 1
+        if not part.readers and part.data is not None:
+            self._shelve(part)
+
+    def spend(self, part: Part) -> None:
+        """Everything in `part` has been read."""
+        if part.shelf is self._fresh:
+            del self._fresh[part]
+            self._shelve_spent(part)
+
+    def statistics(self) -> PoolStatistics:
+        spent_bytes = int(self._spent.currsize)
+        return PoolStatistics(
+            reserved_bytes=self._reserved_bytes,
+            held_bytes=int(self._fresh.currsize) + spent_bytes,
+            spent_bytes=spent_bytes,
+            parts_in_flight=self._in_flight,
+            parts_waiting=len(self._waiting),
+            active_files=self._share.active,
+            fetched_bytes=self._fetched_bytes,
+            unread_dropped_bytes=self._unread_dropped_bytes,
+        )
+
+    def check_invariants(self) -> None:
+        """For tests: the books agree with the parts."""
+        parts = [part for file in self._files.values() for part in file]
+        shelved = [*self._fresh, *self._spent]
+        assert self._reserved_bytes + self._fresh.currsize + self._spent.currsize <= self._limit_bytes
+        assert set(shelved) <= set(parts)
+        assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
+        for file in self._files.values():
+            assert file.is_open or len(file)
+            assert all(before.end <= after.start for before, after in pairwise(file))
+        assert not self._waiting or self._reserved_bytes + self._waiting[0].size_bytes > self._limit_bytes
+
+    def _reserve(self, part: Part) -> None:
+        self._reserved_bytes += part.size_bytes
+        self._in_flight += 1
+        part.file.in_flight += 1
+
+    def _make_room(self, size_bytes: int) -> bool:
+        """Evict until `size_bytes` fit, spent parts first; nothing is evicted where even all would not do."""
+        allowed_bytes = self._limit_bytes - self._reserved_bytes - size_bytes
+        if allowed_bytes < 0:
+            return False
+        fresh, spent = self._fresh, self._spent
+        while fresh.currsize + spent.currsize > allowed_bytes:
+            self._drop((spent or fresh).popitem()[1])
+        return True
+
+    def _grant(self) -> None:
+        """Memory has come back: let those start that wait for it, in their order."""
+        while self._waiting and self._make_room(self._waiting[0].size_bytes):
+            part = self._waiting.popleft()
+            self._reserve(part)
+            assert part.room is not None
+            part.room.set()
+
+    def _shelve(self, part: Part) -> None:
+        """Nobody waits for `part` any more: it may be evicted from now on."""
+        self._reserved_bytes -= part.size_bytes
+        if part.file.is_stale:
+            self._drop(part)
+        elif part.file.is_open and part.unread_bytes > 0:
+            self._fresh[part] = part
+            part.shelf = self._fresh
+        else:
+            self._shelve_spent(part)
+        self._grant()
+
+    def _shelve_spent(self, part: Part) -> None:
+        spent = self._spent
+        while spent and spent.currsize + part.size_bytes > spent.maxsize:
+            self._drop(spent.popitem()[1])
+        if part.size_bytes > spent.maxsize:
+            self._drop(part)
+            return
+        spent[part] = part
+        part.shelf = spent
+
+    def _rest(self, file: FileParts) -> None:
+        """Nobody reads `file` now: its fresh parts count as spent."""
+        for part in file:
+            self.spend(part)
+
+    def _drop(self, part: Part) -> None:
+        """`part` is on no shelf. Its bytes go now: streams may remember the part."""
+        part.data = None
+        part.shelf = None
+        self._unread_dropped_bytes += max(0, part.unread_bytes)
+        part.file.remove(part)
+        self._forget_if_empty(part.file)
+
+    def _discard(self, file: FileParts) -> None:
+        """The inode means another version now."""
+        file.is_stale = True
+        self._share.forget(file)
+        del self._files[file.inode]
+        for part in file:
+            if part.shelf is not None:
+                del part.shelf[part]
+                self._drop(part)
+        self._grant()
+
+    def _forget_if_empty(self, file: FileParts) -> None:
+        if not file.is_open and not len(file) and self._files.get(file.inode) is file:
+            del self._files[file.inode]
+
+
+def _size_bytes(part: Part) -> int:
+    return part.size_bytes

@@ -1,0 +1,177 @@
+"""One open file: carries out the window's commands, with the pool's memory and the store's ranges.
+
+Awaits are the lock boundaries: between a look into the index and what is done with the answer there is none.
+"""
+
+from dataclasses import dataclass
+
+import trio
+
+from fastfuse.errors import UnavailableError
+from fastfuse.objects import Buffer
+from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.parts import FileParts, Part
+from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.window import Cursor, Window
+from fastfuse.store.base import RangeReader
+
+__all__ = ["ReadCounts", "Stream"]
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What all streams of an engine count together."""
+
+    hits: int = 0
+    waits: int = 0
+    demanded_parts: int = 0
+    ahead_parts: int = 0
+    failed_parts: int = 0
+
+
+class Stream:
+    """Reads one version of one object for all who have it open.
+
+    Fetches are tasks in `nursery`, which must outlive every `read`. A task that is cancelled while it waits takes
+    nothing with it: the fetch goes on for the others, and ends in the pool.
+    """
+
+    __slots__ = ("_counts", "_cursor", "_nursery", "_part", "_pool", "_reader", "_window", "file")
+
+    def __init__(
+        self,
+        file: FileParts,
+        reader: RangeReader,
+        pool: PartPool,
+        config: ReadaheadConfig,
+        nursery: trio.Nursery,
+        counts: ReadCounts,
+    ) -> None:
+        self.file = file
+        self._reader = reader
+        self._pool = pool
+        self._nursery = nursery
+        self._counts = counts
+        self._window = Window(file.ref.size_bytes, config)
+        self._cursor: Cursor | None = None
+        # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
+        self._part = Part(file, 0, 0)
+
+    async def read(self, offset: int, end: int) -> Buffer:
+        """The bytes of ``[offset, end)``, which is not empty and within the file; a slice where one part holds them.
+
+        Not a checkpoint when they are there. Raises the `ReadError` of a part that could not be fetched; the next
+        read starts clean.
+        """
+        self._cursor = cursor = self._window.read(offset, end)
+        part = self._part
+        if part.data is None or offset < part.start or end > part.end:
+            found = self.file.at(offset)
+            if found is None or found.data is None or end > found.end:
+                return await self._read_parts(cursor, offset, end)
+            part = found
+        self._counts.hits += 1
+        piece = self._take(part, offset, end)  # first of all: what follows may evict `part`
+        if part is not self._part:
+            self._part = part
+            self._pool.touch(self.file, part)
+            self._window.resize(self._pool.share_bytes)
+        self._read_ahead(cursor)
+        return piece
+
+    def close(self) -> None:
+        """The last handle is closed: nothing more is read ahead."""
+        self._cursor = None
+        self._pool.close(self.file)
+
+    async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
+        """As `read`, where bytes are missing, on their way, or in more than one part."""
+        self._pool.touch(self.file)
+        self._window.resize(self._pool.share_bytes)
+        self._demand(cursor, offset, end)
+        self._read_ahead(cursor)
+        piece = await self._next_piece(cursor, offset, end)
+        if len(piece) == end - offset:
+            return piece
+        # Copied piece by piece, so that no part is held while this waits for the next.
+        joined = bytearray(end - offset)
+        done = len(piece)
+        joined[:done] = piece
+        while done < len(joined):
+            piece = await self._next_piece(cursor, offset + done, end)
+            joined[done : done + len(piece)] = piece
+            done += len(piece)
+        return memoryview(joined).toreadonly()
+
+    async def _next_piece(self, cursor: Cursor, offset: int, end: int) -> memoryview:
+        """What the part at `offset` has of ``[offset, end)``, once it is there."""
+        part = self.file.at(offset)
+        if part is None:  # evicted again while this read waited for an earlier part
+            self._demand(cursor, offset, end)
+            part = self.file.at(offset)
+            assert part is not None
+        self._part = part
+        if part.data is not None:
+            return self._take(part, offset, min(end, part.end))
+        self._counts.waits += 1
+        self._pool.pin(part)
+        try:
+            await part.arrived.wait()
+            if part.error is not None:
+                self._window.forget()
+                self._cursor = None
+                raise part.error
+            return self._take(part, offset, min(end, part.end))
+        finally:
+            self._pool.unpin(part)
+
+    def _take(self, part: Part, offset: int, end: int) -> memoryview:
+        data = part.data
+        assert data is not None
+        part.unread_bytes -= end - offset
+        if part.unread_bytes <= 0:
+            self._pool.spend(part)
+        return data[offset - part.start : end - part.start]
+
+    def _demand(self, cursor: Cursor, offset: int, end: int) -> None:
+        """Start the fetches of what is missing in ``[offset, end)``."""
+        while offset < end:
+            part = self.file.at(offset)
+            if part is not None:
+                offset = part.end
+                continue
+            for start, part_end in self._window.demand(cursor, offset, end, self.file.gap(offset)):
+                self._counts.demanded_parts += 1
+                self._nursery.start_soon(self._fetch, self._pool.demand(self.file, start, part_end))
+                offset = part_end
+
+    def _read_ahead(self, cursor: Cursor) -> None:
+        """Start the fetches that the window wants and the pool allows."""
+        window = self._window
+        while (wanted := window.next_ahead(cursor)) is not None:
+            start, end = wanted
+            part = self.file.at(start)
+            if part is None:
+                part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
+                if part is None:
+                    return
+                self._counts.ahead_parts += 1
+                self._nursery.start_soon(self._fetch, part)
+            window.commanded(cursor, part.end)
+
+    async def _fetch(self, part: Part) -> None:
+        """Fetch `part`, or tell those who wait for it why not. Raises nothing but `Cancelled`."""
+        try:
+            if part.room is not None:
+                await part.room.wait()
+            data = await self._reader.get_range(self.file.ref, part.start, part.end)
+        except trio.Cancelled:
+            self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in a store ends this read, not the mount
+            self._counts.failed_parts += 1
+            self._pool.fail(part, error)
+        else:
+            self._pool.land(part, data)
+            if self._cursor is not None:
+                self._read_ahead(self._cursor)

@@ -1,0 +1,46 @@
+"""Sizes as people write and read them."""
+
+import re
+from fractions import Fraction
+from typing import Final
+
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["GIB", "KIB", "MIB", "format_size", "parse_size"]
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+# As in dd and rclone: a bare letter is binary; `MB` is decimal, as disks and networks are sold.
+_UNITS: Final = {"": 1, "b": 1} | {
+    unit: factor
+    for exponent, letter in enumerate("kmgt", start=1)
+    for unit, factor in (
+        (letter, KIB**exponent),
+        (f"{letter}ib", KIB**exponent),
+        (f"{letter}b", 1000**exponent),
+    )
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``8MiB``, ``8M`` (the same), ``8MB`` (8 000 000), ``1.5GiB`` or ``4096``, rounded down.
+
+    Raises:
+        ConfigurationError: `text` is none of these.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    factor = _UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigurationError(f"{text!r} is not a size", hint="write it as 8MiB, 2GiB or a number of bytes")
+    return int(Fraction(match[1]) * factor)
+
+
+def format_size(size_bytes: int) -> str:
+    """`size_bytes` in the largest binary unit that it fills, with at most one decimal."""
+    for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,1 @@
+"""Which objects a channel has."""

@@ -1,0 +1,35 @@
+"""``s3://bucket/prefix``, taken apart."""
+
+from dataclasses import dataclass
+
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["S3Uri"]
+
+
+@dataclass(frozen=True, slots=True)
+class S3Uri:
+    """A bucket and the rest, verbatim: whether `path` is a folder or an object is for a probe to find out (N1)."""
+
+    bucket: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> "S3Uri":
+        """Parse ``s3://bucket`` or ``s3://bucket/path``; no percent-decoding, as every S3 tool takes keys verbatim.
+
+        Raises:
+            ConfigurationError: not an S3 URI, or no bucket in it.
+        """
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme.lower() != "s3":
+            raise ConfigurationError(f"{text!r} is not an S3 URI", hint="write it as s3://BUCKET/PREFIX")
+        bucket, _, path = rest.partition("/")
+        if not bucket:
+            raise ConfigurationError(f"{text!r} names no bucket", hint="write it as s3://BUCKET/PREFIX")
+        if "\0" in path:
+            raise ConfigurationError("the S3 URI holds a NUL character", hint="no S3 key can")
+        return cls(bucket, path)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.path}"

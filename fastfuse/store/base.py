@@ -1,0 +1,83 @@
+"""The seam to S3: two roles, with one contract test that every implementation passes.
+
+Only `store/*` knows a client library. Above this seam there are `ObjectRef`, buffers and `fastfuse.errors`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastfuse.objects import Buffer, ObjectRef
+
+__all__ = ["ConnectionConfig", "PageSource", "RangeReader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionConfig:
+    """How to reach one S3 service. ``None`` leaves the choice to the AWS configuration files and environment."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    sign_request: bool = True
+    force_path_style: bool = False
+    ca_bundle: str | None = None
+    verify_ssl: bool = True
+    request_payer: bool = False
+    # As many ranged GETs in flight as saturate a 10 Gbit/s host at ~90 MB/s per connection; also the pool size.
+    max_connections: int = 64
+    # A reader blocked in FUSE cannot be interrupted: after this many seconds, retries included, it gets EIO.
+    # The peers give up after about 55 s (Mountpoint: 10 attempts, 20 s cap).
+    deadline_s: float = 60.0
+    connect_timeout_s: float = 5.0
+
+
+class RangeReader(Protocol):
+    """Reads byte ranges of listed objects."""
+
+    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """Exactly ``end - start`` bytes of the listed version of `ref`; `end` is exclusive.
+
+        Requires ``0 <= start < end <= ref.size_bytes``; anything else is a `ValueError`, without a request.
+        The GET carries ``If-Match`` with ``ref.etag`` (where there is one) and the reply's length, Content-Range
+        and ETag are checked. The result is owned by the caller and never changed afterwards.
+
+        A checkpoint. Cancelling returns promptly; a fetch that cannot be stopped (a thread) runs to its own
+        deadline and its result is dropped. The reader stays usable after any error or cancellation.
+
+        Raises:
+            ObjectChangedError: replaced or deleted since the listing (412, 404, another ETag).
+            ObjectDeniedError: 403; `ObjectArchivedError` where the reason is an archive class.
+            UnavailableError: throttled, 5xx or connection lost, after all retries.
+            DeadlineError: `ConnectionConfig.deadline_s` passed.
+            BadReplyError: wrong length or wrong range.
+            StoreUnsuitableError: this implementation cannot serve the object or the server.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections. Idempotent; a read in flight fails or finishes, and none may be started."""
+        ...
+
+
+class PageSource(Protocol):
+    """Lists keys, a page at a time, as the raw XML of ListObjectsV2 with ``encoding-type=url``."""
+
+    async def list_page(
+        self,
+        *,
+        prefix: str,
+        start_after: str = "",
+        continuation_token: str = "",
+        delimiter: str = "",
+        max_keys: int = 1000,
+    ) -> bytes:
+        """The unparsed body of one ListObjectsV2 reply (any length of page; parse it with `listing.page`).
+
+        Raises `AccessError`, `SourceError`, `ConfigurationError` (wrong region: names the right one) or
+        `ServiceError`, each after the client's own retries.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections. Idempotent."""
+        ...

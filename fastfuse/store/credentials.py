@@ -1,0 +1,124 @@
+"""One resolution of AWS credentials for both clients, renewed ahead of their expiry.
+
+aiobotocore walks its whole chain (environment, shared files and profiles, SSO, assume-role, web identity, container,
+process, IMDS); what it finds is kept here as one immutable value, so that a Rust thread can take it at any time
+without asking the event loop.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import trio
+from aiobotocore.session import AioSession
+from botocore.exceptions import BotoCoreError, ClientError
+
+from fastfuse.errors import AccessError, FastfuseError
+from fastfuse.store.failures import resolution_error
+
+__all__ = ["CredentialSource", "Credentials", "resolve_credentials"]
+
+logger = logging.getLogger(__name__)
+
+# botocore itself refreshes only in the last 15 minutes (`_DEFAULT_ADVISORY_REFRESH_TIMEOUT`): asking earlier is idle.
+# The 30 s keep us inside that window whatever the clocks' rounding.
+_RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
+# A renewal that failed is tried again after half of the time left, but not in a tight loop.
+_LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a request is signed with. `expires_at` is None for keys that do not expire. The repr shows no secret."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    token: str | None = field(default=None, repr=False)
+    expires_at: datetime | None = None
+
+
+async def resolve_credentials(session: AioSession) -> Credentials:
+    """The credentials that `session` has now, refreshed by botocore where they are about to expire.
+
+    Raises `AccessError` where there are none or they cannot be had, `ConfigurationError` for a bad profile.
+    """
+    try:
+        found = await session.get_credentials()
+        if found is None:
+            raise AccessError(
+                "No AWS credentials were found.",
+                hint="Configure them (environment, profile, role), name a --profile, "
+                "or use --no-sign-request for a public bucket.",
+            )
+        frozen = await found.get_frozen_credentials()
+    except (BotoCoreError, ClientError, RuntimeError, ValueError) as error:
+        # RuntimeError: refreshed credentials that are already expired. ValueError: an unreadable expiry time.
+        raise resolution_error(error) from error
+    return Credentials(
+        access_key=frozen.access_key,
+        secret_key=frozen.secret_key,
+        token=frozen.token,
+        # botocore tells the expiry of refreshable credentials by this attribute only.
+        expires_at=getattr(found, "_expiry_time", None),
+    )
+
+
+class CredentialSource:
+    """Keeps the current credentials. `latest` is for any thread, `current` for trio tasks.
+
+    Every read passes `current` first, so `latest` is never older than the newest read's view: obstore's callback
+    needs neither a lock nor the event loop.
+    """
+
+    def __init__(
+        self,
+        resolve: Callable[[], Awaitable[Credentials]],
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._resolve = resolve
+        self._now = now
+        self._lock = trio.Lock()
+        self._renew_at: datetime | None = None
+        self.latest: Credentials | None = None
+
+    async def current(self) -> Credentials:
+        """Credentials that are valid now, resolved on first use and renewed ahead of their expiry.
+
+        A checkpoint only where something has to be resolved. A renewal that fails while the old credentials are
+        still valid is logged and tried again later.
+        """
+        latest = self.latest
+        if latest is not None and not self._is_due():
+            return latest
+        async with self._lock:
+            if self.latest is None:
+                self._keep(await self._resolve())
+            elif self._is_due():
+                await self._renew(self.latest)
+            assert self.latest is not None
+            return self.latest
+
+    def _is_due(self) -> bool:
+        return self._renew_at is not None and self._now() >= self._renew_at
+
+    async def _renew(self, old: Credentials) -> None:
+        assert old.expires_at is not None
+        try:
+            self._keep(await self._resolve())
+        except FastfuseError as error:
+            left = old.expires_at - self._now()
+            if left <= timedelta(0):
+                raise
+            self._renew_at = self._now() + max(left / 2, _LEAST_RENEWAL_PAUSE)
+            logger.warning("Renewing the AWS credentials failed, %d s before they expire: %s", left.seconds, error)
+
+    def _keep(self, fresh: Credentials) -> None:
+        self.latest = fresh
+        if fresh.expires_at is None:
+            self._renew_at = None
+            return
+        # Short-lived ones (credential_process may give a minute) are renewed half way instead.
+        half_way = self._now() + max((fresh.expires_at - self._now()) / 2, _LEAST_RENEWAL_PAUSE)
+        self._renew_at = max(fresh.expires_at - _RENEW_BEFORE_EXPIRY, half_way)

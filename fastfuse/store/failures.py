@@ -1,0 +1,311 @@
+"""What a refusal of the service means, and the two tables from there to `fastfuse.errors`.
+
+Both clients end here: botocore by its exceptions, obstore by the status and code in its text. A message is made of
+the status, the error code and names that the user gave; never of the reply's own text, which may quote the token,
+the access key or the string that was signed.
+"""
+
+import re
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from botocore import exceptions as boto
+from botocore.exceptions import BotoCoreError, ClientError
+
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    FastfuseError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    ServiceError,
+    SourceError,
+    UnavailableError,
+)
+from fastfuse.objects import ObjectRef
+
+__all__ = [
+    "Failure",
+    "Kind",
+    "failure_of_exception",
+    "failure_of_reply",
+    "read_error",
+    "resolution_error",
+    "start_error",
+]
+
+
+class Kind(Enum):
+    """What went wrong, by what can be done about it."""
+
+    BUSY = auto()  # throttled, 5xx, cut off: try again
+    UNREACHABLE = auto()
+    TLS = auto()
+    CHANGED = auto()
+    NO_BUCKET = auto()
+    DENIED = auto()
+    ARCHIVED = auto()
+    EXPIRED = auto()
+    BAD_KEYS = auto()
+    NO_CREDENTIALS = auto()
+    WRONG_REGION = auto()
+    BAD_CONFIGURATION = auto()
+    OTHER = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """`detail` is safe to show; `region` is the right one where the service named it."""
+
+    kind: Kind
+    detail: str
+    region: str = ""
+
+    @property
+    def attempts(self) -> int:
+        """How often a request is made in all before this failure is final."""
+        return _ATTEMPTS.get(self.kind, 1)
+
+
+# Busy services recover within the deadline, which bounds this; an address that does not answer three times, by a
+# mistyped --endpoint-url, is told within a second or two.
+_ATTEMPTS = {Kind.BUSY: 100, Kind.UNREACHABLE: 4}
+
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_KIND_OF_CODE = {
+    "AccessDenied": Kind.DENIED,
+    "AllAccessDisabled": Kind.DENIED,
+    "AuthorizationHeaderMalformed": Kind.WRONG_REGION,
+    "ExpiredToken": Kind.EXPIRED,
+    "ExpiredTokenException": Kind.EXPIRED,
+    "IllegalLocationConstraintException": Kind.WRONG_REGION,
+    "InvalidAccessKeyId": Kind.BAD_KEYS,
+    "InvalidObjectState": Kind.ARCHIVED,
+    "InvalidRange": Kind.CHANGED,
+    "InvalidToken": Kind.EXPIRED,
+    "NoSuchBucket": Kind.NO_BUCKET,
+    "NoSuchKey": Kind.CHANGED,
+    "NoSuchVersion": Kind.CHANGED,
+    "PermanentRedirect": Kind.WRONG_REGION,
+    "PreconditionFailed": Kind.CHANGED,
+    "RequestExpired": Kind.BAD_KEYS,
+    "RequestTimeTooSkewed": Kind.BAD_KEYS,
+    "RequestTimeout": Kind.BUSY,
+    "SignatureDoesNotMatch": Kind.BAD_KEYS,
+    "SlowDown": Kind.BUSY,
+    "Throttling": Kind.BUSY,
+    "TokenRefreshRequired": Kind.EXPIRED,
+}
+_KIND_OF_STATUS = {
+    301: Kind.WRONG_REGION,
+    307: Kind.WRONG_REGION,
+    401: Kind.DENIED,
+    403: Kind.DENIED,
+    404: Kind.CHANGED,
+    408: Kind.BUSY,
+    412: Kind.CHANGED,
+    416: Kind.CHANGED,
+    429: Kind.BUSY,
+}
+# Codes and regions are shown to the user: nothing but such words may pass.
+_WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+def failure_of_reply(status: int, code: str, region: str = "") -> Failure:
+    """Of an HTTP reply: `code` is S3's error code, or empty."""
+    code = code if _WORD.fullmatch(code) and not code.isdecimal() else ""
+    kind = _KIND_OF_CODE.get(code) or _KIND_OF_STATUS.get(status)
+    if kind is None:
+        # 501 is final by definition; every other 5xx may be a passing fault of the service.
+        kind = Kind.BUSY if 500 <= status < 600 and status != 501 else Kind.OTHER
+    region = region if _WORD.fullmatch(region) else ""
+    if code == "AuthorizationHeaderMalformed" and not region:
+        kind = Kind.BAD_KEYS  # S3 says the same of an empty or garbled access key
+    return Failure(kind=kind, detail=f"{status} {code}".strip(), region=region)
+
+
+def failure_of_exception(error: Exception) -> Failure:
+    """Of what botocore raises."""
+    if isinstance(error, ClientError):
+        return _failure_of_client_error(error)
+    for kind, types in _KIND_OF_TYPE:
+        if isinstance(error, types):
+            return Failure(kind=kind, detail=_reason(error))
+    return Failure(kind=Kind.OTHER, detail=type(error).__name__)
+
+
+_KIND_OF_TYPE: tuple[tuple[Kind, tuple[type[Exception], ...]], ...] = (
+    (Kind.TLS, (boto.SSLError,)),
+    (Kind.BUSY, (boto.ReadTimeoutError, boto.ResponseStreamingError, boto.IncompleteReadError)),
+    (Kind.BUSY, (boto.ConnectionClosedError,)),
+    (Kind.UNREACHABLE, (boto.ConnectionError,)),
+    (Kind.BUSY, (boto.HTTPClientError,)),
+    (Kind.EXPIRED, (boto.UnauthorizedSSOTokenError, boto.SSOTokenLoadError, boto.TokenRetrievalError)),
+    (Kind.NO_CREDENTIALS, (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.MetadataRetrievalError)),
+    (
+        Kind.BAD_CONFIGURATION,
+        (
+            boto.ProfileNotFound,
+            boto.ConfigParseError,
+            boto.ConfigNotFound,
+            boto.PartialCredentialsError,
+            boto.InvalidConfigError,
+            boto.UnknownCredentialError,
+            boto.InfiniteLoopConfigError,
+            boto.InvalidRegionError,
+            boto.NoRegionError,
+            boto.InvalidS3AddressingStyleError,
+            boto.UnsupportedS3ConfigurationError,
+            boto.ParamValidationError,
+            boto.EndpointProviderError,
+        ),
+    ),
+)
+
+
+def _failure_of_client_error(error: ClientError) -> Failure:
+    reply = error.response
+    metadata = reply.get("ResponseMetadata", {})
+    region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or reply.get("Error", {}).get("Region", "")
+    code = str(reply.get("Error", {}).get("Code", ""))
+    status = int(metadata.get("HTTPStatusCode", 0))
+    return failure_of_reply(status, code, str(region))
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost plain cause in words: botocore's own text may hold a whole request URL."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"certificate verification failed: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS failed: {cause.reason or 'handshake'}"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    # botocore's wrapper says nothing; what it wraps (httpx2's RemoteProtocolError, say) does by its name.
+    return type([*_causes(error)][-1]).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """`error` and what is behind it, along botocore's ``error=`` argument and Python's own two links."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        kept = getattr(one, "kwargs", {})
+        inner = kept.get("error") if isinstance(kept, dict) else None
+        waiting += [link for link in (inner, one.__cause__, one.__context__) if isinstance(link, BaseException)]
+
+
+def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
+    """What the reader of `ref` is told."""
+    match failure.kind:
+        case Kind.CHANGED | Kind.NO_BUCKET:
+            return ObjectChangedError(f"{ref.key!r} was replaced or deleted since it was listed ({failure.detail}).")
+        case Kind.ARCHIVED:
+            return ObjectArchivedError(
+                f"{ref.key!r} is in an archive storage class ({ref.storage_class}).", hint="Restore the object first."
+            )
+        case Kind.DENIED:
+            return ObjectDeniedError(f"The service denies access to {ref.key!r} ({failure.detail}).")
+        case Kind.EXPIRED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
+            return ObjectDeniedError(
+                f"The service refuses the credentials for {ref.key!r} ({failure.detail}).",
+                hint=_CREDENTIALS_HINT,
+            )
+        case _:
+            return UnavailableError(f"{ref.key!r} could not be read ({failure.detail}).")
+
+
+_CREDENTIALS_HINT = "Renew the credentials (for SSO: aws sso login), or name a --profile."
+
+
+def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) -> FastfuseError:
+    """What the user is told when `bucket` cannot be listed. `endpoint` is for display, without credentials."""
+    where = f"at {endpoint}" if endpoint else "at AWS"
+    detail = failure.detail
+    match failure.kind:
+        case Kind.NO_BUCKET | Kind.CHANGED:
+            return SourceError(f"There is no bucket {bucket!r} {where}.", hint="Check its name and --endpoint-url.")
+        case Kind.DENIED | Kind.ARCHIVED:
+            return AccessError(
+                f"The service denies listing the bucket {bucket!r} ({detail}).",
+                hint="It takes s3:ListBucket and s3:GetObject; another --profile may have them, "
+                "and a public bucket needs --no-sign-request.",
+            )
+        case Kind.EXPIRED:
+            return AccessError(f"The AWS credentials have expired ({detail}).", hint=_CREDENTIALS_HINT)
+        case Kind.BAD_KEYS:
+            return AccessError(
+                f"The service does not accept the AWS credentials ({detail}).",
+                hint="Check the keys, the --profile, the --endpoint-url and this machine's clock.",
+            )
+        case Kind.WRONG_REGION:
+            return _wrong_region(failure, bucket, region)
+        case Kind.TLS:
+            return ServiceError(
+                f"No secure connection to the S3 service {where}: {detail}.",
+                hint="Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl.",
+            )
+        case Kind.UNREACHABLE:
+            return ServiceError(
+                f"The S3 service {where} cannot be reached: {detail}.", hint="Check --endpoint-url and the network."
+            )
+        case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
+            return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
+        case _:
+            return ServiceError(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
+
+
+def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationError:
+    if failure.region and failure.region != region:
+        return ConfigurationError(
+            f"The bucket {bucket!r} is in the region {failure.region}, not in {region}.",
+            hint=f"Use --region {failure.region}.",
+        )
+    return ConfigurationError(
+        f"The bucket {bucket!r} is not in the region {region}, and the service does not tell in which it is "
+        f"({failure.detail}).",
+        hint="Name the right one with --region.",
+    )
+
+
+def resolution_error(error: Exception) -> FastfuseError:
+    """What the user is told when the credentials cannot be resolved."""
+    failure = failure_of_exception(error)
+    match failure.kind:
+        case Kind.BAD_CONFIGURATION:
+            return _bad_configuration(error)
+        case Kind.EXPIRED:
+            return AccessError(f"The AWS sign-in has expired ({failure.detail}).", hint=_CREDENTIALS_HINT)
+        case Kind.UNREACHABLE | Kind.TLS | Kind.BUSY:
+            return ServiceError(
+                f"The service that issues the AWS credentials cannot be used: {failure.detail}.",
+                hint="Check the network and the profile's role or sign-in settings.",
+            )
+        case _:
+            return AccessError(
+                f"The AWS credentials cannot be had ({failure.detail}).",
+                hint="Check the profile's role, process or sign-in settings, or name another --profile.",
+            )
+
+
+def _bad_configuration(error: Exception) -> ConfigurationError:
+    known = error.kwargs if isinstance(error, BotoCoreError) else {}
+    if isinstance(error, boto.ProfileNotFound):
+        return ConfigurationError(
+            f"There is no AWS profile {known.get('profile')!r}.", hint="List them with aws configure list-profiles."
+        )
+    if isinstance(error, boto.PartialCredentialsError):
+        return ConfigurationError(
+            f"The AWS credentials of {known.get('provider')} are incomplete: {known.get('cred_var')} is missing."
+        )
+    if isinstance(error, boto.ConfigParseError):
+        return ConfigurationError(f"The AWS configuration file {known.get('path')} cannot be parsed.")
+    return ConfigurationError(f"The AWS configuration is wrong ({type(error).__name__}).", hint="Check the --profile.")

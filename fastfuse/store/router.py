@@ -1,0 +1,88 @@
+"""The reader that a mount uses: obstore where it can, aiobotocore where it must."""
+
+import logging
+from collections.abc import Callable
+from typing import NoReturn
+
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    FastfuseError,
+    ObjectDeniedError,
+    ReadError,
+    StoreUnsuitableError,
+    UnavailableError,
+)
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.store.base import ConnectionConfig, RangeReader
+from fastfuse.store.boto import BotoRangeReader
+from fastfuse.store.rust import RustRangeReader
+from fastfuse.store.session import S3Session
+
+__all__ = ["RoutingReader", "open_reader"]
+
+logger = logging.getLogger(__name__)
+
+
+def open_reader(config: ConnectionConfig) -> "RoutingReader":
+    """The reader for every bucket of the service of `config`. Does no I/O and starts no thread."""
+    session = S3Session(config)
+    return RoutingReader(
+        fast=lambda bucket: RustRangeReader(session, bucket),
+        # Its client takes 16 MB, but only from its first read on.
+        general=lambda bucket: BotoRangeReader(session, bucket),
+    )
+
+
+class RoutingReader:
+    """Reads with the fast client of the object's bucket until that one says that it is unsuitable.
+
+    Raises `ReadError` only (beside `ValueError`): credentials that cannot be had any more are the read's failure.
+    """
+
+    def __init__(self, *, fast: Callable[[str], RangeReader], general: Callable[[str], RangeReader]) -> None:
+        self._make_fast = fast
+        self._make_general = general
+        self._fast: dict[str, RangeReader] = {}
+        self._general: dict[str, RangeReader] = {}
+        self._buckets_past_fast: set[str] = set()
+        self._key_was_logged = False
+
+    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """See `RangeReader.get_range`; never raises `StoreUnsuitableError`."""
+        try:
+            if ref.bucket not in self._buckets_past_fast:
+                try:
+                    return await _of(self._fast, self._make_fast, ref.bucket).get_range(ref, start, end)
+                except StoreUnsuitableError as reason:
+                    self._note(reason, ref)
+            return await _of(self._general, self._make_general, ref.bucket).get_range(ref, start, end)
+        except ReadError:
+            raise
+        except FastfuseError as error:
+            _raise_as_read_error(error, ref)
+
+    def _note(self, reason: StoreUnsuitableError, ref: ObjectRef) -> None:
+        if reason.whole_server:
+            if ref.bucket not in self._buckets_past_fast:
+                logger.warning("Reading %r with the slower client: %s", ref.bucket, reason)
+            self._buckets_past_fast.add(ref.bucket)
+        elif not self._key_was_logged:
+            self._key_was_logged = True
+            logger.info("Reading some objects with the slower client, %r first: %s", ref.key, reason)
+
+    async def aclose(self) -> None:
+        for reader in (*self._fast.values(), *self._general.values()):
+            await reader.aclose()
+
+
+def _of(readers: dict[str, RangeReader], make: Callable[[str], RangeReader], bucket: str) -> RangeReader:
+    if bucket not in readers:
+        readers[bucket] = make(bucket)
+    return readers[bucket]
+
+
+def _raise_as_read_error(error: FastfuseError, ref: ObjectRef) -> NoReturn:
+    if isinstance(error, AccessError | ConfigurationError):
+        raise ObjectDeniedError(f"{ref.key!r} could not be read: {error}", hint=error.hint) from error
+    raise UnavailableError(f"{ref.key!r} could not be read: {error}", hint=error.hint) from error

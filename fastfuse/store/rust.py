@@ -1,0 +1,237 @@
+"""S3 through obstore, in threads: the fast way to read ranges.
+
+obstore is not fork-safe once used (a child hangs for ever), so nothing of it is constructed before the first read.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import obstore
+import trio
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.store import S3Store
+
+from fastfuse.errors import (
+    BadReplyError,
+    DeadlineError,
+    ReadError,
+    StoreUnsuitableError,
+    UnavailableError,
+)
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.store.failures import failure_of_reply, read_error
+from fastfuse.store.credentials import CredentialSource
+from fastfuse.store.replies import check_length, check_range_arguments, check_version, if_match_value
+from fastfuse.store.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from fastfuse.store.session import S3Session, stall_timeout_s
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Credential
+
+__all__ = ["RustRangeReader", "can_name"]
+
+# obstore gives up this part of the deadline before it, so that the reader hears why and not only that it took long.
+_RETRY_SHARE = 0.8
+# obstore asks for credentials again when they have less than five minutes left, at most every 100 ms. Told that they
+# expire in a minute it always asks, and so never signs with older ones than `CredentialSource.latest`.
+_CREDENTIALS_LIFE = timedelta(minutes=1)
+
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+_STATUS = re.compile(r"status code: ([0-9]{3})")
+_CODE = re.compile(r"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
+# What obstore says of a server whose ranged replies it does not take: 200, no or an unusual Content-Range, no length.
+_NOT_ITS_SERVER = re.compile(
+    r"non-partial response|Content-Range header not present|CONTENT_RANGE|MissingContentLength"
+)
+_WRONG_RANGE = re.compile(r"Requested [0-9]+\.\.[0-9]+, got ")
+
+
+def can_name(key: str) -> bool:
+    """Whether obstore asks for exactly `key`.
+
+    It refuses empty, ``.`` and ``..`` segments and ASCII control characters, and silently drops a slash at either
+    end; every other key arrives unchanged (tried with each character up to U+3100 and samples above).
+    """
+    return not _CONTROL_CHARACTER.search(key) and not {"", ".", ".."} & set(key.split("/"))
+
+
+def unsuitable_reason(session: S3Session, bucket: str) -> str:
+    """Why obstore cannot reach `bucket` at all; empty where it can."""
+    if bucket.startswith("arn:"):
+        return "an access point ARN"
+    if bucket.endswith("--x-s3"):
+        return "a directory bucket"
+    if session.endpoint_url is None:
+        if session.setting("use_fips_endpoint"):
+            return "use_fips_endpoint"
+        if session.setting("use_dualstack_endpoint") or session.s3_settings.get("use_dualstack_endpoint"):
+            return "use_dualstack_endpoint"
+    return "use_accelerate_endpoint" if session.s3_settings.get("use_accelerate_endpoint") else ""
+
+
+class RustRangeReader:
+    """Reads ranges from one bucket, each in a thread of its own limiter."""
+
+    def __init__(self, session: S3Session, bucket: str) -> None:
+        self._session = session
+        self._bucket = bucket
+        self._threads = trio.CapacityLimiter(session.config.max_connections)
+        self._opening = trio.Lock()
+        self._store: S3Store | None = None
+        self._closed = False
+
+    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """See `RangeReader.get_range`.
+
+        A cancelled or late fetch returns at once; its thread is abandoned and keeps its place in the limiter until
+        obstore's own timeout ends it, so no more than `max_connections` of them can exist.
+        """
+        check_range_arguments(ref, start, end)
+        if ref.bucket != self._bucket:
+            raise ValueError(f"{ref.bucket!r} is not the bucket of this reader, {self._bucket!r}")
+        if not can_name(ref.key):
+            raise StoreUnsuitableError(f"obstore cannot name the key {ref.key!r}.", whole_server=False)
+        deadline_s = self._session.config.deadline_s
+        with trio.move_on_after(deadline_s):
+            store = await self._ready_store()
+            fetch = partial(_fetch, store, ref, start, end)
+            return await trio.to_thread.run_sync(fetch, abandon_on_cancel=True, limiter=self._threads)
+        raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
+
+    async def _ready_store(self) -> S3Store:
+        if self._closed:
+            raise RuntimeError("the store is closed")
+        if self._session.credentials is not None:
+            await self._session.credentials.current()
+        async with self._opening:
+            if self._store is None:
+                self._store = await self._open()
+        return self._store
+
+    async def _open(self) -> S3Store:
+        reason = unsuitable_reason(self._session, self._bucket)
+        if reason:
+            raise StoreUnsuitableError(f"obstore cannot reach {self._bucket!r}: {reason}.", whole_server=True)
+        region = await self._session.region(self._bucket)
+        try:
+            return await trio.to_thread.run_sync(partial(_new_store, self._session, self._bucket, region))
+        except ValueError as error:
+            raise StoreUnsuitableError(
+                f"obstore cannot be set up for {self._bucket!r} (is the CA bundle in PEM?).", whole_server=True
+            ) from error
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._store = None
+        await trio.lowlevel.checkpoint()
+
+
+def _fetch(store: S3Store, ref: ObjectRef, start: int, end: int) -> Buffer:
+    options: dict[str, Any] = {"range": (start, end)}
+    if ref.etag:
+        options["if_match"] = if_match_value(ref.etag)
+    try:
+        reply = obstore.get(store, ref.key, options=options)  # type: ignore[arg-type]
+        check_version(ref, etag=reply.meta["e_tag"], total_bytes=reply.meta["size"])
+        data = memoryview(reply.bytes())
+    except (BaseError, OSError, ValueError) as error:
+        # Not "from error": its text quotes the reply, which may quote the session token.
+        raise _translated(error, ref) from None
+    check_length(ref, wanted_bytes=end - start, got_bytes=len(data))
+    return data
+
+
+def _translated(error: Exception, ref: ObjectRef) -> ReadError:
+    text = str(error)
+    if _NOT_ITS_SERVER.search(text):
+        return StoreUnsuitableError("obstore does not take this server's replies to ranged GETs.", whole_server=True)
+    if _WRONG_RANGE.search(text):
+        return BadReplyError(f"The service sent another range of {ref.key!r} than was asked for.")
+    if "redirect without LOCATION" in text:
+        return read_error(failure_of_reply(301, ""), ref)
+    status = _status_of(error, text)
+    if status:
+        codes = _CODE.findall(text)
+        return read_error(failure_of_reply(status, codes[-1] if codes else ""), ref)
+    if isinstance(error, ValueError):
+        return StoreUnsuitableError(f"obstore refuses the key {ref.key!r}.", whole_server=False)
+    return UnavailableError(f"{ref.key!r} could not be read: the connection failed or stalled, retries included.")
+
+
+def _status_of(error: Exception, text: str) -> int:
+    # The type first: the texts of these hold the key as it is, which may look like anything.
+    by_type = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
+    status = _STATUS.search(text)
+    return next(
+        (number for kind, number in by_type.items() if isinstance(error, kind)), int(status[1]) if status else 0
+    )
+
+
+def _new_store(session: S3Session, bucket: str, region: str) -> S3Store:
+    """Every setting that decides where a request goes is given: obstore reads the rest from AWS_* itself."""
+    config = session.config
+    path_style = session.uses_path_style(bucket)
+    endpoint = session.service_url(region)
+    if not path_style:
+        scheme, host = endpoint.split("://", 1)
+        endpoint = f"{scheme}://{bucket}.{host}"
+    settings: dict[str, Any] = {
+        "endpoint": endpoint,
+        "aws_endpoint_url_s3": endpoint,
+        "region": region,
+        "virtual_hosted_style_request": not path_style,
+        "skip_signature": not config.sign_request,
+        "request_payer": config.request_payer,
+        "s3_express": False,
+        "unsigned_payload": False,
+    }
+    return S3Store(
+        bucket,
+        config=settings,  # type: ignore[arg-type]
+        client_options=_client_options(session),
+        retry_config=_retry_config(session),
+        credential_provider=None if session.credentials is None else partial(_signing_keys, session.credentials),
+    )
+
+
+def _client_options(session: S3Session) -> "ClientConfig":
+    config = session.config
+    options: ClientConfig = {
+        "allow_http": (session.endpoint_url or "").startswith("http:"),
+        "timeout": timedelta(seconds=config.deadline_s),
+        "read_timeout": timedelta(seconds=stall_timeout_s(config)),
+        "connect_timeout": timedelta(seconds=config.connect_timeout_s),
+        "pool_max_idle_per_host": str(config.max_connections),
+    }
+    if not config.verify_ssl:
+        options["allow_invalid_certificates"] = True
+    elif session.ca_bundle is not None:
+        options["root_certificate"] = session.ca_bundle.read_bytes()
+    return options
+
+
+def _retry_config(session: S3Session) -> "RetryConfig":
+    deadline_s = session.config.deadline_s
+    return {
+        "max_retries": 100,  # the time is the limit
+        "retry_timeout": timedelta(seconds=deadline_s * _RETRY_SHARE),
+        "backoff": {
+            "init_backoff": timedelta(seconds=FIRST_PAUSE_S),
+            "max_backoff": timedelta(seconds=min(LONGEST_PAUSE_S, deadline_s / 10)),
+            "base": 2,
+        },
+    }
+
+
+def _signing_keys(source: CredentialSource) -> "S3Credential":
+    """Called by obstore in whichever thread needs a signature; every read has passed `source.current` before."""
+    latest = source.latest
+    assert latest is not None
+    return {
+        "access_key_id": latest.access_key,
+        "secret_access_key": latest.secret_key,
+        "token": latest.token,
+        "expires_at": datetime.now(UTC) + _CREDENTIALS_LIFE,
+    }

@@ -1,0 +1,77 @@
+"""An S3 server on the loopback interface, for tests, benches and ``fastfuse demo``.
+
+In this process, with its requests and faults at hand::
+
+    with LoopbackServer({"bucket": MemoryObjects({"a/b": b"data"})}) as server:
+        server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", times=2))
+        ...  # a client of server.endpoint_url
+        server.requests, server.statistics()
+
+Or in processes of its own, fast enough to measure against::
+
+    with ServerProcess("count=1000000,size=128KiB,layout=dirs,dirs=1000", workers=4) as server:
+        ...  # server.endpoint_url, server.bucket
+
+Layers, each knowing only those after it: `process` → `server` → `service` (S3, pure) → `listing`, `faults`, `wire` →
+`objects`, `synthetic` → `xml`.
+"""
+
+from fastfuse.testing.config import Pace, ServerConfig, TlsFiles
+from fastfuse.testing.faults import (
+    ACCESS_DENIED,
+    EXPIRED_TOKEN,
+    INTERNAL_ERROR,
+    SERVICE_UNAVAILABLE,
+    SLOW_DOWN,
+    Answer,
+    Delay,
+    FaultRule,
+    FaultSet,
+    Limit,
+    Replace,
+    Reset,
+    ShortPage,
+    Stall,
+    Truncate,
+    WrongEtag,
+)
+from fastfuse.testing.objects import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject
+from fastfuse.testing.process import ServerProcess
+from fastfuse.testing.recording import RequestRecord, Statistics
+from fastfuse.testing.server import LoopbackServer
+from fastfuse.testing.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
+from fastfuse.testing.tls import create_certificate
+
+__all__ = [
+    "ACCESS_DENIED",
+    "EXPIRED_TOKEN",
+    "INTERNAL_ERROR",
+    "SERVICE_UNAVAILABLE",
+    "SLOW_DOWN",
+    "Answer",
+    "Delay",
+    "DirectoryObjects",
+    "FaultRule",
+    "FaultSet",
+    "Limit",
+    "LoopbackServer",
+    "MemoryObjects",
+    "ObjectSet",
+    "Pace",
+    "Replace",
+    "RequestRecord",
+    "Reset",
+    "ServerConfig",
+    "ServerProcess",
+    "ShortPage",
+    "Stall",
+    "Statistics",
+    "StoredObject",
+    "SyntheticObjects",
+    "TlsFiles",
+    "Truncate",
+    "WrongEtag",
+    "create_certificate",
+    "parse_synthetic",
+    "synthetic_bytes",
+]

@@ -1,0 +1,208 @@
+"""Faults by rule: which requests meet which misfortune, decided and changed while the server runs.
+
+Every rule that matches a request acts on it; of several answers, and of several ends of a body, the first counts.
+"""
+
+import random
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+__all__ = [
+    "ACCESS_DENIED",
+    "EXPIRED_TOKEN",
+    "INTERNAL_ERROR",
+    "SERVICE_UNAVAILABLE",
+    "SLOW_DOWN",
+    "Action",
+    "Answer",
+    "Delay",
+    "FaultRule",
+    "FaultSet",
+    "Limit",
+    "Replace",
+    "Reset",
+    "ShortPage",
+    "Stall",
+    "Truncate",
+    "WrongEtag",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Wait before the first byte of the reply."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Send the body no faster than this."""
+
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An S3 error in place of the reply."""
+
+    status: int
+    code: str
+    message: str
+
+
+SLOW_DOWN = Answer(503, "SlowDown", "Please reduce your request rate.")
+SERVICE_UNAVAILABLE = Answer(503, "ServiceUnavailable", "Service is unable to handle request.")
+INTERNAL_ERROR = Answer(500, "InternalError", "We encountered an internal error. Please try again.")
+EXPIRED_TOKEN = Answer(400, "ExpiredToken", "The provided token has expired.")
+ACCESS_DENIED = Answer(403, "AccessDenied", "Access Denied")
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Reset the connection after so many bytes of the body; None: instead of any reply.
+
+    The client may see fewer: a reset discards what it has not read yet.
+    """
+
+    after_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Close the connection in good order after so many bytes of the body."""
+
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Stop after so many bytes of the body; go on when the rule is removed."""
+
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrongEtag:
+    """Send the right bytes under another ETag (with its quotes); ``If-Match`` is checked against the right one."""
+
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Behave as if the object had been overwritten with `data` since it was listed."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShortPage:
+    """Put at most so many entries on a page of a listing, although there are more; 0 makes it empty."""
+
+    keys: int
+
+
+Action = Delay | Limit | Answer | Reset | Truncate | Stall | WrongEtag | Replace | ShortPage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRule:
+    """`action` for the requests that match; empty fields match all.
+
+    `operation` is S3's name (``GetObject``, ``HeadObject``, ``ListObjectsV2``, …), `key` a shell pattern. Of the
+    matching requests the first `skip` are spared, then each is hit with `probability` until `times` were hit.
+    """
+
+    action: Action
+    operation: str = ""
+    bucket: str = ""
+    key: str = ""
+    skip: int = 0
+    times: int | None = None
+    probability: float = 1.0
+    seed: int = 0
+
+    def is_match(self, operation: str, bucket: str, key: str) -> bool:
+        return (
+            self.operation in ("", operation)
+            and self.bucket in ("", bucket)
+            and (not self.key or fnmatchcase(key, self.key))
+        )
+
+
+@dataclass(slots=True)
+class _Live:
+    """A rule and how far it is through."""
+
+    rule: FaultRule
+    random: random.Random
+    matched: int = 0
+    hit: int = 0
+    removed: threading.Event = field(default_factory=threading.Event)
+
+    def take(self) -> bool:
+        rule = self.rule
+        self.matched += 1
+        if self.matched <= rule.skip or (rule.times is not None and self.hit >= rule.times):
+            return False
+        if rule.probability < 1.0 and self.random.random() >= rule.probability:
+            return False
+        self.hit += 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One action on one request; `removed` is set when its rule is removed."""
+
+    action: Action
+    removed: threading.Event
+
+
+class FaultSet:
+    """The rules in force. Safe from any thread."""
+
+    def __init__(self, rules: Iterable[FaultRule] = ()) -> None:
+        self._lock = threading.Lock()
+        self._live: dict[int, _Live] = {}
+        self._next_id = 0
+        for rule in rules:
+            self.add(rule)
+
+    def add(self, rule: FaultRule) -> int:
+        """Put `rule` in force after those that are; returns the number to remove it by."""
+        with self._lock:
+            self._next_id += 1
+            self._live[self._next_id] = _Live(rule, random.Random(rule.seed))
+            return self._next_id
+
+    def remove(self, rule_id: int) -> None:
+        """End a rule and let go the bodies that it stalls; `KeyError` if it is not in force."""
+        with self._lock:
+            self._live.pop(rule_id).removed.set()
+
+    def clear(self) -> None:
+        """End every rule."""
+        with self._lock:
+            for live in self._live.values():
+                live.removed.set()
+            self._live.clear()
+
+    def hits(self, rule_id: int) -> int:
+        """How many requests the rule has acted on; `KeyError` if it is not in force."""
+        with self._lock:
+            return self._live[rule_id].hit
+
+    def take(self, operation: str, bucket: str, key: str) -> list[Fault]:
+        """The faults of one request, which counts as a match of their rules."""
+        if not self._live:
+            return []
+        with self._lock:
+            return [
+                Fault(live.rule.action, live.removed)
+                for live in self._live.values()
+                if live.rule.is_match(operation, bucket, key) and live.take()
+            ]

@@ -1,0 +1,129 @@
+"""What the server was asked: a bounded log of requests, and counters.
+
+A request is recorded before the first byte of its reply is sent, with the bytes that are meant to follow, so a client
+that has its reply finds the request in the log; the bytes are put right where the client left early.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+__all__ = ["RequestLog", "RequestRecord", "Statistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request and its reply. `range` is ``(start, end)``, end exclusive, where a range was served.
+
+    `connection` numbers the connections from 1; `query` holds decoded parameters. `status` 0 means that the
+    connection was reset before a reply. Authorization is never kept.
+    """
+
+    connection: int
+    method: str
+    operation: str
+    bucket: str
+    key: str
+    query: Mapping[str, str]
+    range: tuple[int, int] | None
+    if_match: str
+    user_agent: str
+    status: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Totals since the start; `sent_bytes` counts bodies only. They go on when the log is full or off."""
+
+    requests: Mapping[str, int]
+    sent_bytes: int
+    in_flight: int
+    peak_in_flight: int
+    connections: int
+    open_connections: int
+
+
+class RequestLog:
+    """The last `limit` requests and the counters. Safe from any thread."""
+
+    # INVARIANT: `_records` holds at most `_limit` records, by ascending number. GUARDED BY `_changed`.
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._records: dict[int, RequestRecord] = {}
+        self._last_number = 0
+        self._requests: Counter[str] = Counter()
+        self._sent_bytes = 0
+        self._in_flight = 0
+        self._peak_in_flight = 0
+        self._connections = 0
+        self._open_connections = 0
+
+    def open_connection(self) -> int:
+        """Count a new connection; returns its number."""
+        with self._changed:
+            self._connections += 1
+            self._open_connections += 1
+            return self._connections
+
+    def close_connection(self) -> None:
+        with self._changed:
+            self._open_connections -= 1
+            self._changed.notify_all()
+
+    def begin(self, record: RequestRecord) -> int:
+        """Record a request whose reply is about to be sent; returns its number for `finish`."""
+        with self._changed:
+            self._last_number += 1
+            self._requests[record.operation] += 1
+            self._sent_bytes += record.sent_bytes
+            self._in_flight += 1
+            self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
+            if self._limit:
+                self._records[self._last_number] = record
+                self._records.pop(self._last_number - self._limit, None)
+            self._changed.notify_all()
+            return self._last_number
+
+    def finish(self, number: int, *, missing_bytes: int) -> None:
+        """The reply is sent, but for `missing_bytes` that the client did not take."""
+        with self._changed:
+            self._in_flight -= 1
+            self._sent_bytes -= missing_bytes
+            record = self._records.get(number)
+            if record is not None and missing_bytes:
+                self._records[number] = replace(record, sent_bytes=record.sent_bytes - missing_bytes)
+            self._changed.notify_all()
+
+    def records(self) -> tuple[RequestRecord, ...]:
+        with self._changed:
+            return tuple(self._records.values())
+
+    def clear(self) -> None:
+        """Forget the records; the counters go on."""
+        with self._changed:
+            self._records.clear()
+
+    def statistics(self) -> Statistics:
+        with self._changed:
+            return self._statistics()
+
+    def _statistics(self) -> Statistics:
+        return Statistics(
+            requests=dict(self._requests),
+            sent_bytes=self._sent_bytes,
+            in_flight=self._in_flight,
+            peak_in_flight=self._peak_in_flight,
+            connections=self._connections,
+            open_connections=self._open_connections,
+        )
+
+    def wait_until(self, is_met: Callable[[Statistics], bool], timeout_s: float) -> Statistics:
+        """Block until the counters meet a condition; `TimeoutError` after `timeout_s`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: is_met(self._statistics()), timeout_s):
+                raise TimeoutError(f"the condition was not met in {timeout_s} s: {self._statistics()}")
+            return self._statistics()

@@ -1,0 +1,278 @@
+"""S3's semantics: what a request means and what the answer is. No sockets, no clock.
+
+Headers: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html; error codes:
+https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from email.utils import formatdate
+from urllib.parse import unquote_to_bytes
+
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
+from fastfuse.testing.config import ServerConfig
+from fastfuse.testing.faults import Action, Answer, Replace, ShortPage, WrongEtag
+from fastfuse.testing.listing import ListQuery, render_page, select_page
+from fastfuse.testing.objects import MemoryContent, ObjectSet, StoredObject
+from fastfuse.testing.wire import Reply, Request
+from fastfuse.testing.xml import DECLARATION, error_document, escape
+
+__all__ = ["Call", "Service"]
+
+_CREDENTIAL = re.compile(r"Credential=([^/,\s]*)/\d*/([^/,\s]*)/")
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_NAMESPACE = b' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+
+
+class _S3Error(Exception):
+    """An answer that is an error document."""
+
+    def __init__(self, status: int, code: str, message: str, fields: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.fields = fields or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as S3 understands it; `operation` is S3's name for it, or ``Unsupported``."""
+
+    request: Request
+    operation: str
+    bucket: str
+    key: bytes
+
+    @property
+    def key_text(self) -> str:
+        return self.key.decode(errors="surrogateescape")
+
+
+def _bucket_of_host(host: str, buckets: Iterable[str]) -> str:
+    """The bucket that a virtual-hosted request names: ``bucket.anything``; empty for path style."""
+    name = host.rpartition(":")[0] or host
+    known = [bucket for bucket in buckets if name.startswith(f"{bucket}.")]
+    if known:
+        return max(known, key=len)
+    return name.removesuffix(".localhost") if name.endswith(".localhost") else ""
+
+
+def _operation(request: Request, bucket: str, key: bytes) -> str:
+    if request.method not in ("GET", "HEAD") or not bucket:
+        return "Unsupported"
+    if key:
+        return "GetObject" if request.method == "GET" else "HeadObject"
+    if request.method == "HEAD":
+        return "HeadBucket"
+    if "location" in request.query:
+        return "GetBucketLocation"
+    return "ListObjectsV2" if request.query.get("list-type") == b"2" else "Unsupported"
+
+
+def _parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """The half-open range to serve; None where S3 ignores the header: bad syntax, several ranges, none."""
+    match = _RANGE.fullmatch(header)
+    if match is None or match.group() == "bytes=-":
+        return None
+    first, last = match.groups()
+    if not first:
+        start, end = max(0, size_bytes - int(last)), size_bytes
+    elif last and int(last) < int(first):
+        return None
+    else:
+        start, end = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
+    if start >= end:
+        raise _S3Error(
+            416,
+            "InvalidRange",
+            "The requested range is not satisfiable",
+            {"RangeRequested": header, "ActualObjectSize": str(size_bytes)},
+        )
+    return start, end
+
+
+def _is_etag_listed(header: str, etag: str) -> bool:
+    candidates = [candidate.strip() for candidate in header.split(",")]
+    return "*" in candidates or etag.strip('"') in [candidate.strip('"') for candidate in candidates]
+
+
+def _replaced(stored: StoredObject, data: bytes) -> StoredObject:
+    return StoredObject(
+        key=stored.key,
+        size_bytes=len(data),
+        etag=f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"',
+        content=MemoryContent(data),
+        modified_s=stored.modified_s + 1,
+    )
+
+
+def _object_headers(stored: StoredObject, etag: str) -> dict[str, str]:
+    headers = {
+        "Last-Modified": formatdate(stored.modified_s, usegmt=True),
+        "ETag": etag,
+        "Accept-Ranges": "bytes",
+        "Content-Type": "binary/octet-stream",
+    }
+    if stored.storage_class != "STANDARD":
+        headers["x-amz-storage-class"] = stored.storage_class
+    return headers
+
+
+def _list_query(query: Mapping[str, bytes], *, may_encode: bool) -> ListQuery:
+    max_keys = query.get("max-keys", b"1000")
+    if not max_keys.isdigit():
+        raise _S3Error(400, "InvalidArgument", "Provided max-keys not an integer or within integer range")
+    encoding = query.get("encoding-type", b"")
+    if encoding not in (b"", b"url"):
+        raise _S3Error(400, "InvalidArgument", "Invalid Encoding Method specified in Request")
+    token = query.get("continuation-token")
+    return ListQuery(
+        prefix=query.get("prefix", b""),
+        delimiter=query.get("delimiter", b""),
+        start_after=query.get("start-after", b""),
+        token=None if token is None else token.decode("latin-1"),
+        max_keys=min(int(max_keys), 1000),
+        url_encoded=encoding == b"url" and may_encode,
+    )
+
+
+class Service:
+    """Answers requests to a set of buckets."""
+
+    def __init__(self, buckets: Mapping[str, ObjectSet], config: ServerConfig) -> None:
+        self._buckets = buckets
+        self._config = config
+
+    def understand(self, request: Request) -> Call:
+        """Which operation on which bucket and key."""
+        bucket = _bucket_of_host(request.headers.get("host", ""), self._buckets)
+        path = request.path[1:]
+        if not bucket:
+            raw_bucket, _, path = path.partition(b"/")
+            bucket = unquote_to_bytes(raw_bucket).decode("latin-1")
+        key = unquote_to_bytes(path)
+        return Call(request, _operation(request, bucket, key), bucket, key)
+
+    def answer(self, call: Call, actions: Iterable[Action]) -> Reply:
+        """The reply, whatever the request is; errors are replies too."""
+        try:
+            return self._answer(call, list(actions))
+        except _S3Error as error:
+            return self._error_reply(call, error)
+
+    def _answer(self, call: Call, actions: list[Action]) -> Reply:
+        for action in actions:
+            if isinstance(action, Answer):
+                raise _S3Error(action.status, action.code, action.message)
+        if call.request.method not in ("GET", "HEAD"):
+            raise _S3Error(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+        if call.operation == "Unsupported":
+            raise _S3Error(501, "NotImplemented", "A header you provided implies functionality that is not implemented")
+        self._check_access(call)
+        if call.operation == "HeadBucket":
+            return Reply(status=200, headers=self._common_headers(call), is_head=True)
+        if call.operation == "GetBucketLocation":
+            return self._location(call)
+        if call.operation == "ListObjectsV2":
+            return self._list(call, actions)
+        return self._object(call, actions)
+
+    def _region(self, bucket: str) -> str:
+        return self._config.regions.get(bucket, "us-east-1")
+
+    def _common_headers(self, call: Call) -> dict[str, str]:
+        if call.bucket not in self._buckets:
+            return {"x-amz-request-id": "FASTFUSE"}
+        return {"x-amz-request-id": "FASTFUSE", "x-amz-bucket-region": self._region(call.bucket)}
+
+    def _check_access(self, call: Call) -> None:
+        credential = _CREDENTIAL.search(call.request.headers.get("authorization", ""))
+        if credential is None and not self._config.allow_anonymous:
+            raise _S3Error(403, "AccessDenied", "Access Denied")
+        if credential and self._config.access_key_id not in ("", credential[1]):
+            raise _S3Error(
+                403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
+            )
+        if call.bucket not in self._buckets:
+            raise _S3Error(404, "NoSuchBucket", "The specified bucket does not exist", {"BucketName": call.bucket})
+        region = self._config.regions.get(call.bucket)
+        # GetBucketLocation is the one call that any region may sign: it is how the right one is found.
+        if credential and region and credential[2] != region and call.operation != "GetBucketLocation":
+            raise self._wrong_region(call.bucket, credential[2], region)
+
+    def _wrong_region(self, bucket: str, signed: str, region: str) -> _S3Error:
+        if self._config.wrong_region == "malformed":
+            message = f"The authorization header is malformed; the region '{signed}' is wrong; expecting '{region}'"
+            return _S3Error(400, "AuthorizationHeaderMalformed", message, {"Region": region})
+        return _S3Error(
+            301,
+            "PermanentRedirect",
+            "The bucket you are attempting to access must be addressed using the specified endpoint. "
+            "Please send all future requests to this endpoint.",
+            {"Endpoint": f"{bucket}.s3.{region}.amazonaws.com", "Bucket": bucket},
+        )
+
+    def _error_reply(self, call: Call, error: _S3Error) -> Reply:
+        body = error_document(error.code, error.message, {**error.fields, "RequestId": "FASTFUSE"})
+        is_head = call.request.method == "HEAD"
+        return Reply(
+            status=error.status,
+            headers={**self._common_headers(call), "Content-Type": "application/xml"},
+            content=MemoryContent(body),
+            end=0 if is_head else len(body),
+            is_head=is_head,
+        )
+
+    def _xml_reply(self, call: Call, body: bytes) -> Reply:
+        headers = {**self._common_headers(call), "Content-Type": "application/xml"}
+        return Reply(status=200, headers=headers, content=MemoryContent(body), end=len(body))
+
+    def _location(self, call: Call) -> Reply:
+        region = self._region(call.bucket)
+        constraint = b"" if region == "us-east-1" else escape(region.encode())
+        tag = b"LocationConstraint"
+        return self._xml_reply(call, DECLARATION + b"<%b%b>%b</%b>" % (tag, _NAMESPACE, constraint, tag))
+
+    def _list(self, call: Call, actions: list[Action]) -> Reply:
+        query = _list_query(call.request.query, may_encode=self._config.encode_keys)
+        view = self._buckets[call.bucket].view()
+        limits = [action.keys for action in actions if isinstance(action, ShortPage)]
+        try:
+            page = select_page(view, query, min(self._config.page_keys_max, *limits, query.max_keys))
+        except ValueError as error:
+            raise _S3Error(400, "InvalidArgument", "The continuation token provided is incorrect") from error
+        return self._xml_reply(call, render_page(call.bucket, view, query, page))
+
+    def _object(self, call: Call, actions: list[Action]) -> Reply:
+        stored = self._buckets[call.bucket].view().lookup(call.key)
+        if stored is None:
+            raise _S3Error(404, "NoSuchKey", "The specified key does not exist.", {"Key": call.key_text})
+        etag = stored.etag
+        for action in actions:
+            if isinstance(action, Replace):
+                stored = _replaced(stored, action.data)
+                etag = stored.etag
+            elif isinstance(action, WrongEtag):
+                etag = action.etag
+        headers = call.request.headers
+        if_match = headers.get("if-match")
+        if if_match is not None and self._config.honour_if_match and not _is_etag_listed(if_match, stored.etag):
+            message = "At least one of the pre-conditions you specified did not hold"
+            raise _S3Error(412, "PreconditionFailed", message, {"Condition": "If-Match"})
+        if call.operation == "GetObject" and stored.storage_class in ARCHIVE_STORAGE_CLASSES:
+            message = "The operation is not valid for the object's storage class"
+            raise _S3Error(403, "InvalidObjectState", message, {"StorageClass": stored.storage_class})
+        return self._object_reply(call, stored, {**self._common_headers(call), **_object_headers(stored, etag)})
+
+    def _object_reply(self, call: Call, stored: StoredObject, headers: dict[str, str]) -> Reply:
+        is_head = call.operation == "HeadObject"
+        wanted = _parse_range(call.request.headers.get("range", ""), stored.size_bytes)
+        if wanted is None or self._config.range_reply == "200-whole":
+            return Reply(status=200, headers=headers, content=stored.content, end=stored.size_bytes, is_head=is_head)
+        start, end = wanted
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{stored.size_bytes}"
+        status = 206 if self._config.range_reply == "206" else 200
+        return Reply(status=status, headers=headers, content=stored.content, start=start, end=end, is_head=is_head)

@@ -1,0 +1,223 @@
+"""The inode table against a naive model: clauses N1-N6 on hostile key sets."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fastfuse.inodes.builder import TableBuilder
+from fastfuse.inodes.names import Reason, Refusals
+from fastfuse.inodes.table import ROOT, InodeTable
+
+MD5 = '"' + "0123456789abcdef" * 2 + '"'
+Objects = dict[bytes, int]
+
+
+def build(
+    objects: Objects, *, prefix: str = "", etag: Callable[[bytes], str] = lambda _: MD5
+) -> tuple[InodeTable, Refusals]:
+    builder = TableBuilder("bucket", prefix)
+    keys = list(objects)
+    for start in range(0, len(keys), 7):  # pages of seven
+        page = keys[start : start + 7]
+        builder.add(
+            page,
+            [objects[k] for k in page],
+            [1000 + len(k) for k in page],
+            [etag(k) for k in page],
+            ["STANDARD"] * len(page),
+        )
+    table, refusals = builder.build()
+    table.check_invariants()
+    return table, refusals
+
+
+def paths(table: InodeTable) -> dict[bytes, int | None]:
+    """Every path below the root: size of files, None for directories."""
+    found: dict[bytes, int | None] = {}
+
+    def walk(directory: int, path: bytes) -> None:
+        for _, name, attributes in table.children(directory):
+            found[path + name] = None if attributes.is_directory else attributes.size_bytes
+            if attributes.is_directory:
+                walk(attributes.inode, path + name + b"/")
+
+    walk(ROOT, b"")
+    return found
+
+
+def naive(objects: Objects) -> tuple[dict[bytes, int | None], set[bytes]]:
+    """The clauses once more, as slowly and plainly as possible."""
+    tree: dict[bytes, int | None] = {}
+    refused: set[bytes] = set()
+    for path, size in objects.items():
+        segments = path.split(b"/")
+        is_marker = segments[-1] == b""
+        if path == b"" and size == 0:
+            continue
+        body = segments[:-1] if is_marker else segments
+        try:
+            path.decode()
+        except UnicodeDecodeError:
+            refused.add(path)
+            continue
+        if not body or any(s in {b"", b".", b".."} or b"\0" in s or len(s) > 255 for s in body) or (is_marker and size):
+            refused.add(path)
+            continue
+        for depth in range(1, len(segments)):
+            tree[b"/".join(segments[:depth])] = None
+    for path, size in objects.items():
+        if path and path not in refused and not path.endswith(b"/"):
+            if path in tree:
+                refused.add(path)
+            else:
+                tree[path] = size
+    return tree, refused
+
+
+segment = st.one_of(
+    st.sampled_from(
+        [
+            b"a",
+            b"b",
+            b"a!",
+            b"a-",
+            b"a0",
+            b"",
+            b".",
+            b"..",
+            b"\0",
+            b"\xff",
+            b"x" * 255,
+            b"y" * 256,
+            b"...",
+            b" ",
+            b"%2F",
+            b"\n",
+        ]
+    ),
+    st.text(max_size=3).map(lambda text: text.encode("utf-8", "surrogatepass").replace(b"/", b"")),
+)
+key_sets = st.dictionaries(
+    st.lists(segment, min_size=1, max_size=4).map(b"/".join), st.integers(0, 3) | st.just(1 << 40), max_size=30
+)
+
+
+@given(key_sets, st.booleans())
+@example({b"a": 1, b"a/b": 2, b"a!b": 3, b"a0": 4, b"a/": 0}, True)
+@example({b"": 1}, True)
+@example({b"a/b/c/d/e": 1, b"a!": 2, b"a/b!/x": 3, b"a/b/": 0}, False)
+def test_table_equals_the_naive_tree_whatever_the_keys_and_their_order(objects: Objects, in_key_order: bool) -> None:
+    """N1-N6"""
+    if in_key_order:
+        objects = dict(sorted(objects.items()))
+    table, refusals = build(objects)
+    tree, refused = naive(objects)
+    assert paths(table) == tree
+    assert refusals.total == len(refused)
+    assert {key for key, _ in refusals.examples} <= refused
+    assert table.metadata.file_count == sum(size is not None for size in tree.values())
+
+
+@given(key_sets)
+def test_lookup_finds_what_children_lists_and_nothing_else(objects: Objects) -> None:
+    """N6"""
+    table, _ = build(objects)
+    for inode in range(ROOT, len(table) + 1):
+        if not table.is_directory(inode):
+            with pytest.raises(ValueError, match="not a directory"):
+                table.lookup(inode, b"a")
+            continue
+        children = list(table.children(inode))
+        assert [name for _, name, _ in children] == sorted(name for _, name, _ in children)
+        for position, (resume, name, attributes) in enumerate(children):
+            assert table.lookup(inode, name) == attributes.inode
+            assert table.parent(attributes.inode) == inode
+            assert list(table.children(inode, resume)) == children[position + 1 :]
+        names = {name for _, name, _ in children}
+        assert all(table.lookup(inode, absent) is None for absent in {b"", b"zz", b"a!!", b"\xff\xff"} - names)
+
+
+@given(key_sets)
+def test_every_file_gives_back_its_key_and_listing_values(objects: Objects) -> None:
+    objects = {b"some/prefix/" + key: size for key, size in objects.items()}
+    table, _ = build(objects, prefix="some/prefix/")
+    for inode in range(ROOT, len(table) + 1):
+        if not table.is_directory(inode):
+            ref = table.ref(inode)
+            key = ref.key.encode()
+            assert objects[key] == ref.size_bytes
+            assert (ref.bucket, ref.etag, ref.modified_ns, ref.storage_class) == (
+                "bucket",
+                MD5,
+                1000 + len(key),
+                "STANDARD",
+            )
+        elif inode != ROOT:
+            assert table.key(inode).endswith("/")
+
+
+@pytest.mark.parametrize(
+    "etag",
+    [MD5, MD5[:-1] + '-12"', MD5[:-1] + '-65535"', MD5[:-1] + '-65536"', MD5[:-1] + '-012"', MD5.upper(), "", '"', MD5[1:-1],
+     '"é"', "'" + MD5[1:-1] + "'", '"xyz"', MD5[:-1] + '-"', '"0123456789abcdef 123456789abcdef"'],
+)  # fmt: skip
+def test_an_etag_comes_back_to_the_letter(etag: str) -> None:
+    """D2 stands on it: If-Match must carry what the service listed."""
+    table, _ = build({b"a": 1, b"b": 1}, etag=lambda key: etag if key == b"b" else MD5)
+    inode = table.lookup(ROOT, b"b")
+    assert inode is not None
+    assert table.etag(inode) == etag
+
+
+def test_directory_time_is_the_newest_below_it() -> None:
+    table, _ = build({b"a/b/longest-name": 1, b"a/x": 1, b"c": 1, b"empty/": 0})
+    newest = 1000 + len(b"a/b/longest-name")
+    by_name = {name: attributes for _, name, attributes in table.children(ROOT)}
+    assert table.attributes(ROOT).mtime_ns == newest
+    assert by_name[b"a"].mtime_ns == newest
+    assert by_name[b"c"].mtime_ns == 1001
+    assert by_name[b"empty"].mtime_ns == 0
+
+
+def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:
+    """N2, N3, N4"""
+    _, refusals = build(
+        {b"a//b": 1, b"a/./b": 1, b"../b": 1, b"n\0": 1, b"l" * 256: 1, b"\xc3": 1, b"m/": 1, b"f": 1, b"f/g": 1}
+    )
+    assert dict(refusals.examples) == {
+        b"a//b": Reason.EMPTY_SEGMENT,
+        b"a/./b": Reason.DOT_SEGMENT,
+        b"../b": Reason.DOT_SEGMENT,
+        b"n\0": Reason.NUL,
+        b"l" * 256: Reason.TOO_LONG,
+        b"\xc3": Reason.NOT_UTF8,
+        b"m/": Reason.MARKER_WITH_DATA,
+        b"f": Reason.SHADOWED,
+    }
+    _, many = build({b"//%d" % n: 1 for n in range(25)})
+    assert len(many.examples) == 10
+    assert many.counts == {Reason.EMPTY_SEGMENT: 25}
+
+
+def test_an_empty_listing_is_a_root_without_children() -> None:
+    table, refusals = build({})
+    assert (len(table), refusals.total, table.child_count(ROOT)) == (1, 0, 0)
+
+
+def test_storage_classes_are_kept_per_object() -> None:
+    builder = TableBuilder("bucket", "")
+    builder.add([b"a", b"b", b"c"], [1, 1, 1], [0, 0, 0], [MD5] * 3, ["STANDARD", "GLACIER", "STANDARD"])
+    table, _ = builder.build()
+    assert [table.storage_class(inode) for inode in (2, 3, 4)] == ["STANDARD", "GLACIER", "STANDARD"]
+
+
+def test_a_key_listed_twice_is_one_file() -> None:
+    builder = TableBuilder("bucket", "")
+    for _ in range(2):
+        builder.add([b"a", b"d/b"], [1, 2], [0, 0], [MD5] * 2, ["STANDARD"] * 2)
+    table, refusals = builder.build()
+    table.check_invariants()
+    assert paths(table) == {b"a": 1, b"d": None, b"d/b": 2}
+    assert refusals.total == 0

@@ -1,0 +1,92 @@
+"""A range reader whose every fetch the test controls, and the engine around it."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+# Small enough that a test moves few bytes: 16 parts of memory, windows of up to 8 parts.
+SMALL = ReadaheadConfig(
+    part_size_bytes=64 * KIB,
+    first_part_bytes=16 * KIB,
+    max_window_bytes=512 * KIB,
+    memory_limit_bytes=MIB,
+    max_parts_in_flight=16,
+)
+
+
+def listed(key: str, size_bytes: int, etag: str = '"v1"') -> ObjectRef:
+    return ObjectRef("bucket", key, size_bytes, etag)
+
+
+def content(ref: ObjectRef) -> bytes:
+    return random.Random(ref.key + ref.etag).randbytes(ref.size_bytes)
+
+
+class ScriptedReader:
+    """Serves `content`. Ranges for which `holds` is true wait for `let_go`; those in `failures` raise, once each."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.gets: list[tuple[str, int, int]] = []
+        self.holds: Callable[[str, int, int], bool] = lambda _key, _start, _end: False
+        self.failures: dict[tuple[str, int], Exception] = {}
+        self.in_flight_bytes = 0
+        self._gate = trio.Event()
+        self._delay_s = delay_s
+        self._contents: dict[tuple[str, str], bytes] = {}
+
+    def let_go(self) -> None:
+        self.holds = lambda _key, _start, _end: False
+        self._gate.set()
+        self._gate = trio.Event()
+
+    def ranges(self, key: str) -> list[tuple[int, int]]:
+        return [(start, end) for name, start, end in self.gets if name == key]
+
+    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        assert 0 <= start < end <= ref.size_bytes
+        self.gets.append((ref.key, start, end))
+        self.in_flight_bytes += end - start
+        try:
+            await trio.sleep(self._delay_s)
+            while self.holds(ref.key, start, end):
+                await self._gate.wait()
+            failure = self.failures.pop((ref.key, start), None)
+            if failure is not None:
+                raise failure
+        finally:
+            self.in_flight_bytes -= end - start
+        identity = (ref.key, ref.etag)
+        if identity not in self._contents:
+            self._contents[identity] = content(ref)
+        return memoryview(self._contents[identity])[start:end]
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def running(reader: ScriptedReader, config: ReadaheadConfig = SMALL) -> AsyncIterator[ReadEngine]:
+    """An engine over `reader`; whatever the test did, at rest nothing is reserved and the books are right."""
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(reader, config, nursery)
+        yield engine
+        reader.let_go()
+        await settled()
+        engine.check_invariants()
+        pool = engine.statistics().pool
+        assert (pool.reserved_bytes, pool.parts_in_flight, pool.parts_waiting) == (0, 0, 0)
+        assert reader.in_flight_bytes == 0
+
+
+async def settled() -> None:
+    """Everything that can run has run (sleeping fetches apart)."""
+    await trio.testing.wait_all_tasks_blocked()

@@ -1,0 +1,186 @@
+"""The engine over many files: identity, fairness, the limit, and the same bytes whatever happens in between."""
+
+import random
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from fastfuse.errors import UnavailableError
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
+
+
+async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
+    """Semantics D4."""
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        assert await engine.read(1, listed("empty", 0), 0, 4096) == b""
+        assert reader.gets == []
+        assert engine.statistics().open_files == 0
+
+
+async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> None:
+    ref = listed("a", 100_001)
+    async with running(ScriptedReader()) as engine:
+        assert await engine.read(1, ref, 100_000, 4096) == content(ref)[-1:]
+        assert await engine.read(1, ref, 100_001, 4096) == b""
+        assert await engine.read(1, ref, 1 << 40, 4096) == b""
+        assert await engine.read(1, ref, 0, 1 << 20) == content(ref)
+
+
+async def test_a_small_file_is_one_get_and_found_again_when_it_is_opened_again() -> None:
+    ref = listed("sample", 10_000)
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        for _ in range(3):
+            assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)
+            engine.release(1)
+        assert reader.gets == [("sample", 0, 10_000)]
+
+
+async def test_release_of_a_file_that_was_never_read_is_fine() -> None:
+    async with running(ScriptedReader()) as engine:
+        engine.release(17)
+
+
+async def test_another_version_under_the_same_inode_is_read_afresh() -> None:
+    """Semantics D1: after the table was swapped an inode may mean another object; nothing of the old one is served."""
+    old, new = listed("a", 64 * KIB), listed("a", 64 * KIB, etag='"v2"')
+    async with running(ScriptedReader()) as engine:
+        assert await engine.read(1, old, 0, 64 * KIB) == content(old)
+        assert await engine.read(1, new, 0, 64 * KIB) == content(new)
+        assert content(old) != content(new)
+
+
+async def test_a_reader_of_the_old_version_that_waits_gets_the_old_version() -> None:
+    old, new = listed("a", 64 * KIB), listed("a", 64 * KIB, etag='"v2"')
+    reader = ScriptedReader()
+    results = {}
+
+    async def read_old(engine: ReadEngine) -> None:
+        results["old"] = await engine.read(1, old, 0, 64 * KIB)
+
+    async with running(reader) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        async with trio.open_nursery() as readers:
+            readers.start_soon(read_old, engine)
+            await settled()
+            reader.holds = lambda _key, _start, _end: False
+            assert await engine.read(1, new, 0, 64 * KIB) == content(new)
+            reader.let_go()
+        assert results == {"old": content(old)}
+
+
+async def test_an_equal_listing_entry_is_the_same_file() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        await engine.read(1, listed("a", 10_000), 0, 4096)
+        await engine.read(1, listed("a", 10_000), 4096, 4096)
+        assert len(reader.gets) == 1
+
+
+async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock) -> None:
+    """Semantics D6: with all of its window stuck, another file is read with readahead and in the usual time."""
+    stalled, healthy = listed("stalled", 8 * MIB), listed("healthy", 2 * MIB)
+    reader = ScriptedReader(delay_s=0.1)
+    async with running(reader) as engine:
+        for offset in range(0, MIB, 16 * KIB):
+            await engine.read(1, stalled, offset, 16 * KIB)
+        reader.holds = lambda key, _start, _end: key == "stalled"
+        async with trio.open_nursery() as readers:
+            readers.start_soon(engine.read, 1, stalled, 7 * MIB, 16 * KIB)
+            readers.start_soon(engine.read, 1, stalled, 3 * MIB, 64 * KIB)
+            await trio.sleep(1)
+            began = trio.current_time()
+            for offset in range(0, 2 * MIB, 16 * KIB):
+                await engine.read(2, healthy, offset, 16 * KIB)
+            # 128 requests; without any readahead each part of 64 KiB would be 0.1 s: 3.4 s.
+            assert trio.current_time() - began < 2.5
+            reader.let_go()
+        await trio.sleep(1)
+
+
+async def test_a_failing_object_fails_no_other_file() -> None:
+    """Semantics D6."""
+    bad, good = listed("bad", MIB), listed("good", MIB)
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.failures = {("bad", start): UnavailableError("503") for start in range(0, MIB, 4 * KIB)}
+        with pytest.raises(UnavailableError):
+            await engine.read(1, bad, 0, 64 * KIB)
+        assert await engine.read(2, good, 0, MIB) == content(good)
+
+
+async def test_more_open_files_than_parts_of_memory_are_all_read_right() -> None:
+    files = [listed(f"file-{index}", 300 * KIB + index) for index in range(40)]
+    reader = ScriptedReader()
+
+    async def read_all(engine: ReadEngine, inode: int) -> None:
+        ref = files[inode]
+        whole = b"".join([await engine.read(inode, ref, at, 32 * KIB) for at in range(0, ref.size_bytes, 32 * KIB)])
+        assert whole == content(ref)
+
+    async with running(reader) as engine:
+        async with trio.open_nursery() as readers:
+            for inode in range(len(files)):
+                readers.start_soon(read_all, engine, inode)
+        for inode in range(len(files)):
+            engine.release(inode)
+        assert engine.statistics().pool.held_bytes <= SMALL.memory_limit_bytes // 8
+
+
+async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, seed: int, limit_bytes: int) -> None:
+    """Reads sequentially, at random, across ends; some tasks are cancelled on the way and some fetches fail."""
+    choices = random.Random(seed)
+    ref = listed(f"file-{inode}", 700 * KIB + inode)
+    expected = content(ref)
+    offset = 0
+    for _ in range(30):
+        if choices.random() < 0.3:
+            offset = choices.randrange(ref.size_bytes)
+        size_bytes = choices.choice([1, 4 * KIB, 32 * KIB, 128 * KIB])
+        if choices.random() < 0.05:
+            reader.failures[ref.key, offset - offset % 4096] = UnavailableError("503")
+        with trio.move_on_after(choices.choice([0.01, 10, 10, 10])):
+            try:
+                got = await engine.read(inode, ref, offset, size_bytes)
+                assert got == expected[offset : offset + size_bytes]
+            except UnavailableError:
+                pass
+        engine.check_invariants()
+        pool = engine.statistics().pool
+        assert reader.in_flight_bytes <= pool.reserved_bytes
+        assert pool.reserved_bytes + pool.held_bytes <= limit_bytes
+        offset = min(offset + size_bytes, ref.size_bytes - 1)
+        if choices.random() < 0.05:
+            engine.release(inode)
+        await trio.sleep(choices.choice([0, 0, 0.03]))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 1 << 30), readers=st.integers(1, 12), limit_parts=st.sampled_from([2, 3, 8, 64]))
+def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_limit(
+    seed: int, readers: int, limit_parts: int
+) -> None:
+    config = ReadaheadConfig(
+        part_size_bytes=64 * KIB,
+        first_part_bytes=16 * KIB,
+        max_window_bytes=512 * KIB,
+        memory_limit_bytes=limit_parts * 64 * KIB,
+        max_parts_in_flight=8,
+    )
+
+    async def main() -> None:
+        reader = ScriptedReader(delay_s=0.02)
+        async with running(reader, config) as engine:
+            async with trio.open_nursery() as tasks:
+                for number in range(readers):
+                    tasks.start_soon(
+                        random_reader, engine, reader, number % 4, seed + number, config.memory_limit_bytes
+                    )
+            await trio.sleep(1)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

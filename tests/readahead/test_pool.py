@@ -1,0 +1,341 @@
+"""The pool alone: what fits, what goes first, who waits, and that the books are always right."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fastfuse.errors import UnavailableError
+from fastfuse.readahead import ReadaheadConfig
+from fastfuse.readahead.parts import FileParts, Part
+from fastfuse.readahead.pool import PartPool
+from tests.readahead.readers import KIB, MIB, listed
+
+PART = 64 * KIB
+LIMIT = 16 * PART
+CONFIG = ReadaheadConfig(
+    part_size_bytes=PART,
+    first_part_bytes=PART,
+    max_window_bytes=LIMIT,
+    memory_limit_bytes=LIMIT,
+    max_parts_in_flight=64,
+)
+
+
+def demanded(pool: PartPool, file: FileParts, index: int) -> Part:
+    return pool.demand(file, index * PART, (index + 1) * PART)
+
+
+def ahead(pool: PartPool, file: FileParts, index: int) -> Part | None:
+    return pool.try_ahead(file, index * PART, (index + 1) * PART)
+
+
+def held(pool: PartPool, file: FileParts, index: int) -> Part:
+    part = demanded(pool, file, index)
+    pool.land(part, bytes(PART))
+    return part
+
+
+def a_pool(config: ReadaheadConfig = CONFIG) -> tuple[PartPool, FileParts]:
+    pool = PartPool(config)
+    return pool, pool.open(1, listed("a", 100 * MIB))
+
+
+def test_memory_is_reserved_before_the_fetch_and_held_after_it() -> None:
+    pool, file = a_pool()
+    part = demanded(pool, file, 0)
+    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (PART, 0)
+    pool.land(part, bytes(PART))
+    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (0, PART)
+    assert file.at(0) is part
+
+
+def test_a_failed_part_leaves_nothing_behind() -> None:
+    pool, file = a_pool()
+    part = demanded(pool, file, 0)
+    error = UnavailableError("gone")
+    pool.fail(part, error)
+    assert part.arrived.is_set()
+    assert part.error is error
+    assert file.at(0) is None
+    assert pool.statistics().reserved_bytes == 0
+
+
+def test_readahead_leaves_the_last_quarter_of_the_memory_to_demands() -> None:
+    pool, file = a_pool()
+    granted = [ahead(pool, file, index) for index in range(16)]
+    assert [part is not None for part in granted] == [True] * 12 + [False] * 4
+    assert all(demanded(pool, file, index).room is None for index in range(12, 16))
+
+
+def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> None:
+    pool, file = a_pool(
+        ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=LIMIT, max_parts_in_flight=4)
+    )
+    granted = [ahead(pool, file, index) for index in range(4)]
+    assert [part is not None for part in granted] == [True, True, True, False]
+    assert granted[0] is not None
+    pool.land(granted[0], bytes(PART))
+    assert ahead(pool, file, 3) is not None
+
+
+def test_two_active_files_have_half_of_the_ahead_connections_each() -> None:
+    pool, file = a_pool(
+        ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=LIMIT, max_parts_in_flight=8)
+    )
+    other = pool.open(2, listed("b", MIB))
+    pool.touch(file)
+    pool.touch(other)
+    assert [ahead(pool, file, index) is not None for index in range(4)] == [True, True, True, False]
+    assert ahead(pool, other, 0) is not None
+
+
+def test_readahead_evicts_what_was_read_but_not_what_was_not() -> None:
+    pool, file = a_pool()
+    unread = [held(pool, file, index) for index in range(10)]
+    for index in (10, 11):
+        part = held(pool, file, index)
+        part.unread_bytes = 0
+        pool.spend(part)
+    assert pool.statistics().spent_bytes == 2 * PART
+    for index in (12, 13):
+        assert ahead(pool, file, index) is not None
+    assert ahead(pool, file, 14) is None
+    assert all(file.at(part.start) is part for part in unread)
+    # Demands take the free quarter, then the spent parts, and only then what is unread, the oldest first.
+    for index in (20, 21, 22, 23):
+        demanded(pool, file, index)
+    assert [part.data is None for part in unread] == [False] * 10
+    assert pool.statistics().spent_bytes == 0
+    demanded(pool, file, 24)
+    assert [part.data is None for part in unread] == [True] + [False] * 9
+    assert pool.statistics().unread_dropped_bytes == PART
+
+
+def test_a_part_that_a_reader_came_to_again_is_not_the_oldest_any_more() -> None:
+    pool, file = a_pool()
+    parts = [held(pool, file, index) for index in range(16)]
+    pool.touch(file, parts[0])
+    demanded(pool, file, 16)
+    assert parts[0].data is not None
+    assert parts[1].data is None
+
+
+def test_spent_parts_take_an_eighth_of_the_memory_at_most_and_can_still_be_found() -> None:
+    pool, file = a_pool()
+    parts = [held(pool, file, index) for index in range(4)]
+    for part in parts:
+        part.unread_bytes = 0
+        pool.spend(part)
+        pool.spend(part)
+    assert [part.data is not None for part in parts] == [False, False, True, True]
+    assert file.at(2 * PART) is parts[2]
+    assert pool.statistics().held_bytes == 2 * PART
+
+
+def test_a_spent_part_larger_than_the_eighth_goes_at_once() -> None:
+    pool, file = a_pool(ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=2 * PART))
+    part = held(pool, file, 0)
+    pool.spend(part)
+    assert part.data is None
+    assert pool.statistics().held_bytes == 0
+
+
+def test_a_demand_without_room_waits_its_turn_and_readahead_does_not_overtake_it() -> None:
+    pool, file = a_pool()
+    flying = [demanded(pool, file, index) for index in range(16)]
+    first = demanded(pool, file, 16)
+    second = pool.demand(file, 17 * PART, 17 * PART + 4096)
+    assert first.room is not None
+    assert second.room is not None
+    assert ahead(pool, file, 30) is None
+    pool.check_invariants()
+    pool.land(flying[0], bytes(PART))
+    assert first.room.is_set()
+    assert not second.room.is_set()
+    pool.fail(flying[1], UnavailableError("x"))
+    assert second.room.is_set()
+    assert pool.statistics().parts_waiting == 0
+
+
+def test_a_demand_that_gave_up_waiting_for_room_blocks_nobody_behind_it() -> None:
+    pool, file = a_pool()
+    flying = [demanded(pool, file, index) for index in range(16)]
+    first, second = demanded(pool, file, 16), demanded(pool, file, 17)
+    pool.fail(first, UnavailableError("cancelled"))
+    pool.land(flying[0], bytes(PART))
+    assert second.room is not None
+    assert second.room.is_set()
+
+
+def test_a_part_is_not_evicted_before_those_who_waited_have_taken_their_bytes() -> None:
+    pool, file = a_pool()
+    part = demanded(pool, file, 0)
+    pool.pin(part)
+    pool.pin(part)
+    pool.land(part, bytes(PART))
+    for index in range(1, 17):
+        demanded(pool, file, index)
+    assert part.data is not None
+    pool.unpin(part)
+    assert part.data is not None
+    pool.unpin(part)
+    assert part.data is None, "the sixteenth demand was waiting for this memory"
+
+
+def test_what_a_closed_file_leaves_is_found_when_it_is_opened_again() -> None:
+    pool, file = a_pool()
+    part = held(pool, file, 0)
+    pool.close(file)
+    assert pool.statistics().spent_bytes == PART
+    assert pool.open(1, listed("a", 100 * MIB)).at(0) is part
+
+
+def test_a_closed_file_without_parts_is_forgotten() -> None:
+    pool, file = a_pool()
+    pool.close(file)
+    assert pool.open(1, listed("a", 100 * MIB)) is not file
+
+
+def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:
+    pool, file = a_pool()
+    part = demanded(pool, file, 0)
+    pool.close(file)
+    pool.land(part, bytes(PART))
+    assert pool.statistics().spent_bytes == PART
+    pool.check_invariants()
+
+
+def test_another_version_under_the_same_inode_never_sees_the_parts_of_the_first() -> None:
+    pool, file = a_pool()
+    part, flying = held(pool, file, 0), demanded(pool, file, 1)
+    renewed = pool.open(1, listed("a", 100 * MIB, etag='"v2"'))
+    assert renewed.at(0) is None
+    assert renewed.at(PART) is None
+    assert part.data is None
+    pool.land(flying, bytes(PART))
+    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (0, 0)
+    pool.close(file)
+    pool.check_invariants()
+
+
+def test_the_parts_of_an_idle_file_make_room_for_the_readahead_of_others() -> None:
+    pool, file = a_pool()
+    other = pool.open(2, listed("b", 100 * MIB))
+    pool.touch(file)
+    for index in range(12):
+        held(pool, file, index)
+    assert ahead(pool, other, 0) is None
+    for index in range(100, 117):
+        part = held(pool, other, index)
+        part.unread_bytes = 0
+        pool.spend(part)
+    pool.touch(other)
+    assert ahead(pool, other, 0) is not None
+    assert pool.statistics().active_files == 1
+
+
+class AnyUseOfThePool(RuleBasedStateMachine):
+    """Any order of events keeps the books right: the limit above all."""
+
+    @initialize(limit_parts=st.integers(2, 20), connections=st.integers(1, 20))
+    def start(self, limit_parts: int, connections: int) -> None:
+        self.limit_bytes = limit_parts * PART
+        self.pool = PartPool(
+            ReadaheadConfig(
+                part_size_bytes=PART,
+                first_part_bytes=4 * KIB,
+                memory_limit_bytes=self.limit_bytes,
+                max_parts_in_flight=connections,
+            )
+        )
+        self.versions = [1] * 4
+        self.flying: list[Part] = []
+        self.pinned: list[Part] = []
+        self.held: list[Part] = []
+
+    def file(self, inode: int) -> FileParts:
+        return self.pool.open(inode, listed("a", 100 * PART, etag=f'"{self.versions[inode]}"'))
+
+    @rule(inode=st.integers(0, 3), place=st.integers(0, 99), pages=st.integers(1, 16), waits=st.booleans())
+    def demand(self, inode: int, place: int, pages: int, waits: bool) -> None:
+        file = self.file(inode)
+        start = place * PART
+        self.pool.touch(file, file.at(start))
+        if file.at(start) is None:
+            part = self.pool.demand(file, start, start + pages * 4096)
+            self.flying.append(part)
+            if waits:
+                self.pool.pin(part)
+                self.pinned.append(part)
+
+    @rule(inode=st.integers(0, 3), place=st.integers(0, 99))
+    def read_ahead(self, inode: int, place: int) -> None:
+        file = self.file(inode)
+        if file.at(place * PART) is None:
+            part = self.pool.try_ahead(file, place * PART, (place + 1) * PART)
+            if part is not None:
+                self.flying.append(part)
+
+    @precondition(lambda self: any(part.room is None or part.room.is_set() for part in self.flying))
+    @rule(data=st.data(), fails=st.booleans())
+    def end_a_fetch(self, data: st.DataObject, fails: bool) -> None:
+        running = [part for part in self.flying if part.room is None or part.room.is_set()]
+        part = data.draw(st.sampled_from(running))
+        self.flying.remove(part)
+        if fails:
+            self.pool.fail(part, UnavailableError("x"))
+        else:
+            self.pool.land(part, bytes(part.size_bytes))
+            self.held.append(part)
+
+    @precondition(lambda self: any(part.room is not None and not part.room.is_set() for part in self.flying))
+    @rule(data=st.data())
+    def give_up_waiting_for_room(self, data: st.DataObject) -> None:
+        waiting = [part for part in self.flying if part.room is not None and not part.room.is_set()]
+        part = data.draw(st.sampled_from(waiting))
+        self.flying.remove(part)
+        self.pool.fail(part, UnavailableError("cancelled"))
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        part = data.draw(st.sampled_from(self.pinned))
+        assert part.data is not None or part.error is not None or part in self.flying
+        self.pinned.remove(part)
+        self.pool.unpin(part)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def read_out(self, data: st.DataObject) -> None:
+        part = data.draw(st.sampled_from(self.held))
+        part.unread_bytes = 0
+        self.pool.spend(part)
+
+    @rule(inode=st.integers(0, 3))
+    def close(self, inode: int) -> None:
+        self.pool.close(self.file(inode))
+
+    @rule(inode=st.integers(0, 3))
+    def replace(self, inode: int) -> None:
+        self.file(inode)
+        self.versions[inode] += 1
+        self.file(inode)
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check_invariants()
+        pool = self.pool.statistics()
+        assert pool.reserved_bytes + pool.held_bytes <= self.limit_bytes
+        running = [part for part in self.flying if part.room is None or part.room.is_set()]
+        handed_over = {part for part in self.pinned if part.data is not None}
+        assert pool.parts_in_flight == len(running)
+        assert pool.parts_waiting == len(self.flying) - len(running)
+        assert pool.reserved_bytes == sum(part.size_bytes for part in {*running, *handed_over})
+        if not self.flying and not self.pinned:
+            assert pool.reserved_bytes == 0
+
+
+TestAnyUseOfThePool = AnyUseOfThePool.TestCase
+TestAnyUseOfThePool.settings = settings(deadline=None, max_examples=60, stateful_step_count=60)

@@ -1,0 +1,271 @@
+"""One file through the engine: what is fetched when, who shares it, what a failure or a cancellation leaves."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fastfuse.errors import DeadlineError, ObjectChangedError, ReadError, UnavailableError
+from fastfuse.objects import Buffer
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
+
+REF = listed("a", 2 * MIB)
+BYTES = content(REF)
+
+
+async def collect(engine: ReadEngine, offset: int, size_bytes: int, into: list[Buffer | Exception]) -> None:
+    try:
+        into.append(await engine.read(1, REF, offset, size_bytes))
+    except ReadError as error:
+        into.append(error)
+
+
+async def test_a_read_within_one_part_is_a_slice_of_it_and_one_across_parts_is_joined() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        first = await engine.read(1, REF, 0, 4 * KIB)
+        second = await engine.read(1, REF, 4 * KIB, 4 * KIB)
+        assert isinstance(first, memoryview)
+        assert isinstance(second, memoryview)
+        assert first.obj is second.obj
+        across = await engine.read(1, REF, 8 * KIB, 32 * KIB)
+        assert across == BYTES[8 * KIB : 40 * KIB]
+        assert memoryview(across).readonly
+
+
+async def test_bytes_that_are_there_are_read_without_giving_way_to_another_task() -> None:
+    async with running(ScriptedReader()) as engine:
+        await engine.read(1, REF, 0, 4 * KIB)
+        with trio.testing.assert_no_checkpoints():
+            assert await engine.read(1, REF, 4 * KIB, 4 * KIB) == BYTES[4 * KIB : 8 * KIB]
+
+
+async def test_what_a_sequential_reader_wants_next_is_fetched_while_it_reads() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        for offset in range(0, MIB, 16 * KIB):
+            assert await engine.read(1, REF, offset, 16 * KIB) == BYTES[offset : offset + 16 * KIB]
+            await settled()
+        counts = engine.statistics()
+        assert counts.demanded_parts == 1
+        assert counts.waits == 1
+        assert counts.hits == 63
+
+
+async def test_a_demanded_part_is_fetched_before_anything_ahead() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        async with trio.open_nursery() as readers:
+            readers.start_soon(engine.read, 1, REF, 0, 4 * KIB)
+            await settled()
+            assert sorted(reader.gets) == [("a", 0, 16 * KIB), ("a", 16 * KIB, 32 * KIB)]
+            reader.let_go()
+
+
+async def test_readers_of_one_part_share_one_get() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        results: list[Buffer | Exception] = []
+        async with trio.open_nursery() as readers:
+            for _ in range(20):
+                readers.start_soon(collect, engine, MIB, 4 * KIB, results)
+            await settled()
+            reader.let_go()
+        assert results == [BYTES[MIB : MIB + 4 * KIB]] * 20
+        assert reader.ranges("a") == [(MIB, MIB + 4 * KIB)]
+
+
+async def test_parts_keep_arriving_ahead_while_the_reader_waits_for_the_first() -> None:
+    ref = listed("small", 256 * KIB)
+    reader = ScriptedReader()
+    config = ReadaheadConfig(
+        part_size_bytes=256 * KIB, first_part_bytes=16 * KIB, memory_limit_bytes=MIB, max_parts_in_flight=4
+    )
+    async with running(reader, config) as engine:
+        reader.holds = lambda _key, start, _end: start == 0
+        async with trio.open_nursery() as readers:
+            readers.start_soon(engine.read, 1, ref, 0, 4 * KIB)
+            await settled()
+            # Readahead may use three connections; one has the demand, and the two others took turns with the rest.
+            assert sum(end - start for start, end in reader.ranges("small")) == ref.size_bytes
+            assert engine.statistics().pool.parts_in_flight == 1
+            reader.let_go()
+
+
+async def test_a_failed_demand_fails_the_reads_that_need_it_and_the_next_read_starts_clean() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.failures["a", MIB] = ObjectChangedError("replaced")
+        results: list[Buffer | Exception] = []
+        async with trio.open_nursery() as readers:
+            for _ in range(3):
+                readers.start_soon(collect, engine, MIB, 4 * KIB, results)
+        assert [type(result) for result in results] == [ObjectChangedError] * 3
+        assert await engine.read(1, REF, MIB, 4 * KIB) == BYTES[MIB : MIB + 4 * KIB]
+        assert engine.statistics().failed_parts == 1
+
+
+async def test_a_failed_readahead_fails_no_read_and_is_fetched_again_on_demand() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.failures["a", 16 * KIB] = UnavailableError("503")
+        await engine.read(1, REF, 0, 4 * KIB)
+        await settled()
+        assert engine.statistics().failed_parts == 1
+        assert await engine.read(1, REF, 16 * KIB, 4 * KIB) == BYTES[16 * KIB : 20 * KIB]
+        assert [start for start, _ in reader.ranges("a")].count(16 * KIB) == 2
+
+
+async def test_a_defect_in_the_store_fails_the_read_and_not_the_mount() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.failures["a", MIB] = ZeroDivisionError("defect")
+        with pytest.raises(ZeroDivisionError):
+            await engine.read(1, REF, MIB, 4 * KIB)
+        assert await engine.read(1, REF, 0, 10) == BYTES[:10]
+
+
+async def test_a_read_across_parts_fails_if_one_of_them_does() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        await engine.read(1, REF, 0, 4 * KIB)
+        await settled()
+        reader.failures["a", 32 * KIB] = DeadlineError("too late")
+        with pytest.raises(DeadlineError):
+            await engine.read(1, REF, 16 * KIB, 32 * KIB)
+        assert await engine.read(1, REF, 16 * KIB, 32 * KIB) == BYTES[16 * KIB : 48 * KIB]
+
+
+async def test_a_cancelled_reader_takes_the_fetch_away_from_nobody() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        results: list[Buffer | Exception] = []
+        async with trio.open_nursery() as readers:
+            readers.start_soon(collect, engine, MIB, 4 * KIB, results)
+            with trio.CancelScope() as impatient:
+                async with trio.open_nursery() as others:
+                    others.start_soon(collect, engine, MIB, 4 * KIB, results)
+                    await settled()
+                    impatient.cancel()
+            assert results == []
+            reader.let_go()
+        assert results == [BYTES[MIB : MIB + 4 * KIB]]
+        assert len(reader.gets) == 1
+
+
+@pytest.mark.parametrize("size_bytes", [4 * KIB, 128 * KIB])
+async def test_a_reader_cancelled_while_it_waits_finds_its_bytes_when_it_comes_back(size_bytes: int) -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as readers:
+                readers.start_soon(engine.read, 1, REF, MIB, size_bytes)
+                await settled()
+                scope.cancel()
+        assert scope.cancelled_caught
+        reader.let_go()
+        await settled()
+        fetched = list(reader.gets)
+        assert await engine.read(1, REF, MIB, size_bytes) == BYTES[MIB : MIB + size_bytes]
+        assert reader.gets == fetched
+
+
+async def test_a_reader_cancelled_while_it_waits_for_memory_leaves_the_queue_usable() -> None:
+    reader = ScriptedReader()
+    config = ReadaheadConfig(part_size_bytes=64 * KIB, first_part_bytes=64 * KIB, memory_limit_bytes=128 * KIB)
+    async with running(reader, config) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        results: list[Buffer | Exception] = []
+        async with trio.open_nursery() as readers:
+            for index in (4, 8):
+                readers.start_soon(collect, engine, index * 64 * KIB, 64 * KIB, results)
+            await settled()
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as impatient:
+                    impatient.start_soon(collect, engine, 12 * 64 * KIB, 64 * KIB, results)
+                    await settled()
+                    assert engine.statistics().pool.parts_waiting == 1
+                    scope.cancel()
+            readers.start_soon(collect, engine, 16 * 64 * KIB, 64 * KIB, results)
+            await settled()
+            reader.let_go()
+        assert len(results) == 3
+        assert BYTES[MIB : MIB + 64 * KIB] in results
+
+
+async def test_when_the_owner_cancels_the_fetches_waiting_readers_get_an_error() -> None:
+    reader = ScriptedReader()
+    reader.holds = lambda _key, _start, _end: True
+    config = ReadaheadConfig(part_size_bytes=64 * KIB, first_part_bytes=64 * KIB, memory_limit_bytes=128 * KIB)
+    results: list[Buffer | Exception] = []
+    async with trio.open_nursery() as readers, trio.open_nursery() as owner:
+        engine = ReadEngine(reader, config, owner)
+        for index in (4, 8, 12):
+            readers.start_soon(collect, engine, index * 64 * KIB, 64 * KIB, results)
+        await settled()
+        owner.cancel_scope.cancel()
+    assert [type(result) for result in results] == [UnavailableError] * 3
+    assert engine.statistics().pool.reserved_bytes == 0
+    assert engine.statistics().pool.parts_waiting == 0
+
+
+async def test_a_read_larger_than_the_whole_memory_goes_through_it_part_by_part() -> None:
+    reader = ScriptedReader()
+    config = ReadaheadConfig(part_size_bytes=64 * KIB, first_part_bytes=64 * KIB, memory_limit_bytes=128 * KIB)
+    async with running(reader, config) as engine:
+        results: list[Buffer | Exception] = []
+        async with trio.open_nursery() as readers:
+            for offset in (0, 0, 4 * KIB, 100):
+                readers.start_soon(collect, engine, offset, 2 * MIB, results)
+        assert sorted(len(result) for result in results if not isinstance(result, Exception)) == [
+            2 * MIB - 4 * KIB,
+            2 * MIB - 100,
+            2 * MIB,
+            2 * MIB,
+        ]
+        assert all(BYTES.endswith(result) for result in results if not isinstance(result, Exception))
+
+
+async def test_a_reader_of_slow_connections_waits_for_about_one_of_them_at_a_time(autojump_clock: MockClock) -> None:
+    reader = ScriptedReader(delay_s=1.0)
+    async with running(reader) as engine:
+        began = trio.current_time()
+        for offset in range(0, 2 * MIB, 16 * KIB):
+            await engine.read(1, REF, offset, 16 * KIB)
+        # 32 parts of 64 KiB, one after the other, would be 32 s.
+        assert trio.current_time() - began < 10
+        assert sum(end - start for start, end in reader.ranges("a")) == REF.size_bytes
+        await trio.sleep(1)
+
+
+async def test_memory_of_a_released_file_is_small_and_its_readahead_stops() -> None:
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        for offset in range(0, MIB, 16 * KIB):
+            await engine.read(1, REF, offset, 16 * KIB)
+        await settled()
+        assert engine.statistics().pool.held_bytes > SMALL.memory_limit_bytes // 2
+        engine.release(1)
+        assert engine.statistics().pool.held_bytes <= SMALL.memory_limit_bytes // 8
+        assert engine.statistics().open_files == 0
+
+
+async def test_a_part_that_arrives_after_release_starts_no_more_readahead() -> None:
+    ref = listed("small", 256 * KIB)
+    reader = ScriptedReader()
+    config = ReadaheadConfig(
+        part_size_bytes=256 * KIB, first_part_bytes=16 * KIB, memory_limit_bytes=MIB, max_parts_in_flight=2
+    )
+    async with running(reader, config) as engine:
+        reader.holds = lambda _key, start, _end: start > 0
+        await engine.read(1, ref, 0, 4 * KIB)
+        await settled()
+        assert reader.ranges("small") == [(0, 16 * KIB), (16 * KIB, 32 * KIB)]
+        engine.release(1)
+        reader.let_go()
+        await settled()
+        assert len(reader.gets) == 2

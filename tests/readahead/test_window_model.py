@@ -1,0 +1,92 @@
+"""Properties of the window over any reads, against a model that keeps everything that was fetched."""
+
+import random
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fastfuse.readahead import ReadaheadConfig
+from fastfuse.readahead.window import Window
+from tests.readahead.readers import KIB, MIB
+from tests.readahead.window_model import EndlessPool
+
+PAGE = 4 * KIB
+CONFIG = ReadaheadConfig(
+    part_size_bytes=64 * KIB, first_part_bytes=16 * KIB, max_window_bytes=256 * KIB, memory_limit_bytes=MIB
+)
+sizes = st.integers(1, 2 * MIB)
+requests = st.sampled_from([1, 100, PAGE, 8 * KIB, 32 * KIB, 128 * KIB])
+
+
+def reading(size_bytes: int) -> EndlessPool:
+    return EndlessPool(Window(size_bytes, CONFIG), size_bytes, CONFIG)
+
+
+@given(size_bytes=sizes, steps=st.lists(st.tuples(st.integers(0, 2 * MIB), requests, st.booleans()), max_size=60))
+def test_any_read_is_covered_by_parts_within_the_file_that_never_overlap(
+    size_bytes: int, steps: list[tuple[int, int, bool]]
+) -> None:
+    pool = reading(size_bytes)
+    end = 0
+    for place, length, continues in steps:
+        offset = end if continues and end < size_bytes else place % size_bytes
+        end = min(offset + length, size_bytes)
+        pool.read(offset, end)
+        assert all(pool.gap(byte) is None for byte in (offset, end - 1))
+
+
+@given(size_bytes=sizes, request=requests.filter(lambda length: length >= 4 * KIB))
+@example(size_bytes=8 * 64 * KIB + 10, request=128 * KIB)
+def test_a_sequential_reader_fetches_each_byte_once(size_bytes: int, request: int) -> None:
+    pool = reading(size_bytes)
+    pool.read_through(0, size_bytes, request)
+    assert sum(end - start for start, end in pool.fetched) == size_bytes
+    assert len(pool.demanded) == 1 or request > 16 * KIB
+
+
+@given(
+    size_bytes=st.integers(MIB, 2 * MIB),
+    begin=st.integers(0, 127).map(lambda page: page * PAGE),
+    depth=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_requests_out_of_order_within_the_kernels_depth_stay_one_reader_and_cost_nothing_twice(
+    size_bytes: int, begin: int, depth: int, seed: int
+) -> None:
+    pool = reading(size_bytes)
+    shuffled = random.Random(seed)
+    offsets = list(range(begin, size_bytes, 8 * KIB))
+    while offsets:
+        offset = offsets.pop(shuffled.randrange(min(depth, len(offsets))))
+        pool.read(offset, min(offset + 8 * KIB, size_bytes))
+    assert sum(end - start for start, end in pool.fetched) == size_bytes - begin
+    (cursor,) = pool.window.cursors
+    assert (cursor.begin, cursor.position) == (begin, size_bytes)
+    assert cursor.sequential
+
+
+@given(places=st.lists(st.integers(1, 2000), unique=True), length=st.sampled_from([1, PAGE, 3 * PAGE]))
+def test_reads_that_never_continue_fetch_their_pages_and_no_more(places: list[int], length: int) -> None:
+    pool = reading(10000 * PAGE)
+    asked = set()
+    for place in places:
+        offset = place * 4 * PAGE
+        pool.read(offset, offset + length)
+        asked |= set(range(offset // PAGE, (offset + length - 1) // PAGE + 1))
+    assert pool.ahead == []
+    assert sum(end - start for start, end in pool.fetched) == len(asked) * PAGE
+
+
+@given(readers=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_readers_at_different_places_that_take_turns_at_random_all_become_sequential(readers: int, seed: int) -> None:
+    size_bytes = readers * MIB
+    pool = reading(size_bytes)
+    positions = [reader * MIB for reader in range(readers)]
+    turns = [reader for reader in range(readers) for _ in range(32)]
+    random.Random(seed).shuffle(turns)
+    for reader in turns:
+        pool.read(positions[reader], positions[reader] + 16 * KIB)
+        positions[reader] += 16 * KIB
+    assert all(cursor.sequential for cursor in pool.window.cursors)
+    # None of them waits for more than its first requests.
+    assert len(pool.demanded) <= 6 * readers

@@ -1,0 +1,71 @@
+"""The naive model that the window is tested against: everything fetched arrives at once and stays for ever."""
+
+from fastfuse.readahead import ReadaheadConfig
+from fastfuse.readahead.config import PAGE_BYTES
+from fastfuse.readahead.window import Cursor, Window
+
+
+class EndlessPool:
+    """Carries out the window's commands as a stream does, and checks each one."""
+
+    def __init__(self, window: Window, size_bytes: int, config: ReadaheadConfig) -> None:
+        self.window = window
+        self.size_bytes = size_bytes
+        self.config = config
+        self.fetched: list[tuple[int, int]] = []
+        self.demanded: list[tuple[int, int]] = []
+        self.ahead: list[tuple[int, int]] = []
+        self.bytes_ahead = 0
+
+    def gap(self, offset: int) -> tuple[int, int] | None:
+        if any(start <= offset < end for start, end in self.fetched):
+            return None
+        before = [end for _, end in self.fetched if end <= offset]
+        after = [start for start, _ in self.fetched if start > offset]
+        return max(before, default=0), min(after, default=self.size_bytes)
+
+    def fetch(self, start: int, end: int) -> None:
+        assert 0 <= start < end <= self.size_bytes
+        assert all(end <= other_start or other_end <= start for other_start, other_end in self.fetched)
+        assert end - start <= self.config.part_size_bytes * 3 // 2
+        self.fetched.append((start, end))
+
+    def read(self, offset: int, end: int) -> Cursor:
+        cursor = self.window.read(offset, end)
+        assert cursor.begin < cursor.position
+        assert len(self.window.cursors) <= 16
+        position = offset
+        while position < end:
+            gap = self.gap(position)
+            if gap is None:
+                position = next(e for s, e in self.fetched if s <= position < e)
+                continue
+            for start, part_end in self.window.demand(cursor, position, end, gap):
+                if not cursor.sequential:
+                    assert start >= offset - offset % PAGE_BYTES
+                    assert part_end <= end + -end % PAGE_BYTES
+                self.fetch(start, part_end)
+                self.demanded.append((start, part_end))
+                position = part_end
+        self._read_ahead(cursor)
+        return cursor
+
+    def _read_ahead(self, cursor: Cursor) -> None:
+        while (wanted := self.window.next_ahead(cursor)) is not None:
+            start, end = wanted
+            assert cursor.sequential
+            assert start >= cursor.position
+            assert end <= cursor.position + self.config.max_window_bytes
+            gap = self.gap(start)
+            if gap is None:
+                self.window.commanded(cursor, next(e for s, e in self.fetched if s <= start < e))
+                continue
+            end = min(end, gap[1])
+            self.fetch(start, end)
+            self.ahead.append((start, end))
+            self.window.commanded(cursor, end)
+        self.bytes_ahead = max(0, cursor.ahead_until - cursor.position)
+
+    def read_through(self, offset: int, end: int, request_bytes: int) -> None:
+        for start in range(offset, end, request_bytes):
+            self.read(start, min(start + request_bytes, end))

@@ -1,0 +1,80 @@
+"""Each implementation of the seam together with the server that it talks to, for the contract tests."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from fastfuse.objects import ObjectRef
+from fastfuse.store.base import ConnectionConfig, PageSource, RangeReader
+from fastfuse.store.boto import BotoPageSource, BotoRangeReader
+from fastfuse.store.memory import MemoryStore
+from fastfuse.store.router import open_reader
+from fastfuse.store.rust import RustRangeReader
+from fastfuse.store.session import S3Session
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.servers import S3Server
+
+__all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "open_place"]
+
+READER_PLACES = (
+    "memory",
+    "rust-moto",
+    "rust-loopback",
+    "boto-moto",
+    "boto-rclone",
+    "boto-loopback",
+    "routed-moto",
+    "routed-rclone",
+)
+PAGE_PLACES = ("memory", "boto-moto", "boto-rclone", "boto-loopback")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bucket that a test can fill, and the implementation under test that reads it."""
+
+    put: Callable[[str, bytes], ObjectRef]
+    delete: Callable[[str], None]
+    reader: RangeReader
+    pages: PageSource
+
+
+@contextmanager
+def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+    client, _, server = name.partition("-")
+    match server:
+        case "":
+            store = MemoryStore()
+            yield Place(store.put, store.delete, store, store)
+        case "loopback":
+            objects = MemoryObjects({})
+            with LoopbackServer({"bucket": objects}) as loopback:
+                config = ConnectionConfig(endpoint_url=loopback.endpoint_url, region="us-east-1")
+
+                def put(key: str, data: bytes) -> ObjectRef:
+                    objects.put(key, data)
+                    stored = objects.view().lookup(key.encode())
+                    assert stored is not None
+                    return ObjectRef("bucket", key, len(data), stored.etag)
+
+                yield Place(put, objects.delete, _reader(client, config), _pages(config))
+        case _:
+            running: S3Server = request.getfixturevalue(f"{server}_server")
+            config = running.config
+            yield Place(running.put, running.delete, _reader(client, config), _pages(config))
+
+
+def _reader(client: str, config: ConnectionConfig) -> RangeReader:
+    match client:
+        case "rust":
+            return RustRangeReader(S3Session(config), "bucket")
+        case "boto":
+            return BotoRangeReader(S3Session(config), "bucket")
+        case _:
+            return open_reader(config)
+
+
+def _pages(config: ConnectionConfig) -> PageSource:
+    return BotoPageSource(S3Session(config), "bucket")

@@ -1,0 +1,236 @@
+"""What the two S3 clients make of a server that misbehaves."""
+
+import errno
+import logging
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import (
+    BadReplyError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    StoreUnsuitableError,
+    UnavailableError,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.store import boto
+from fastfuse.store.base import ConnectionConfig, RangeReader
+from fastfuse.store.boto import BotoRangeReader
+from fastfuse.store.router import open_reader
+from fastfuse.store.rust import RustRangeReader
+from fastfuse.store.session import S3Session
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    EXPIRED_TOKEN,
+    INTERNAL_ERROR,
+    SLOW_DOWN,
+    Answer,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    Replace,
+    Reset,
+    ServerConfig,
+    Stall,
+    Truncate,
+    WrongEtag,
+    create_certificate,
+)
+
+DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
+CLIENTS: dict[str, Callable[[ConnectionConfig], RangeReader]] = {
+    "rust": lambda config: RustRangeReader(S3Session(config), "bucket"),
+    "boto": lambda config: BotoRangeReader(S3Session(config), "bucket"),
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    server: LoopbackServer
+    reader: RangeReader
+    ref: ObjectRef
+    config: ConnectionConfig
+
+
+@contextmanager
+def scene(
+    make: Callable[[ConnectionConfig], RangeReader],
+    server_config: ServerConfig | None = None,
+    **options: object,
+) -> Iterator[Scene]:
+    objects = MemoryObjects({"key": DATA})
+    with LoopbackServer({"bucket": objects}, server_config) as server:
+        stored = objects.view().lookup(b"key")
+        assert stored is not None
+        ref = ObjectRef("bucket", "key", len(DATA), stored.etag)
+        config = replace(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"), **options)  # type: ignore[arg-type]
+        yield Scene(server, make(config), ref, config)
+
+
+@pytest.fixture(params=["rust", "boto"])
+def client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
+    return CLIENTS[request.param]
+
+
+@pytest.fixture
+async def on(client: Callable[[ConnectionConfig], RangeReader]) -> AsyncIterator[Scene]:
+    """A scene that ends soon: what recovers does so in its first pauses, what does not is given up after 3 s."""
+    with scene(client, deadline_s=3.0) as one:
+        yield one
+        await one.reader.aclose()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [SLOW_DOWN, INTERNAL_ERROR, Reset(None), Reset(1000), Truncate(0), Truncate(100_000), Stall(100_000)],
+    ids=str,
+)
+async def test_a_passing_fault_is_outlived_and_the_bytes_are_right(on: Scene, action: object) -> None:
+    on.server.faults.add(FaultRule(action=action, operation="GetObject", times=2))  # type: ignore[arg-type]
+    assert await on.reader.get_range(on.ref, 1000, 900_000) == DATA[1000:900_000]
+
+
+@pytest.mark.parametrize("action", [SLOW_DOWN, Reset(None), Truncate(10), Stall(10)], ids=str)
+async def test_a_lasting_fault_is_an_io_error_and_the_reader_stays_usable(on: Scene, action: object) -> None:
+    rule = on.server.faults.add(FaultRule(action=action, operation="GetObject"))  # type: ignore[arg-type]
+    with pytest.raises(ReadError, match="'key' could not be read") as caught:
+        await on.reader.get_range(on.ref, 0, 1000)
+    assert caught.value.errno == errno.EIO
+    on.server.faults.remove(rule)
+    assert await on.reader.get_range(on.ref, 0, 1000) == DATA[:1000]
+
+
+async def test_a_throttled_read_says_so_once_it_gives_up(on: Scene) -> None:
+    on.server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject"))
+    with pytest.raises(UnavailableError, match="503 SlowDown"):
+        await on.reader.get_range(on.ref, 0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (ACCESS_DENIED, ObjectDeniedError),
+        (EXPIRED_TOKEN, ObjectDeniedError),
+        (Answer(403, "InvalidAccessKeyId", "unknown"), ObjectDeniedError),
+        (Answer(403, "InvalidObjectState", "archived"), ObjectArchivedError),
+        (Answer(404, "NoSuchKey", "gone"), ObjectChangedError),
+        (Answer(404, "NoSuchBucket", "gone"), ObjectChangedError),
+        (Answer(416, "InvalidRange", "short"), ObjectChangedError),
+        (WrongEtag('"another"'), ObjectChangedError),
+        (Replace(b"x" * len(DATA)), ObjectChangedError),
+        (Replace(b"shorter"), ObjectChangedError),
+    ],
+    ids=str,
+)
+async def test_a_final_refusal_is_told_after_one_request(on: Scene, action: object, error: type[ReadError]) -> None:
+    on.server.faults.add(FaultRule(action=action, operation="GetObject"))  # type: ignore[arg-type]
+    with pytest.raises(ReadError) as caught:
+        await on.reader.get_range(on.ref, 5000, 6000)
+    assert type(caught.value) is error
+    assert len(on.server.requests) == 1
+
+
+async def test_every_get_carries_the_listed_etag(on: Scene) -> None:
+    await on.reader.get_range(on.ref, 0, 10)
+    assert [request.if_match for request in on.server.requests] == [on.ref.etag]
+
+
+async def test_a_server_that_ignores_if_match_is_found_out(client: Callable[[ConnectionConfig], RangeReader]) -> None:
+    with scene(client, ServerConfig(honour_if_match=False)) as on:
+        on.server.faults.add(FaultRule(action=Replace(b"x" * len(DATA)), operation="GetObject"))
+        with pytest.raises(ObjectChangedError):
+            await on.reader.get_range(on.ref, 5000, 6000)
+        await on.reader.aclose()
+
+
+async def test_what_the_service_quotes_reaches_neither_message_nor_traceback_nor_log(
+    on: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    secret = "FwoGZXIvYXdzEJr-session-token"
+    on.server.faults.add(FaultRule(action=Answer(400, "ExpiredToken", f"The token {secret} has expired")))
+    with pytest.raises(ObjectDeniedError) as caught:
+        await on.reader.get_range(on.ref, 0, 10)
+    shown = "".join(traceback.format_exception(caught.value)) + caught.value.hint + caplog.text
+    assert "400 ExpiredToken" in shown
+    assert secret not in shown
+
+
+# --- servers that answer a range with 200
+
+
+async def test_the_right_range_under_status_200_is_taken_by_the_general_client() -> None:
+    with scene(CLIENTS["boto"], ServerConfig(range_reply="200-part")) as on:
+        assert await on.reader.get_range(on.ref, 1000, 5000) == DATA[1000:5000]
+        await on.reader.aclose()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (1000, 900_000), (0, len(DATA)), (len(DATA) - 1, len(DATA))])
+async def test_the_range_is_cut_out_of_a_whole_object(start: int, end: int) -> None:
+    with scene(CLIENTS["boto"], ServerConfig(range_reply="200-whole")) as on:
+        assert await on.reader.get_range(on.ref, start, end) == DATA[start:end]
+        await on.reader.aclose()
+
+
+async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boto, "LONGEST_SKIP_BYTES", 1000)
+    with scene(CLIENTS["boto"], ServerConfig(range_reply="200-whole")) as on:
+        assert await on.reader.get_range(on.ref, 1000, 1010) == DATA[1000:1010]
+        with pytest.raises(BadReplyError, match="ignores Range"):
+            await on.reader.get_range(on.ref, 1001, 1010)
+        await on.reader.aclose()
+
+
+@pytest.mark.parametrize("reply", ["200-part", "200-whole"])
+async def test_the_fast_client_leaves_such_a_server_to_the_other(reply: str) -> None:
+    with scene(CLIENTS["rust"], ServerConfig(range_reply=reply)) as on:  # type: ignore[arg-type]
+        with pytest.raises(StoreUnsuitableError) as caught:
+            await on.reader.get_range(on.ref, 0, 10)
+        assert caught.value.whole_server
+
+
+async def test_the_router_learns_that_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    with scene(open_reader, ServerConfig(range_reply="200-part")) as on:
+        for start in (0, 100, 200):
+            assert await on.reader.get_range(on.ref, start, 500) == DATA[start:500]
+        assert len(on.server.requests) == 4
+        assert [record.getMessage() for record in caplog.records if "slower client" in record.getMessage()] == [
+            "Reading 'bucket' with the slower client: obstore does not take this server's replies to ranged GETs."
+        ]
+        await on.reader.aclose()
+
+
+# --- TLS
+
+
+async def test_a_private_authority_is_trusted_by_its_bundle(
+    client: Callable[[ConnectionConfig], RangeReader], tmp_path: Path
+) -> None:
+    files = create_certificate(tmp_path)
+    with scene(client, ServerConfig(tls=files), ca_bundle=str(files.certificate)) as on:
+        assert await on.reader.get_range(on.ref, 0, 10) == DATA[:10]
+        await on.reader.aclose()
+
+
+async def test_without_verification_any_certificate_will_do(
+    client: Callable[[ConnectionConfig], RangeReader], tmp_path: Path
+) -> None:
+    with scene(client, ServerConfig(tls=create_certificate(tmp_path)), verify_ssl=False) as on:
+        assert await on.reader.get_range(on.ref, 0, 10) == DATA[:10]
+        await on.reader.aclose()
+
+
+async def test_an_unknown_authority_is_refused(
+    client: Callable[[ConnectionConfig], RangeReader], tmp_path: Path
+) -> None:
+    with scene(client, ServerConfig(tls=create_certificate(tmp_path)), deadline_s=1.0) as on:
+        with pytest.raises(UnavailableError):
+            await on.reader.get_range(on.ref, 0, 10)
+        await on.reader.aclose()

@@ -1,0 +1,91 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.testing.listing import ListQuery, decode_token, encode_token, render_page, select_page
+from fastfuse.testing.objects import MemoryObjects, ObjectView
+
+# Few letters, so that prefixes and delimiters meet; 0xff and NUL stand at the ends of the order.
+_bytes = st.text(alphabet="ab/\x00", max_size=5).map(str.encode) | st.lists(
+    st.sampled_from([b"a", b"/", b"\xff"]), max_size=4
+).map(b"".join)
+_keys = st.sets(_bytes.filter(bool), max_size=30)
+
+
+def _view(keys: set[bytes]) -> ObjectView:
+    return MemoryObjects(dict.fromkeys(keys, b"")).view()
+
+
+def _model(keys: set[bytes], prefix: bytes, delimiter: bytes, after: bytes) -> list[bytes]:
+    """All entries that a listing should show, in order."""
+    entries = set()
+    for key in keys:
+        if key.startswith(prefix):
+            head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key[len(prefix) :], b"", b"")
+            entries.add(prefix + head + found)
+    return sorted(entry for entry in entries if entry > after)
+
+
+def _walk(view: ObjectView, query: ListQuery, limit: int) -> list[list[bytes]]:
+    """The entries of all pages, following the token."""
+    pages = []
+    while True:
+        page = select_page(view, query, limit)
+        keys = [view.key_at(index) for start, end in page.runs for index in range(start, end)]
+        assert page.key_count == len(keys) + len(page.prefixes) <= limit
+        pages.append(sorted(keys + page.prefixes))
+        if not page.truncated:
+            return pages
+        query = replace(query, token=encode_token(page.resume_after))
+
+
+@given(_keys, _bytes, st.sampled_from([b"", b"/", b"a", b"//"]), _bytes, st.integers(1, 7))
+def test_pages_of_any_length_show_what_the_model_lists(
+    keys: set[bytes], prefix: bytes, delimiter: bytes, after: bytes, limit: int
+) -> None:
+    query = ListQuery(prefix=prefix, delimiter=delimiter, start_after=after)
+    pages = _walk(_view(keys), query, limit)
+    entries = [entry for page in pages for entry in page]
+    assert entries == _model(keys, prefix, delimiter, after)
+    assert all(len(page) == limit for page in pages[:-1])
+
+
+def test_a_page_of_no_entries_is_truncated_and_its_token_resumes_there() -> None:
+    view = _view({b"a", b"b"})
+    empty = select_page(view, ListQuery(start_after=b"a"), 0)
+    assert (empty.key_count, empty.truncated) == (0, True)
+    rest = select_page(view, ListQuery(token=encode_token(empty.resume_after)), 5)
+    assert rest.runs == [(1, 2)]
+
+
+def test_max_keys_zero_ends_the_listing() -> None:
+    page = select_page(_view({b"a"}), ListQuery(max_keys=0), 1000)
+    assert (page.key_count, page.truncated) == (0, False)
+
+
+@given(_bytes)
+def test_a_token_gives_back_its_entry(entry: bytes) -> None:
+    assert decode_token(encode_token(entry)) == entry
+
+
+@pytest.mark.parametrize("token", ["nonsense", "", "AAAA", "é"])
+def test_a_token_of_another_server_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="token"):
+        decode_token(token)
+
+
+def test_a_rendered_page_has_its_elements_in_both_encodings() -> None:
+    view = _view({b"p/a b", b"p/d/&"})
+    query = ListQuery(prefix=b"p/", delimiter=b"/", start_after=b"p/ ", url_encoded=True)
+    body = render_page("data", view, query, select_page(view, query, 1))
+    assert b"<Name>data</Name><Prefix>p/</Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys>" in body
+    assert b"<IsTruncated>true</IsTruncated><Delimiter>/</Delimiter><StartAfter>p/+</StartAfter>" in body
+    assert b"<EncodingType>url</EncodingType>" in body
+    assert b"<Contents><Key>p/a+b</Key>" in body
+    plain = replace(query, start_after=b"", url_encoded=False, delimiter=b"&")
+    body = render_page("data", view, plain, select_page(view, plain, 10))
+    assert b"<Key>p/a b</Key>" in body
+    assert b"<CommonPrefixes><Prefix>p/d/&amp;</Prefix></CommonPrefixes>" in body
+    assert b"EncodingType" not in body

@@ -1,0 +1,171 @@
+"""The same script against the loopback server and against moto: what a client can observe must be equal.
+
+Left out, because moto is not like S3 there: StartAfter is not repeated on later pages, MaxKeys above 1000 is echoed,
+a suffix of an empty object is 200, an unquoted ETag in If-Match does not match, and a bad token is a 500.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from moto.server import ThreadedMotoServer
+
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.testing.clients import boto_client, error_of
+
+_OBJECTS = {
+    "a": b"file beside a folder",
+    "a/": b"",
+    "a/b": b"0123456789",
+    "a/c/d": b"deep",
+    "a//b": b"empty segment",
+    "b c+d%20": b"space, plus, percent",
+    "b&<>\"'": b"markup",
+    "empty": b"",
+    "é/😀": b"emoji",
+    "zz": b"last",
+}
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[tuple[Any, Any]]:
+    """Ours and moto's, with the same objects in bucket ``data``."""
+    moto = ThreadedMotoServer(port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    try:
+        with (
+            LoopbackServer({"data": MemoryObjects(_OBJECTS)}) as server,
+            boto_client(server.endpoint_url) as ours,
+            boto_client(f"http://{host}:{port}") as theirs,
+        ):
+            theirs.create_bucket(Bucket="data")
+            for key, data in _OBJECTS.items():
+                theirs.put_object(Bucket="data", Key=key, Body=data)
+            yield ours, theirs
+    finally:
+        moto.stop()
+
+
+def _observe(action: Callable[[], Any]) -> Any:  # noqa: ANN401
+    try:
+        return action()
+    except ClientError as error:
+        return error_of(error)
+
+
+def _listing(client: Any, **arguments: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401
+    """Every page: keys, sizes, ETags, prefixes, counts, whether it goes on; StartAfter on the first only."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket="data", **arguments)
+    return [
+        (
+            [(found["Key"], found["Size"], found["ETag"], found["StorageClass"]) for found in page.get("Contents", [])],
+            [found["Prefix"] for found in page.get("CommonPrefixes", [])],
+            page["KeyCount"],
+            page["MaxKeys"],
+            page["IsTruncated"],
+            page.get("Delimiter"),
+            page.get("StartAfter") if number == 0 else None,
+        )
+        for number, page in enumerate(pages)
+    ]
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 1000])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"Delimiter": "/"},
+        {"Prefix": "a"},
+        {"Prefix": "a/", "Delimiter": "/"},
+        {"Prefix": "b"},
+        {"Prefix": "nothing"},
+        {"StartAfter": "a/b"},
+        {"StartAfter": "a", "Delimiter": "/"},
+        {"StartAfter": "a/b", "Delimiter": "/"},
+        {"StartAfter": "a/", "Delimiter": "/"},
+        {"Prefix": "é", "Delimiter": "/"},
+        {"Delimiter": "//"},
+    ],
+)
+def test_pages_of_a_listing_are_those_of_moto(
+    clients: tuple[Any, Any], arguments: dict[str, str], page_size: int
+) -> None:
+    ours, theirs = (_listing(client, **arguments, PaginationConfig={"PageSize": page_size}) for client in clients)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("max_keys", [0, 1, 999, 1000])
+def test_max_keys_at_its_limits_is_answered_as_by_moto(clients: tuple[Any, Any], max_keys: int) -> None:
+    def observe(client: Any) -> Any:  # noqa: ANN401
+        page = client.list_objects_v2(Bucket="data", MaxKeys=max_keys)
+        return page["KeyCount"], page["MaxKeys"], page["IsTruncated"]
+
+    assert observe(clients[0]) == observe(clients[1])
+
+
+def _get(client: Any, key: str, **arguments: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    reply = client.get_object(Bucket="data", Key=key, **arguments)
+    with reply["Body"] as body:
+        data = body.read()
+    status = reply["ResponseMetadata"]["HTTPStatusCode"]
+    return status, data, reply["ETag"], reply["ContentLength"], reply.get("ContentRange"), reply["ContentType"]
+
+
+@pytest.mark.parametrize("key", [*_OBJECTS, "missing"])
+def test_a_whole_object_is_answered_as_by_moto(clients: tuple[Any, Any], key: str) -> None:
+    ours, theirs = (_observe(lambda client=client: _get(client, key)) for client in clients)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("a/b", "bytes=0-0"),
+        ("a/b", "bytes=2-5"),
+        ("a/b", "bytes=5-"),
+        ("a/b", "bytes=-3"),
+        ("a/b", "bytes=-50"),
+        ("a/b", "bytes=9-200"),
+        ("a/b", "bytes=10-"),
+        ("a/b", "bytes=50-60"),
+        ("empty", "bytes=0-0"),
+        ("empty", "bytes=0-"),
+    ],
+)
+def test_a_range_is_answered_as_by_moto(clients: tuple[Any, Any], key: str, wanted: str) -> None:
+    ours, theirs = (_observe(lambda client=client: _get(client, key, Range=wanted)) for client in clients)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("if_match", ['"wrong"', '"781e5e245d69b566979b86e28d23f2c7"'])
+@pytest.mark.parametrize("operation", ["get_object", "head_object"])
+def test_if_match_is_answered_as_by_moto(clients: tuple[Any, Any], operation: str, if_match: str) -> None:
+    def observe(client: Any) -> Any:  # noqa: ANN401
+        reply = getattr(client, operation)(Bucket="data", Key="a/b", IfMatch=if_match)
+        if "Body" in reply:
+            reply["Body"].close()
+        return reply["ResponseMetadata"]["HTTPStatusCode"]
+
+    ours, theirs = (_observe(lambda client=client: observe(client)) for client in clients)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda client: client.head_bucket(Bucket="data")["ResponseMetadata"]["HTTPStatusCode"],
+        lambda client: client.head_bucket(Bucket="none"),
+        lambda client: client.get_bucket_location(Bucket="data")["LocationConstraint"],
+        lambda client: client.get_bucket_location(Bucket="none"),
+        lambda client: client.list_objects_v2(Bucket="none"),
+        lambda client: client.get_object(Bucket="none", Key="a"),
+        lambda client: client.head_object(Bucket="data", Key="a/b")["ContentLength"],
+        lambda client: client.head_object(Bucket="data", Key="missing"),
+    ],
+)
+def test_a_call_succeeds_or_fails_as_with_moto(clients: tuple[Any, Any], action: Callable[[Any], Any]) -> None:
+    ours, theirs = (_observe(lambda client=client: action(client)) for client in clients)
+    assert ours == theirs

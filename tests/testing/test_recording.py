@@ -1,0 +1,70 @@
+import pytest
+
+from fastfuse.testing.recording import RequestLog, RequestRecord
+
+
+def _record(key: str, sent_bytes: int = 0) -> RequestRecord:
+    return RequestRecord(
+        connection=1,
+        method="GET",
+        operation="GetObject",
+        bucket="b",
+        key=key,
+        query={},
+        range=None,
+        if_match="",
+        user_agent="",
+        status=200,
+        sent_bytes=sent_bytes,
+    )
+
+
+def test_the_log_keeps_the_last_records_and_counts_all() -> None:
+    log = RequestLog(limit=2)
+    for key in "abc":
+        log.finish(log.begin(_record(key, sent_bytes=10)), missing_bytes=0)
+    assert [record.key for record in log.records()] == ["b", "c"]
+    assert log.statistics().requests == {"GetObject": 3}
+    assert log.statistics().sent_bytes == 30
+    log.clear()
+    assert log.records() == ()
+    assert log.statistics().requests == {"GetObject": 3}
+
+
+def test_a_log_of_no_length_counts_only() -> None:
+    log = RequestLog(limit=0)
+    log.finish(log.begin(_record("a")), missing_bytes=0)
+    assert log.records() == ()
+    assert log.statistics().requests == {"GetObject": 1}
+
+
+def test_bytes_that_the_client_did_not_take_are_taken_off() -> None:
+    log = RequestLog(limit=5)
+    log.finish(log.begin(_record("a", sent_bytes=10)), missing_bytes=4)
+    assert log.records()[0].sent_bytes == 6
+    assert log.statistics().sent_bytes == 6
+
+
+def test_the_peak_is_of_requests_in_flight_at_one_time() -> None:
+    log = RequestLog(limit=5)
+    first, second = log.begin(_record("a")), log.begin(_record("b"))
+    log.finish(first, missing_bytes=0)
+    third = log.begin(_record("c"))
+    assert (log.statistics().in_flight, log.statistics().peak_in_flight) == (2, 2)
+    for number in (second, third):
+        log.finish(number, missing_bytes=0)
+    assert (log.statistics().in_flight, log.statistics().peak_in_flight) == (0, 2)
+
+
+def test_connections_are_numbered_and_counted() -> None:
+    log = RequestLog(limit=5)
+    assert [log.open_connection(), log.open_connection()] == [1, 2]
+    log.close_connection()
+    assert (log.statistics().connections, log.statistics().open_connections) == (2, 1)
+
+
+def test_waiting_ends_at_once_where_the_condition_is_met_and_in_an_error_where_it_never_is() -> None:
+    log = RequestLog(limit=5)
+    assert log.wait_until(lambda now: now.in_flight == 0, timeout_s=0).in_flight == 0
+    with pytest.raises(TimeoutError, match="in_flight=0"):
+        log.wait_until(lambda now: now.in_flight == 1, timeout_s=0)

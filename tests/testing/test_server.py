@@ -1,0 +1,282 @@
+"""The server on its sockets: faults, log, keep-alive, shutdown."""
+
+import http.client
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from fastfuse.testing import (
+    EXPIRED_TOKEN,
+    INTERNAL_ERROR,
+    SLOW_DOWN,
+    Delay,
+    FaultRule,
+    Limit,
+    LoopbackServer,
+    MemoryObjects,
+    Pace,
+    Reset,
+    ServerConfig,
+    ShortPage,
+    Stall,
+    SyntheticObjects,
+    Truncate,
+    synthetic_bytes,
+)
+from tests.testing.clients import boto_client, error_of, http_get
+
+_DATA = bytes(range(256)) * 400
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    """Bucket ``data`` with the object ``key``, and ``made`` with synthetic ones."""
+    buckets = {
+        "data": MemoryObjects({"key": _DATA}),
+        "made": SyntheticObjects(count=3000, size_bytes=50 << 30, layout="dirs", directories=3),
+    }
+    with LoopbackServer(buckets) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: LoopbackServer) -> Iterator[Any]:
+    with boto_client(server.endpoint_url) as client:
+        yield client
+
+
+def test_an_object_is_got_whole_and_in_parts(client: Any) -> None:  # noqa: ANN401
+    assert client.get_object(Bucket="data", Key="key")["Body"].read() == _DATA
+    assert client.get_object(Bucket="data", Key="key", Range="bytes=1000-1999")["Body"].read() == _DATA[1000:2000]
+
+
+def test_a_synthetic_object_is_what_the_pure_function_says(client: Any) -> None:  # noqa: ANN401
+    start = (49 << 30) + 12345
+    body = client.get_object(Bucket="made", Key="0001/1500", Range=f"bytes={start}-{start + (20 << 20) - 1}")["Body"]
+    assert body.read() == synthetic_bytes("0001/1500", start, start + (20 << 20))
+
+
+def test_boto3_lists_synthetic_keys_as_they_are_numbered(client: Any) -> None:  # noqa: ANN401
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket="made", Prefix="0001/", StartAfter="0001/1200")
+    keys = [found["Key"] for page in pages for found in page["Contents"]]
+    assert keys == [f"0001/{number:04d}" for number in range(1201, 2000)]
+    assert client.head_object(Bucket="made", Key=keys[0])["ETag"] == found_etag(client, keys[0])
+
+
+def found_etag(client: Any, key: str) -> Any:  # noqa: ANN401
+    """The ETag as it is listed."""
+    return client.list_objects_v2(Bucket="made", Prefix=key)["Contents"][0]["ETag"]
+
+
+def test_hostile_keys_survive_a_listing_and_a_get() -> None:
+    keys = ["a//b", "..", "../x", "a/./b", "\x01\x1f\x7f", "a\nb", "%41", "a+b c", "?x=1#y", "/", "//", "😀/", "\ufffe"]
+    with (
+        LoopbackServer({"data": MemoryObjects({key: key.encode() for key in keys})}) as server,
+        boto_client(server.endpoint_url) as client,
+    ):
+        listed = [found["Key"] for found in client.list_objects_v2(Bucket="data")["Contents"]]
+        assert listed == sorted(keys, key=str.encode)
+        for key in keys:
+            assert client.get_object(Bucket="data", Key=key)["Body"].read() == key.encode()
+
+
+def test_a_request_is_in_the_log_when_its_reply_is_there(server: LoopbackServer) -> None:
+    http_get(server.endpoint_url, "/data/key", {"Range": "bytes=10-19", "If-Match": "*", "User-Agent": "me"})
+    http_get(server.endpoint_url, "/data?list-type=2&prefix=a%20b")
+    first, second = server.requests
+    assert (first.method, first.operation, first.bucket, first.key) == ("GET", "GetObject", "data", "key")
+    assert (first.range, first.if_match, first.user_agent) == ((10, 20), "*", "me")
+    assert (first.status, first.sent_bytes, first.connection) == (206, 10, 1)
+    assert (second.operation, second.query, second.connection) == (
+        "ListObjectsV2",
+        {"list-type": "2", "prefix": "a b"},
+        2,
+    )
+    assert server.statistics().requests == {"GetObject": 1, "ListObjectsV2": 1}
+    server.clear_requests()
+    assert server.requests == ()
+
+
+def test_one_connection_serves_many_requests(server: LoopbackServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    for method in ("GET", "HEAD", "GET"):
+        connection.request(method, "/data/key")
+        response = connection.getresponse()
+        assert response.headers["Content-Length"] == str(len(_DATA))
+        assert len(response.read()) == (len(_DATA) if method == "GET" else 0)
+    connection.request("PUT", "/data/key", body=b"x")
+    assert connection.getresponse().status == 405
+    connection.close()
+    assert server.statistics().connections == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (SLOW_DOWN, (503, "SlowDown")),
+        (INTERNAL_ERROR, (500, "InternalError")),
+        (EXPIRED_TOKEN, (400, "ExpiredToken")),
+    ],
+)
+def test_a_burst_of_errors_reaches_boto3_and_ends(
+    server: LoopbackServer,
+    client: Any,  # noqa: ANN401
+    action: Any,  # noqa: ANN401
+    expected: tuple[int, str],
+) -> None:
+    rule = server.faults.add(FaultRule(action=action, operation="GetObject", key="k*", times=2))
+    for _ in range(2):
+        with pytest.raises(ClientError) as caught:
+            client.get_object(Bucket="data", Key="key")
+        assert error_of(caught.value) == expected
+    assert client.get_object(Bucket="data", Key="key")["Body"].read() == _DATA
+    assert server.faults.hits(rule) == 2
+
+
+def test_a_reset_comes_in_the_middle_of_the_body(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=Reset(1000)))
+    with pytest.raises(ConnectionResetError):
+        http_get(server.endpoint_url, "/data/key")
+    assert server.requests[0].sent_bytes == 1000
+
+
+def test_a_reset_in_place_of_a_reply_sends_nothing(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=Reset(None)))
+    with pytest.raises(ConnectionResetError):
+        http_get(server.endpoint_url, "/data/key")
+    assert (server.requests[0].status, server.requests[0].sent_bytes) == (0, 0)
+
+
+def test_a_truncated_body_ends_early_in_good_order(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=Truncate(1000)))
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        http_get(server.endpoint_url, "/data/key")
+    assert caught.value.partial == _DATA[:1000]
+
+
+def test_a_stalled_body_goes_on_when_its_rule_is_removed(server: LoopbackServer) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(1000), times=1))
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request("GET", "/data/key")
+    response = connection.getresponse()
+    assert response.read(1000) == _DATA[:1000]
+    assert connection.sock is not None
+    connection.sock.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        connection.sock.recv(1)
+    connection.sock.settimeout(5)
+    assert server.statistics().in_flight == 1
+    # Others are not held up.
+    assert http_get(server.endpoint_url, "/data/key")[1] == _DATA
+    server.faults.remove(rule)
+    assert response.read() == _DATA[1000:]
+    connection.close()
+
+
+def test_a_delay_and_a_rate_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_s = []
+    config = ServerConfig(pace=Pace(first_byte_delay_s=0.25, list_delay_s=0.5, rate_bytes_per_s=0.0))
+    with LoopbackServer({"data": MemoryObjects({"key": b"x" * 100})}, config) as server:
+        monkeypatch.setattr(server._closing, "wait", waits_s.append)
+        http_get(server.endpoint_url, "/data/key")
+        http_get(server.endpoint_url, "/data?list-type=2")
+        assert waits_s == [0.25, 0.5]
+        server.faults.add(FaultRule(action=Delay(1.0)))
+        server.faults.add(FaultRule(action=Limit(100.0)))
+        http_get(server.endpoint_url, "/data/key")
+        assert waits_s[2] == 1.25
+        assert len(waits_s) == 3 + 50
+        assert 0.5 < waits_s[-1] <= 1.0
+
+
+def test_an_empty_truncated_page_is_followed_by_boto3(server: LoopbackServer, client: Any) -> None:  # noqa: ANN401
+    server.faults.add(FaultRule(action=ShortPage(0), operation="ListObjectsV2", times=2))
+    pages = list(client.get_paginator("list_objects_v2").paginate(Bucket="data"))
+    assert [page["KeyCount"] for page in pages] == [0, 0, 1]
+
+
+def test_boto3_follows_a_bucket_to_its_region() -> None:
+    config = ServerConfig(regions={"data": "eu-west-1"})
+    with (
+        LoopbackServer({"data": MemoryObjects({"key": _DATA})}, config) as server,
+        boto_client(server.endpoint_url) as client,
+    ):
+        assert client.get_object(Bucket="data", Key="key")["Body"].read() == _DATA
+        assert [record.status for record in server.requests][-1] == 200
+        assert server.requests[0].status in (301, 400)
+
+
+def test_many_connections_are_served_at_once(server: LoopbackServer) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0)))
+    with ThreadPoolExecutor(50) as pool:
+        replies = [pool.submit(http_get, server.endpoint_url, "/data/key") for _ in range(50)]
+        server.wait_until(lambda now: now.in_flight == 50)
+        server.faults.remove(rule)
+        assert all(reply.result()[1] == _DATA for reply in replies)
+    assert server.statistics().peak_in_flight == 50
+
+
+def test_a_client_that_leaves_early_is_recorded_with_what_it_took(server: LoopbackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+        leaving.sendall(b"GET /made/0000/0001 HTTP/1.1\r\n\r\n")
+        leaving.recv(100)
+    server.wait_until(lambda now: now.open_connections == 0)
+    assert server.requests[0].sent_bytes < 50 << 30
+    assert server.statistics().sent_bytes == server.requests[0].sent_bytes
+
+
+def test_nonsense_closes_its_own_connection_only(server: LoopbackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as nonsense:
+        nonsense.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert nonsense.recv(1) == b""
+    assert http_get(server.endpoint_url, "/data/key")[1] == _DATA
+
+
+def test_the_server_is_reachable_on_the_loopback_interface_only(server: LoopbackServer) -> None:
+    assert server._listener.getsockname()[0] == "127.0.0.1"
+
+
+def _open_files() -> set[str]:
+    """What this process has open, but for the descriptor that looks."""
+    links = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            links.add(f"{entry} {os.readlink(f'/proc/self/fd/{entry}')}")
+        except FileNotFoundError:
+            continue
+    return links
+
+
+def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
+    synthetic_bytes("make the shared block first", 0, 1)
+    threads, files = set(threading.enumerate()), _open_files()
+    server = LoopbackServer({"made": SyntheticObjects(count=1, size_bytes=1 << 40)})
+    with server:
+        server.faults.add(FaultRule(action=Stall(0), times=1))
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(4)]
+        # One stalled by a fault, one that does not read, one idle, one in mid-request.
+        clients[0].sendall(b"GET /made/0000 HTTP/1.1\r\n\r\n")
+        server.wait_until(lambda now: now.in_flight == 1)
+        clients[1].sendall(b"GET /made/0000 HTTP/1.1\r\n\r\n")
+        clients[3].sendall(b"GET /made/0000 HT")
+        server.wait_until(lambda now: now.in_flight == 2 and now.open_connections == 4)
+    assert set(threading.enumerate()) == threads
+    assert server.statistics().open_connections == 0
+    for client in clients:
+        client.close()
+    assert _open_files() == files
+    server.close()
+
+
+def test_a_server_that_was_never_started_closes_its_socket() -> None:
+    server = LoopbackServer({})
+    port = server.port
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

@@ -1,0 +1,248 @@
+"""S3's semantics, without sockets; what moto does alike is in `test_moto`."""
+
+import re
+from contextlib import closing
+
+import pytest
+
+from fastfuse.testing.config import ServerConfig
+from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN, Action, Replace, ShortPage, WrongEtag
+from fastfuse.testing.objects import FileSpan, MemoryObjects
+from fastfuse.testing.service import Service
+from fastfuse.testing.wire import Reply, Request
+
+_DATA = b"0123456789"
+_SIGNED = "AWS4-HMAC-SHA256 Credential=AKID/20240101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+
+def _service(config: ServerConfig | None = None) -> Service:
+    objects = MemoryObjects({"a/b": _DATA, "a//b": b"slashes", "/lead": b"lead", "a/../b": b"dots", "%2F +": b"odd"})
+    objects.put("cold", _DATA, storage_class="GLACIER")
+    objects.put("cool", _DATA, storage_class="GLACIER_IR")
+    objects.put(b"\xff\x00\n", b"bytes")
+    return Service({"data": objects, "my.data": MemoryObjects({"k": b"dotted"})}, config or ServerConfig())
+
+
+def _answer(
+    target: str,
+    *actions: Action,
+    config: ServerConfig | None = None,
+    method: str = "GET",
+    host: str = "127.0.0.1:80",
+    **headers: str,
+) -> Reply:
+    service = _service(config)
+    path, _, query = target.partition("?")
+    parameters = dict(part.partition("=")[::2] for part in query.split("&") if part)
+    request = Request(
+        method,
+        path.encode(),
+        {name: value.encode() for name, value in parameters.items()},
+        {"host": host, **{name.replace("_", "-"): value for name, value in headers.items()}},
+        True,
+    )
+    return service.answer(service.understand(request), actions)
+
+
+def _body(reply: Reply) -> bytes:
+    with closing(reply.content.spans(reply.start, reply.start + reply.body_bytes)) as spans:
+        return b"".join(span for span in spans if not isinstance(span, FileSpan))
+
+
+def _error(reply: Reply) -> tuple[int, str]:
+    found = re.search(rb"<Code>(\w+)</Code><Message>[^<]+</Message>", _body(reply))
+    assert found is not None
+    return reply.status, found[1].decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        ("/data/a/b", _DATA),
+        ("/data/a//b", b"slashes"),
+        ("/data//lead", b"lead"),
+        ("/data/a/../b", b"dots"),
+        ("/data/%252F%20+", b"odd"),
+        ("/data/%FF%00%0A", b"bytes"),
+    ],
+)
+def test_a_path_is_a_key_byte_for_byte(path: str, data: bytes) -> None:
+    assert _body(_answer(path)) == data
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "data"),
+    [
+        ("data.localhost:9000", "/a/b", _DATA),
+        ("data.s3.eu-west-1.amazonaws.com", "/a//b", b"slashes"),
+        ("data.localhost", "//lead", b"lead"),
+        ("my.data.s3.example", "/k", b"dotted"),
+        ("localhost:9000", "/data/a/b", _DATA),
+        ("[::1]:9000", "/data/a/b", _DATA),
+    ],
+)
+def test_a_bucket_is_found_in_the_host_or_in_the_path(host: str, path: str, data: bytes) -> None:
+    assert _body(_answer(path, host=host)) == data
+
+
+def test_a_bucket_in_the_host_that_does_not_exist_is_named_in_the_error() -> None:
+    reply = _answer("/key", host="none.localhost:80")
+    assert _error(reply) == (404, "NoSuchBucket")
+    assert b"<BucketName>none</BucketName>" in _body(reply)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "data", "content_range"),
+    [
+        ("bytes=2-4", 206, b"234", "bytes 2-4/10"),
+        ("bytes=8-", 206, b"89", "bytes 8-9/10"),
+        ("bytes=-1", 206, b"9", "bytes 9-9/10"),
+        ("bytes=4-2", 200, _DATA, None),
+        ("bytes=1-2,4-5", 200, _DATA, None),
+        ("bytes=-", 200, _DATA, None),
+        ("lines=1-2", 200, _DATA, None),
+    ],
+)
+def test_a_range_is_served_or_ignored_as_on_s3(
+    wanted: str, status: int, data: bytes, content_range: str | None
+) -> None:
+    reply = _answer("/data/a/b", range=wanted)
+    assert (reply.status, _body(reply), reply.headers.get("Content-Range")) == (status, data, content_range)
+
+
+@pytest.mark.parametrize("wanted", ["bytes=10-", "bytes=10-20", "bytes=-0"])
+def test_a_range_beyond_the_object_is_416_and_tells_the_size(wanted: str) -> None:
+    reply = _answer("/data/a/b", range=wanted)
+    assert _error(reply) == (416, "InvalidRange")
+    assert b"<ActualObjectSize>10</ActualObjectSize>" in _body(reply)
+
+
+def test_a_head_of_a_range_tells_its_length_and_sends_nothing() -> None:
+    reply = _answer("/data/a/b", method="HEAD", range="bytes=2-4")
+    assert (reply.status, reply.end - reply.start, reply.body_bytes) == (206, 3, 0)
+
+
+def test_an_error_to_a_head_has_no_body() -> None:
+    reply = _answer("/data/none", method="HEAD")
+    assert (reply.status, reply.end, reply.body_bytes) == (404, 0, 0)
+
+
+def test_if_match_takes_any_of_several_etags_quoted_or_not() -> None:
+    etag = _answer("/data/a/b").headers["ETag"]
+    assert _answer("/data/a/b", if_match=f'"x", {etag}').status == 200
+    assert _answer("/data/a/b", if_match=etag.strip('"')).status == 200
+    assert _answer("/data/a/b", if_match="*").status == 200
+    assert _error(_answer("/data/a/b", if_match='"x"')) == (412, "PreconditionFailed")
+
+
+def test_an_archived_object_is_listed_and_headed_but_not_got() -> None:
+    assert _error(_answer("/data/cold")) == (403, "InvalidObjectState")
+    assert _answer("/data/cold", method="HEAD").headers["x-amz-storage-class"] == "GLACIER"
+    assert _body(_answer("/data/cool")) == _DATA
+    assert b"<StorageClass>GLACIER</StorageClass>" in _body(_answer("/data?list-type=2&prefix=cold"))
+
+
+def test_a_listing_in_bare_xml_and_in_url_encoding_is_as_asked_unless_the_server_cannot() -> None:
+    assert b"<Key>&#x" not in _body(_answer("/data?list-type=2&encoding-type=url"))
+    assert b"<Key>%25%2F+%2B" not in _body(_answer("/data?list-type=2&encoding-type=url"))
+    assert b"<Key>%252F+%2B</Key>" in _body(_answer("/data?list-type=2&encoding-type=url"))
+    assert b"<Key>%2F +</Key>" in _body(_answer("/data?list-type=2"))
+    plain = _body(_answer("/data?list-type=2&encoding-type=url", config=ServerConfig(encode_keys=False)))
+    assert b"<Key>%2F +</Key>" in plain
+    assert b"EncodingType" not in plain
+
+
+@pytest.mark.parametrize("query", ["max-keys=x", "max-keys=-1", "encoding-type=base64", "continuation-token=nonsense"])
+def test_a_parameter_of_a_listing_that_makes_no_sense_is_400(query: str) -> None:
+    assert _error(_answer(f"/data?list-type=2&{query}")) == (400, "InvalidArgument")
+
+
+def test_pages_are_no_longer_than_the_server_or_a_fault_allows() -> None:
+    short = ServerConfig(page_keys_max=3)
+    assert _body(_answer("/data?list-type=2", config=short)).count(b"<Key>") == 3
+    assert b"<MaxKeys>1000</MaxKeys>" in _body(_answer("/data?list-type=2", config=short))
+    empty = _body(_answer("/data?list-type=2", ShortPage(0), config=short))
+    assert b"<KeyCount>0</KeyCount>" in empty
+    assert b"<IsTruncated>true</IsTruncated>" in empty
+    assert b"<NextContinuationToken>" in empty
+
+
+def test_a_bucket_tells_its_region() -> None:
+    config = ServerConfig(regions={"data": "eu-west-1"})
+    assert b">eu-west-1</LocationConstraint>" in _body(_answer("/data?location", config=config))
+    assert b"></LocationConstraint>" in _body(_answer("/my.data?location", config=config))
+    assert _answer("/data", method="HEAD", config=config).headers["x-amz-bucket-region"] == "eu-west-1"
+
+
+def test_a_request_signed_for_another_region_is_told_the_right_one() -> None:
+    config = ServerConfig(regions={"data": "eu-west-1"})
+    redirect = _answer("/data/a/b", config=config, authorization=_SIGNED)
+    assert _error(redirect) == (301, "PermanentRedirect")
+    assert redirect.headers["x-amz-bucket-region"] == "eu-west-1"
+    assert b"<Endpoint>data.s3.eu-west-1.amazonaws.com</Endpoint>" in _body(redirect)
+    config = ServerConfig(regions={"data": "eu-west-1"}, wrong_region="malformed")
+    malformed = _answer("/data/a/b", config=config, authorization=_SIGNED)
+    assert _error(malformed) == (400, "AuthorizationHeaderMalformed")
+    assert b"<Region>eu-west-1</Region>" in _body(malformed)
+    assert _answer("/data?location", config=config, authorization=_SIGNED).status == 200
+    assert _answer("/data/a/b", config=config, authorization=_SIGNED.replace("us-east-1", "eu-west-1")).status == 200
+
+
+def test_a_server_for_one_key_refuses_all_others_and_anonymous_requests_where_it_is_told_to() -> None:
+    config = ServerConfig(allow_anonymous=False, access_key_id="AKID")
+    assert _answer("/data/a/b", config=config, authorization=_SIGNED).status == 200
+    assert _error(_answer("/data/a/b", config=config)) == (403, "AccessDenied")
+    other = _SIGNED.replace("AKID", "OTHER")
+    assert _error(_answer("/data/a/b", config=config, authorization=other)) == (403, "InvalidAccessKeyId")
+    assert _answer("/data/a/b", authorization=other).status == 200
+
+
+@pytest.mark.parametrize(
+    ("range_reply", "status", "data", "content_range"),
+    [("200-whole", 200, _DATA, None), ("200-part", 200, b"23", "bytes 2-3/10")],
+)
+def test_an_odd_server_answers_a_range_in_its_own_way(
+    range_reply: str, status: int, data: bytes, content_range: str | None
+) -> None:
+    config = ServerConfig(range_reply="200-whole" if range_reply == "200-whole" else "200-part")
+    reply = _answer("/data/a/b", config=config, range="bytes=2-3")
+    assert (reply.status, _body(reply), reply.headers.get("Content-Range")) == (status, data, content_range)
+
+
+def test_an_odd_server_ignores_if_match() -> None:
+    assert _answer("/data/a/b", config=ServerConfig(honour_if_match=False), if_match='"x"').status == 200
+
+
+@pytest.mark.parametrize("action", [ACCESS_DENIED, EXPIRED_TOKEN])
+def test_a_fault_answers_in_place_of_the_service(action: Action) -> None:
+    assert _error(_answer("/data/a/b", action)) in [(403, "AccessDenied"), (400, "ExpiredToken")]
+    assert _answer("/data/a/b", action, method="HEAD").status in (403, 400)
+
+
+def test_a_wrong_etag_is_sent_with_the_right_bytes() -> None:
+    right = _answer("/data/a/b").headers["ETag"]
+    reply = _answer("/data/a/b", WrongEtag('"wrong"'), if_match=right)
+    assert (reply.status, reply.headers["ETag"], _body(reply)) == (200, '"wrong"', _DATA)
+
+
+def test_a_replaced_object_has_other_bytes_and_fails_the_old_if_match() -> None:
+    old = _answer("/data/a/b").headers["ETag"]
+    assert _error(_answer("/data/a/b", Replace(b"new"), if_match=old)) == (412, "PreconditionFailed")
+    reply = _answer("/data/a/b", Replace(b"new"))
+    assert _body(reply) == b"new"
+    assert reply.headers["ETag"] != old
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "expected"),
+    [
+        ("PUT", "/data/a/b", (405, "MethodNotAllowed")),
+        ("DELETE", "/data/a/b", (405, "MethodNotAllowed")),
+        ("POST", "/data?delete", (405, "MethodNotAllowed")),
+        ("GET", "/data", (501, "NotImplemented")),
+        ("GET", "/data?versioning", (501, "NotImplemented")),
+        ("GET", "/", (501, "NotImplemented")),
+    ],
+)
+def test_what_the_server_does_not_do_is_refused(method: str, target: str, expected: tuple[int, str]) -> None:
+    assert _error(_answer(target, method=method)) == expected

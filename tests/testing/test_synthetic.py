@@ -1,0 +1,103 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.testing.synthetic import Layout, SyntheticObjects, parse_synthetic, synthetic_bytes
+from fastfuse.testing.xml import contents_element
+
+_PART_BYTES = 8 << 20
+_layouts = st.sampled_from(["flat", "dirs", "hex"])
+_sets = st.builds(
+    lambda count, layout, share, suffix: SyntheticObjects(
+        count=count, size_bytes=9, layout=layout, directories=max(1, count // share), prefix="p <é>/", suffix=suffix
+    ),
+    st.integers(1, 10**12),
+    _layouts,
+    st.integers(1, 100_000),
+    st.sampled_from(["", ".bin", "&+"]),
+)
+
+
+@given(_sets, st.data())
+def test_keys_ascend_and_each_is_found_at_its_own_position(objects: SyntheticObjects, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, objects.count - 1))
+    key = objects.key_at(index)
+    assert objects.position(key) == index
+    assert objects.position(key + b"\x00") == index + 1
+    found = objects.lookup(key)
+    assert found is not None
+    assert (found.key, found.size_bytes) == (key, 9)
+    assert objects.lookup(key + b"x") is None
+
+
+@given(_sets, st.booleans(), st.data())
+def test_a_rendered_run_is_what_its_objects_render_to(
+    objects: SyntheticObjects, url_encoded: bool, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, objects.count - 1))
+    end = min(objects.count, start + data.draw(st.integers(1, 12)))
+    expected = b""
+    for index in range(start, end):
+        stored = objects.lookup(objects.key_at(index))
+        assert stored is not None
+        expected += contents_element(
+            stored.key, stored.size_bytes, stored.etag, stored.modified_s, stored.storage_class, url_encoded
+        )
+    assert objects.contents_xml(start, end, url_encoded=url_encoded) == expected
+
+
+@pytest.mark.parametrize("layout", ["flat", "dirs", "hex"])
+def test_a_small_set_is_in_strict_order_with_distinct_etags(layout: Layout) -> None:
+    objects = SyntheticObjects(count=500, size_bytes=1, layout=layout, directories=7)
+    keys = [objects.key_at(index) for index in range(500)]
+    assert all(before < after for before, after in pairwise(keys))
+    etags = {stored.etag for key in keys if (stored := objects.lookup(key))}
+    assert len(etags) == 500
+
+
+def test_directories_are_as_many_as_asked() -> None:
+    objects = SyntheticObjects(count=1000, size_bytes=1, layout="dirs", directories=10)
+    assert len({objects.key_at(index).split(b"/")[0] for index in range(1000)}) == 10
+
+
+def test_any_two_parts_and_any_two_keys_have_other_bytes() -> None:
+    parts = {synthetic_bytes("one", part * _PART_BYTES, part * _PART_BYTES + 64) for part in range(500)}
+    assert len(parts) == 500
+    assert len({synthetic_bytes(f"{number:08d}", 0, 64) for number in range(500)}) == 500
+
+
+@settings(deadline=None)  # tens of megabytes an example
+@given(st.integers(0, 1 << 50), st.integers(0, 40 << 20), st.integers(0, 1000))
+def test_bytes_do_not_depend_on_how_they_are_asked_for(start: int, length: int, offset: int) -> None:
+    whole = synthetic_bytes("key", start, start + length)
+    assert len(whole) == length
+    offset = min(offset, length)
+    assert synthetic_bytes("key", start + offset, start + length) == whole[offset:]
+
+
+def test_a_description_makes_the_set_it_says() -> None:
+    assert parse_synthetic("count=1000,size=128KiB,layout=dirs,dirs=10,prefix=train/,suffix=.bin") == SyntheticObjects(
+        count=1000, size_bytes=131072, layout="dirs", directories=10, prefix="train/", suffix=".bin"
+    )
+    assert parse_synthetic("count=4,size=2TiB").size_bytes == 2 << 40
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "count=1",
+        "count=1,size=1,colour=red",
+        "count=x,size=1",
+        "count=1,size=1PB",
+        "count=1,size=1,layout=tree",
+        "count=0,size=1",
+        "count=1,size=1,dirs=2",
+    ],
+)
+def test_a_description_that_makes_no_sense_is_refused(spec: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_synthetic(spec)

@@ -1,0 +1,77 @@
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.testing import (
+    DirectoryObjects,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    Reset,
+    ServerConfig,
+    Truncate,
+    create_certificate,
+)
+from fastfuse.testing.config import TlsFiles
+
+_DATA = os.urandom(1_000_000)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return create_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def server(certificate: TlsFiles, tmp_path: Path) -> Iterator[LoopbackServer]:
+    (tmp_path / "file").write_bytes(_DATA)
+    buckets = {"memory": MemoryObjects({"file": _DATA}), "disk": DirectoryObjects(tmp_path)}
+    with LoopbackServer(buckets, ServerConfig(tls=certificate)) as server:
+        yield server
+
+
+def _get(server: LoopbackServer, certificate: TlsFiles, path: str) -> bytes:
+    context = ssl.create_default_context(cafile=str(certificate.certificate))
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
+    try:
+        connection.request("GET", path, headers={"Range": "bytes=5-900000"})
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("bucket", ["memory", "disk"])
+def test_bytes_come_through_tls_under_a_certificate_that_verifies(
+    server: LoopbackServer, certificate: TlsFiles, bucket: str
+) -> None:
+    assert server.endpoint_url.startswith("https://")
+    assert _get(server, certificate, f"/{bucket}/file") == _DATA[5:900001]
+
+
+def test_a_reset_and_a_truncation_work_through_tls(server: LoopbackServer, certificate: TlsFiles) -> None:
+    rule = server.faults.add(FaultRule(action=Reset(None)))
+    with pytest.raises(OSError, match=r"reset|EOF"):
+        _get(server, certificate, "/disk/file")
+    server.faults.remove(rule)
+    server.faults.add(FaultRule(action=Truncate(1000)))
+    with pytest.raises((http.client.IncompleteRead, ssl.SSLEOFError)):
+        _get(server, certificate, "/disk/file")
+
+
+def test_a_client_that_never_begins_its_handshake_holds_up_nobody(
+    server: LoopbackServer, certificate: TlsFiles
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)):
+        server.wait_until(lambda now: now.open_connections == 1)
+        assert _get(server, certificate, "/memory/file") == _DATA[5:900001]
+
+
+def test_a_place_that_cannot_hold_a_certificate_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        create_certificate(tmp_path / "nowhere")

@@ -1,0 +1,45 @@
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.testing.xml import contents_element, error_document, escape, text
+
+
+@given(st.binary())
+def test_an_url_encoded_key_is_plain_ascii_and_decodes_to_itself(key: bytes) -> None:
+    encoded = text(key, True)
+    assert escape(encoded) == encoded
+    assert unquote_plus(encoded.decode("ascii"), errors="surrogateescape").encode(errors="surrogateescape") == key
+
+
+@pytest.mark.parametrize(
+    ("key", "encoded"),
+    [(b"a/b-c_d.e", b"a/b-c_d.e"), (b"a b+c", b"a+b%2Bc"), (b"100%", b"100%25"), ("é".encode(), b"%C3%A9")],
+)
+def test_url_encoding_is_that_of_s3(key: bytes, encoded: bytes) -> None:
+    assert text(key, True) == encoded
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=32, exclude_categories=["Cs", "Cn"], exclude_characters="￾￿")))
+def test_an_escaped_key_survives_an_xml_parser(key: str) -> None:
+    assert (ElementTree.fromstring(b"<k>%b</k>" % escape(key.encode())).text or "") == key
+
+
+def test_a_control_character_becomes_a_reference() -> None:
+    assert text(b"a\x01\n", False) == b"a&#x1;&#xA;"
+
+
+def test_an_object_without_an_etag_is_listed_without_one() -> None:
+    listed = contents_element(b"k", 7, "", 0, "GLACIER", True)
+    assert listed == (
+        b"<Contents><Key>k</Key><LastModified>1970-01-01T00:00:00.000Z</LastModified>"
+        b"<Size>7</Size><StorageClass>GLACIER</StorageClass></Contents>"
+    )
+
+
+def test_an_error_document_escapes_what_the_client_sent() -> None:
+    document = error_document("NoSuchKey", "gone", {"Key": "<a>"})
+    assert document.endswith(b"<Error><Code>NoSuchKey</Code><Message>gone</Message><Key>&lt;a&gt;</Key></Error>")
