@@ -254,14 +254,14 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
         startup.ready()
 
     try:
-        heard = log.configure(logs, daemon=True)
+        heard = log.configure(logs, syslog=log.SYSLOG)
         startup.relay_logs(log.formatter(logs))
         if not heard:
             _logger.warning("there is no syslog here: once mounted, nothing is logged (--log-file keeps the lines)")
         return _serve(settings, on_ready)
     except FastfuseError as error:
         if not ready:
-            startup.say(log.error_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
+            startup.fail(log.error_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
         _logger.error("%s", error)
         return error.exit_code
 
@@ -288,8 +288,11 @@ def unmount(
 @app.command()
 @options.takes(connection=options.connection, logs=options.logs)
 def demo(
-    shards: Annotated[int, typer.Option(min=1, max=1024, help="How many shards to make.")] = 4,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "256MiB",
+    shards: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="How many shards to make. The first is read alone, the others at once."),
+    ] = 5,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "200MiB",
     small_files: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many small files to make.")] = 2000,
     small_file_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each small file.")] = "100KiB",
     readers: Annotated[int, typer.Option(min=1, max=256, help="How many files to read at once.")] = 4,

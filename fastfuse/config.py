@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Final
@@ -71,6 +71,8 @@ class DemoSettings:
     # Read this instead of the built-in server's data set.
     source: S3Uri | None
     connection: ConnectionConfig
+    # What the processes that the demo starts inherit; not shown, for it may hold credentials.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: int | None) -> int:
@@ -296,6 +298,7 @@ def demo_settings(
     keep: bool,
     uri: str | None,
     connection: ConnectionConfig,
+    environ: Mapping[str, str] = os.environ,
 ) -> DemoSettings:
     """The demo's options, checked.
 
@@ -311,4 +314,5 @@ def demo_settings(
         keep=keep,
         source=None if uri is None else S3Uri.parse(uri),
         connection=connection,
+        environment=dict(environ),
     )

@@ -20,7 +20,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class Startup:
-    """The child's side: what it says until it is ready."""
+    """The child's side: what it says until `ready` or `fail`, one of which is called once."""
 
     def __init__(self, pipe_fd: int) -> None:
         self._pipe = os.fdopen(pipe_fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
@@ -31,19 +31,21 @@ class Startup:
         self._relay.setFormatter(formatter)
         logging.getLogger().addHandler(self._relay)
 
-    def say(self, line: str) -> None:
-        """Show one line to whoever started the daemon."""
-        self._pipe.write(line + "\n")
+    def fail(self, text: str) -> None:
+        """Show why there will be no mount, as the last thing; the exit code is the child's own."""
+        self._end(text + "\n")
 
     def ready(self) -> None:
-        """Let the parent return; nothing can be said after that."""
-        logging.getLogger().removeHandler(self._relay)
-        self._pipe.write(_READY.decode())
+        """Let the parent return."""
+        self._end(_READY.decode())
+
+    def _end(self, text: str) -> None:
+        self._pipe.write(text)
         self._pipe.close()
 
 
 class _Relay(logging.StreamHandler):  # type: ignore[type-arg]
-    """Stops once the parent is gone: a process forked before readiness still holds its copy of the pipe."""
+    """Stops once the pipe is closed, or its other end: a process forked before readiness holds a copy of ours."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         logging.getLogger().removeHandler(self)

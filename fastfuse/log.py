@@ -13,9 +13,11 @@ from typing import Final, TextIO
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["HumanFormatter", "JsonFormatter", "LogConfig", "configure", "error_text", "formatter"]
+__all__ = ["SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "configure", "error_text", "formatter"]
 
 _OWN: Final = "fastfuse"
+# The journal listens here too, where there is one.
+SYSLOG: Final = Path("/dev/log")
 # What every record has; the rest came through `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -119,13 +121,13 @@ def error_text(message: str, *, hint: str, exit_code: int, json: bool) -> str:
     return "\n".join(_redact(_escape_controls(line)) for line in lines)
 
 
-def configure(config: LogConfig, *, stream: TextIO | None = None, daemon: bool = False) -> bool:
-    """Send every record to one sink: `config.file`, or syslog for a daemon, or `stream` (stderr).
+def configure(config: LogConfig, *, stream: TextIO | None = None, syslog: Path | None = None) -> bool:
+    """Send every record to one sink: `config.file`, or `syslog` where that is given, or `stream` (stderr).
 
     An exception that nobody catches goes there too. The root stays at WARNING whatever `verbose` says: the S3 and
     HTTP clients write request headers at DEBUG.
 
-    False if the lines go nowhere: a daemon, no log file, and no syslog on this machine (as in most containers).
+    False if the lines go nowhere: to `syslog` on a machine without it, as most containers are.
 
     Raises:
         ConfigurationError: the log file cannot be opened.
@@ -134,19 +136,14 @@ def configure(config: LogConfig, *, stream: TextIO | None = None, daemon: bool =
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
-    sink = _sink(config, stream=stream, daemon=daemon)
-    root.addHandler(sink)
+    root.addHandler(_sink(config, stream=stream, syslog=syslog))
     root.setLevel(logging.WARNING)
     logging.getLogger(_OWN).setLevel(logging.DEBUG if config.verbose else logging.INFO)
     sys.excepthook = _log_uncaught
-    return not isinstance(sink, logging.NullHandler)
+    return config.file is not None or syslog is None or syslog.is_socket()
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    logging.getLogger(_OWN).critical("this is a bug in fastfuse: %s", error, exc_info=(kind, error, traceback))
-
-
-def _sink(config: LogConfig, *, stream: TextIO | None, daemon: bool) -> logging.Handler:
+def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> logging.Handler:
     handler: logging.Handler
     if config.file is not None:
         try:
@@ -158,8 +155,8 @@ def _sink(config: LogConfig, *, stream: TextIO | None, daemon: bool) -> logging.
                 hint="name a file in a directory that exists and is writable",
             ) from error
         handler.setFormatter(formatter(config))
-    elif daemon:
-        handler = _syslog()
+    elif syslog is not None:
+        handler = _syslog(syslog)
         handler.setFormatter(formatter(config, timed=False))
     else:
         handler = logging.StreamHandler(stream or sys.stderr)
@@ -167,10 +164,12 @@ def _sink(config: LogConfig, *, stream: TextIO | None, daemon: bool) -> logging.
     return handler
 
 
-def _syslog() -> logging.Handler:
-    try:
-        handler = logging.handlers.SysLogHandler("/dev/log", facility=logging.handlers.SysLogHandler.LOG_DAEMON)
-    except OSError:
-        return logging.NullHandler()
+def _syslog(socket: Path) -> logging.Handler:
+    # It connects when it has something to send, and again after syslog was restarted.
+    handler = logging.handlers.SysLogHandler(str(socket), facility=logging.handlers.SysLogHandler.LOG_DAEMON)
     handler.ident = "fastfuse: "
     return handler
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    logging.getLogger(_OWN).critical("this is a bug in fastfuse: %s", error, exc_info=(kind, error, traceback))

@@ -21,8 +21,18 @@ from botocore.config import Config
 
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
+from fastfuse.testing import TlsFiles
 
-__all__ = ["ACCESS_KEY", "SECRET_KEY", "S3Server", "aws_environment", "moto_server", "rclone_server"]
+__all__ = [
+    "ACCESS_KEY",
+    "SECRET_KEY",
+    "S3Server",
+    "aws_environment",
+    "configure",
+    "create_chain",
+    "moto_server",
+    "rclone_server",
+]
 
 # rclone refuses keys of an unrealistic length.
 ACCESS_KEY = "AKIATESTTESTTESTTEST"
@@ -42,7 +52,7 @@ class S3Server:
         return ConnectionConfig(endpoint_url=self.endpoint_url, region="us-east-1")
 
     @cached_property
-    def client(self) -> Any:
+    def client(self) -> Any:  # noqa: ANN401 - made at run time
         """A boto3 client, to arrange what a test reads."""
         return boto3.client(
             "s3",
@@ -62,6 +72,19 @@ class S3Server:
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=key)
+
+
+def create_chain(directory: Path) -> tuple[Path, TlsFiles]:
+    """A certificate authority and what it issued for 127.0.0.1, as a company's servers have it."""
+    authority, authority_key = directory / "authority.pem", directory / "authority-key.pem"
+    issued = TlsFiles(directory / "issued.pem", directory / "issued-key.pem")
+    new = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    root = [*new, "-subj", "/CN=authority", "-addext", "keyUsage=keyCertSign"]
+    leaf = [*new, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    leaf += ["-addext", "basicConstraints=critical,CA:FALSE", "-CA", str(authority), "-CAkey", str(authority_key)]
+    subprocess.run([*root, "-keyout", authority_key, "-out", authority], check=True, capture_output=True)
+    subprocess.run([*leaf, "-keyout", issued.key, "-out", issued.certificate], check=True, capture_output=True)
+    return authority, issued
 
 
 @contextmanager
@@ -107,6 +130,11 @@ def rclone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server
     command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--addr", "127.0.0.1:0"]
     with _running(command, re.compile(r"Starting s3 server on \[(http://[0-9.:]+)")) as url:
         yield S3Server(url)
+
+
+def configure(file: Path, text: str) -> None:
+    """Writes an AWS configuration file (from async tests, too: it is a few bytes)."""
+    file.write_text(text)
 
 
 @pytest.fixture

@@ -161,7 +161,10 @@ class InodeTable:
         row = inode - 1
         while row:
             segments.append(self._name(row))
-            row = self._parents[row]
+            parent = self._parents[row]
+            if parent >= row:  # only in a damaged snapshot, which must not lead round in circles
+                raise ValueError(f"inode {inode} lies in a directory that comes after it")
+            row = parent
             if row:
                 segments.append(b"/")
         return self.metadata.key_prefix + b"".join(reversed(segments)).decode()

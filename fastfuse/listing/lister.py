@@ -56,6 +56,7 @@ async def list_source(
 
 
 _ALLOW_EMPTY = "check the prefix, or mount it anyway with --allow-empty"
+_STUCK = "the listing does not advance"
 
 
 class _Lister:
@@ -63,16 +64,18 @@ class _Lister:
         self._pages = pages
         self._source = source
         self._progress = progress
+        # Every continuation token that was followed: one that comes back would lead round in circles for ever.
+        self._tokens: set[str] = set()
         self.request_count = 0
 
     async def run(self, *, allow_empty: bool) -> TableBuilder:
         path = self._source.path
         prefix = path if not path or path.endswith("/") else path + "/"
-        page = await self._page(prefix)
-        if prefix == path or page.keys or page.is_truncated:
+        page = await self._first_page(prefix)
+        if prefix == path or page.keys:
             if prefix != path:
                 await self._warn_of_neighbours(path)
-            if not page.keys and not page.is_truncated and not allow_empty:
+            if not page.keys and not allow_empty:
                 raise EmptySourceError(f"{self._source} holds no objects", hint=_ALLOW_EMPTY)
             return await self._all_pages(prefix, page)
         return await self._one_object(path, prefix, allow_empty=allow_empty)
@@ -88,7 +91,7 @@ class _Lister:
 
     async def _one_object(self, path: str, prefix: str, *, allow_empty: bool) -> TableBuilder:
         """Nothing lies below `path` as a folder: it is one object, a partial name, or nothing at all."""
-        page = await self._page(path, delimiter="/")
+        page = await self._first_page(path, delimiter="/")
         if path.encode() in page.keys:
             row = page.keys.index(path.encode())
             builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
@@ -110,7 +113,7 @@ class _Lister:
 
     async def _warn_of_neighbours(self, path: str) -> None:
         """FastFile's own rule: without the final slash the name is ambiguous where others begin with it (N1)."""
-        page = await self._page(path, delimiter="/")
+        page = await self._first_page(path, delimiter="/")
         neighbours = [name for name in page.common_prefixes + page.keys if name != path.encode() + b"/"]
         if neighbours:
             _log.warning(
@@ -124,9 +127,24 @@ class _Lister:
         more = len(names) - _MAX_CANDIDATES
         return f"{shown} and {more} more" if more > 0 else shown
 
+    async def _first_page(self, prefix: str, *, delimiter: str = "") -> Page:
+        """The first page that holds anything: one without entries says nothing while more are to come."""
+        page = await self._page(prefix, delimiter=delimiter)
+        while page.is_truncated and not page.keys and not page.common_prefixes:
+            page = await self._page(prefix, delimiter=delimiter, after=page)
+        return page
+
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
         token = after.next_token if after else ""
-        start_after = after.keys[-1].decode("utf-8", "surrogateescape") if after and not token else ""
+        last_key = after.keys[-1] if after and not token else b""
+        if token in self._tokens:
+            raise ServiceError(f"{_STUCK}: the service gives the same continuation token again")
+        if token:
+            self._tokens.add(token)
+        try:
+            start_after = last_key.decode()
+        except UnicodeDecodeError as error:
+            raise ServiceError(f"the listing cannot go on after {last_key!r}, which is not UTF-8") from error
         body = await self._pages.list_page(
             prefix=prefix, delimiter=delimiter, continuation_token=token, start_after=start_after
         )
@@ -135,8 +153,8 @@ class _Lister:
         start = prefix.encode()
         if not all(key.startswith(start) for key in page.keys):
             raise ServiceError(f"the LIST reply for {prefix!r} holds a key that does not begin with it")
-        if after and page.is_truncated and page.next_token == token and page.keys == after.keys:
-            raise ServiceError("the listing does not advance: the service answers with the same page again")
+        if last_key and page.keys and min(page.keys) <= last_key:
+            raise ServiceError(f"{_STUCK}: the service was asked for the keys after {last_key!r} and sends it again")
         return page
 
 

@@ -4,13 +4,14 @@ botocore's parser takes 130 µs an object, which is 7,000 objects a second on a 
 Pages as AWS and most servers write them go through one regular expression; a page that it does not account for to the
 last object goes through ElementTree, which does not mind order, white space or additional elements.
 
-Pages are hostile input: a document type declaration (the door to entity expansion) is refused, sizes are bounded by
-what the client read, and every key must lie under the prefix that was asked for.
+Pages are hostile input: a document type declaration (the door to entity expansion) is refused in whatever encoding it
+is written, numbers that no column can hold are refused, and the lister checks that every key lies under the prefix that
+was asked for.
 """
 
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
@@ -25,7 +26,7 @@ _CONTENTS = re.compile(
     rb"(?:<Checksum(?:Algorithm|Type)>[^<]*</Checksum(?:Algorithm|Type)>)*"
     rb"<Size>(\d{1,19})</Size>"
     rb"(?:<Owner>.{0,1024}?</Owner>)?"
-    rb"<StorageClass>([^<]*)</StorageClass></Contents>"
+    rb"<StorageClass>([^<]+)</StorageClass></Contents>"
 )
 _TRUNCATED = re.compile(rb"<IsTruncated>\s*(true|false)\s*</IsTruncated>")
 _TOKEN = re.compile(rb"<NextContinuationToken>([^<]*)</NextContinuationToken>")
@@ -33,6 +34,11 @@ _URL_ENCODED = b"<EncodingType>url</EncodingType>"
 _ENTITY = re.compile(r"&(?:#(\d{1,7})|#x([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos));")
 _ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _NAMESPACE = re.compile(r"^\{[^}]*\}")
+_DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
+_AWS_TIMES = {len(form): form for form in (b"0000-00-00T00:00:00Z", b"0000-00-00T00:00:00.000Z")}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# What int64 nanoseconds since the epoch can say: 1677 to 2262, as everywhere in numpy.
+_MAX_MOMENT_MS = ((1 << 63) - 1) // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,13 @@ def parse_page(body: bytes) -> Page:
     """
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
         raise ServiceError("the LIST reply declares a document type, which no S3 service does")
+    if b"\0" in body:  # in UTF-16, which expat reads whatever it is told, a document type would go unnoticed
+        raise ServiceError("the LIST reply is not XML in UTF-8", hint=_NOT_S3)
     rows = _CONTENTS.findall(body)
     truncated = _TRUNCATED.search(body)
-    if truncated is None or len(rows) != body.count(b"<Contents") or b"<CommonPrefixes" in body:
+    # Comments and CDATA ("<!") may hold what looks like an element.
+    is_unusual = len(rows) != body.count(b"<Contents") or b"<CommonPrefixes" in body or b"<!" in body
+    if truncated is None or is_unusual:
         return _parse_any_order(body)
     keys, times, etags, sizes, classes = zip(*rows, strict=True) if rows else ((),) * 5
     token = _TOKEN.search(body)
@@ -81,7 +91,8 @@ def parse_page(body: bytes) -> Page:
 
 def _parse_any_order(body: bytes) -> Page:
     try:
-        root = ElementTree.fromstring(body)
+        # The encoding is not the document's to choose: in EBCDIC a document type would have gone unnoticed.
+        root = ElementTree.fromstring(body, ElementTree.XMLParser(encoding="utf-8"))
     except ElementTree.ParseError as error:
         raise ServiceError(f"the LIST reply is not XML: {error}", hint="is the endpoint an S3 service?") from error
     for element in root.iter():
@@ -175,10 +186,8 @@ def _unquote(keys: list[bytes]) -> list[bytes]:
 
 
 def _decode_texts(texts: tuple[bytes, ...]) -> list[str]:
-    decoded = b"\0".join(texts).decode("utf-8", "replace")
-    if "&" in decoded:
-        decoded = _unescape(decoded)
-    return decoded.split("\0") if texts else []
+    decoded = b"\0".join(texts).decode("utf-8", "replace").split("\0") if texts else []
+    return [_unescape(text) if "&" in text else text for text in decoded]
 
 
 def _parse_times(times: list[bytes]) -> list[int]:
@@ -187,22 +196,27 @@ def _parse_times(times: list[bytes]) -> list[int]:
         return []
     text = b"".join(times)
     width = len(times[0])
-    if len(text) == width * len(times) and text.count(b"Z") == len(times) and width in {20, 24}:
+    if text.translate(_DIGITS_AS_ZERO) == _AWS_TIMES.get(width, b"") * len(times):
         try:
             plain = np.frombuffer(text, f"S{width}").astype(f"S{width - 1}").astype(f"U{width - 1}")
-            moments: list[int] = plain.astype("datetime64[ns]").astype("int64").tolist()
+            moments = plain.astype("datetime64[ms]").astype("int64")
         except ValueError:
             pass  # not what it looked like; the slow way names the culprit
         else:
-            return moments
+            if np.all((-_MAX_MOMENT_MS <= moments) & (moments <= _MAX_MOMENT_MS)):
+                in_ns: list[int] = (moments * 1_000_000).tolist()
+                return in_ns
     return [_parse_time(time.decode("ascii", "replace")) for time in times]
 
 
 def _parse_time(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        since_epoch_ms = (moment - _EPOCH) // timedelta(milliseconds=1)
+        if abs(since_epoch_ms) > _MAX_MOMENT_MS:
+            raise ValueError("beyond the range of the column")
     except ValueError as error:
         raise ServiceError(f"the LIST reply holds an unreadable time: {text[:64]!r}", hint=_NOT_S3) from error
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000) * 1_000_000
+    return since_epoch_ms * 1_000_000

@@ -74,13 +74,16 @@ def run_lister(
     try:
         with os.fdopen(reading_fd, "rb") as pipe:
             told = pipe.read()
-        exit_code = wait_child(child)
+        exit_code, child = wait_child(child), 0
         if not told:
             how = f"was killed by signal {-exit_code}" if exit_code < 0 else "failed (see the log)"
             raise ServiceError(f"the lister {how}", hint="out of memory?" if exit_code == -signal.SIGKILL else "")
         return snapshot_fd, IndexReport(**heard(told))
     except BaseException:
         os.close(snapshot_fd)
+        if child:  # interrupted: nobody wants its result any more
+            os.kill(child, signal.SIGKILL)
+            wait_child(child)
         raise
 
 

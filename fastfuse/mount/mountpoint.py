@@ -6,6 +6,7 @@ Everything is read from ``/proc/self/mountinfo`` first: ``stat`` of a mount whos
 import ctypes
 import errno
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ __all__ = ["SUBTYPE", "BusyMountError", "MountEntry", "fastfuse_mounts", "find_m
 
 SUBTYPE = "fastfuse"
 _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
+
+# The kernel's own limit on links that lead to links (path_resolution(7)).
+_MAX_LINKS = 40
 
 # <sys/mount.h>
 _MNT_DETACH = 2
@@ -98,7 +102,7 @@ def _clear_dead_mount(entry: MountEntry) -> None:
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
         )
     try:
-        os.stat(entry.path)
+        os.statvfs(entry.path)  # not stat: the kernel remembers the root's attributes and would answer for the dead
     except OSError as error:
         if error.errno not in {errno.ENOTCONN, errno.ECONNABORTED}:
             raise MountError(f"{entry.path} is mounted already and not to be seen: {error.strerror}") from error
@@ -145,14 +149,21 @@ class BusyMountError(MountError):
 
 
 def _resolved(path: Path) -> Path:
-    """`path` without links, not following its last segment: that may be a dead mount, which cannot be looked at."""
-    absolute = path.absolute()
-    return absolute.parent.resolve() / absolute.name if absolute.name else absolute
+    """`path` without links. A mountpoint itself is not looked at: it may be dead, or its daemon may hang."""
+    mountpoints = {entry.path for entry in _entries()}
+    place = path.absolute()
+    for _ in range(_MAX_LINKS):
+        place = place.resolve() if place.name in {"", ".."} else place.parent.resolve() / place.name
+        if place in mountpoints or not place.is_symlink():
+            break
+        place = place.parent / place.readlink()
+    return place
 
 
 def _entries() -> list[MountEntry]:
-    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    return [_entry(line) for line in lines]
+    # Not splitlines: a carriage return in a path is not escaped.
+    lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+    return [_entry(line) for line in lines if line]
 
 
 def _entry(line: bytes) -> MountEntry:
@@ -170,5 +181,5 @@ def _entry(line: bytes) -> MountEntry:
 
 
 def _unescaped(field: bytes) -> bytes:
-    r"""Undo the kernel's octal escapes of space, tab, newline and backslash (``\040``)."""
-    return field.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\012", b"\n").replace(b"\\134", b"\\")
+    r"""Undo the kernel's octal escapes (``\040``) of space, tab, newline, backslash and, in sources, ``#``."""
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

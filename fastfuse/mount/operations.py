@@ -135,7 +135,7 @@ class MountOperations(InitialisedOperations):
 
     @_answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:  # O_RDONLY | O_TRUNC truncates, too: open(2)
             raise pyfuse3.FUSEError(errno.EROFS)
         if self._counters.read(self._draining_slot):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)

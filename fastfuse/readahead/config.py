@@ -1,10 +1,10 @@
-"""What the read engine may use."""
+"""What the read engine may use, altogether and per file."""
 
 from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["PAGE_BYTES", "ReadaheadConfig"]
+__all__ = ["PAGE_BYTES", "ReadaheadConfig", "Share"]
 
 # The kernel reads whole pages, so no range is cut finer (the end of a file apart).
 PAGE_BYTES = 4096
@@ -23,10 +23,10 @@ class ReadaheadConfig:
     # The first GET of a reader that starts at 0, which it waits for in full: 20 ms + 11 ms at the rates above, while
     # most small files (images, single samples) still take one GET.
     first_part_bytes: int = _MIB
-    # How far ahead of one reader: 20 ms + 93 ms per 8 MiB part is 74 MB/s per connection, so 32 parts carry 2.4 GB/s
-    # and half of them still the 1.2 GB/s that one FUSE reader can take.
+    # How far ahead of one reader, if it is alone: at the rates above a connection brings 74 MB/s in parts of 8 MiB, so
+    # the 24 parts that it may have on their way carry 1.8 GB/s, and a few more lie ready.
     max_window_bytes: int = 256 * _MIB
-    # Parts held and parts on their way, of all files. Four readers with whole windows.
+    # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
     # The store's connections (`ConnectionConfig.max_connections`): more GETs than that would only queue there.
     max_parts_in_flight: int = 64
@@ -57,3 +57,11 @@ class ReadaheadConfig:
                 f"({self.max_parts_in_flight}) must be at least 1",
                 hint="use 0 bytes of window to read without readahead",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one file may have ahead of its readers for now: bytes, and parts on their way at the same time."""
+
+    window_bytes: int
+    parts_in_flight: int

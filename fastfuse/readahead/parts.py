@@ -44,7 +44,7 @@ class Part:
 class FileParts:
     """The parts of one file, held or on their way, by place. Invariant: they do not overlap."""
 
-    __slots__ = ("_parts", "_starts", "in_flight", "inode", "is_open", "is_stale", "ref")
+    __slots__ = ("_parts", "_starts", "in_flight", "inode", "is_open", "is_stale", "reads", "ref")
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
         self.inode = inode
@@ -52,6 +52,8 @@ class FileParts:
         self._starts: list[int] = []
         self._parts: dict[int, Part] = {}
         self.in_flight = 0
+        # Reads that may have to wait, also such as a release has overtaken.
+        self.reads = 0
         self.is_open = False
         # Another object has taken the inode; what still arrives is for the readers that wait for it, no one else.
         self.is_stale = False

@@ -33,7 +33,7 @@ import trio
 from cachetools import LRUCache
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.share import FairShare
 
@@ -63,22 +63,22 @@ class PartPool:
     def __init__(self, config: ReadaheadConfig) -> None:
         limit = config.memory_limit_bytes
         self._limit_bytes = limit
-        self._ahead_limit_bytes = limit - limit // 4
-        self._ahead_slots = max(1, config.max_parts_in_flight - config.max_parts_in_flight // 4)
+        connections = config.max_parts_in_flight
+        self._ahead = Share(limit - limit // 4, max(1, connections - connections // 4))
         self._fresh: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
         self._spent: LRUCache[Part, Part] = LRUCache(limit // _SPENT_DIVISOR, getsizeof=_size_bytes)
         self._waiting: deque[Part] = deque()
         self._files: dict[int, FileParts] = {}
-        self._share = FairShare(self._ahead_limit_bytes, idle_after_bytes=limit)
+        self._share = FairShare(self._ahead, idle_after_bytes=limit)
         self._reserved_bytes = 0
         self._in_flight = 0
         self._fetched_bytes = 0
         self._unread_dropped_bytes = 0
 
     @property
-    def share_bytes(self) -> int:
-        """How much one file may have ahead of its readers."""
-        return self._share.share_bytes
+    def share(self) -> Share:
+        """How much one file may have ahead of its readers now."""
+        return self._share.share
 
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
         """The parts of `ref`, with what is left from an earlier reader. Parts of any other version are dropped."""
@@ -97,12 +97,21 @@ class PartPool:
         self._rest(file)
         self._forget_if_empty(file)
 
-    def touch(self, file: FileParts, part: Part | None = None) -> None:
-        """A reader of `file` is active, and has come to `part`."""
-        if part is not None and part.shelf is self._fresh:
+    def enter(self, file: FileParts) -> None:
+        """A read of `file` begins that may have to wait; it must `leave` whatever happens."""
+        file.reads += 1
+        self._touch(file)
+
+    def leave(self, file: FileParts) -> None:
+        """The read is over."""
+        file.reads -= 1
+        self._forget_if_empty(file)
+
+    def touch(self, part: Part) -> None:
+        """A reader has come to `part`."""
+        if part.shelf is self._fresh:
             self._fresh[part]
-        for idle in self._share.touch(file, self._fetched_bytes):
-            self._rest(idle)
+        self._touch(part.file)
 
     def demand(self, file: FileParts, start: int, end: int) -> Part:
         """A part that somebody waits for. It may be fetched now, or when its `room` is set."""
@@ -117,10 +126,11 @@ class PartPool:
 
     def try_ahead(self, file: FileParts, start: int, end: int) -> Part | None:
         """A part to be fetched now that nobody waits for yet, or None: it would be at the expense of others."""
-        slots = self._ahead_slots
-        if self._waiting or self._in_flight >= slots or file.in_flight >= max(1, slots // self._share.active):
+        if self._waiting or self._in_flight >= self._ahead.parts_in_flight:
             return None
-        if self._reserved_bytes + self._fresh.currsize + end - start > self._ahead_limit_bytes:
+        if file.in_flight >= self._share.share.parts_in_flight:
+            return None
+        if self._reserved_bytes + self._fresh.currsize + end - start > self._ahead.window_bytes:
             return None
         part = Part(file, start, end)
         self._make_room(part.size_bytes)  # spent parts are enough: all others fit beside this one
@@ -189,9 +199,14 @@ class PartPool:
         assert set(shelved) <= set(parts)
         assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
         for file in self._files.values():
-            assert file.is_open or len(file)
+            assert file.is_open or file.reads or len(file)
             assert all(before.end <= after.start for before, after in pairwise(file))
         assert not self._waiting or self._reserved_bytes + self._waiting[0].size_bytes > self._limit_bytes
+
+    def _touch(self, file: FileParts) -> None:
+        if file.is_open:
+            for idle in self._share.touch(file, self._fetched_bytes):
+                self._rest(idle)
 
     def _reserve(self, part: Part) -> None:
         self._reserved_bytes += part.size_bytes
@@ -260,10 +275,10 @@ class PartPool:
             if part.shelf is not None:
                 del part.shelf[part]
                 self._drop(part)
-        self._grant()
 
     def _forget_if_empty(self, file: FileParts) -> None:
-        if not file.is_open and not len(file) and self._files.get(file.inode) is file:
+        is_needed = file.is_open or file.reads or len(file)
+        if not is_needed and self._files.get(file.inode) is file:
             del self._files[file.inode]
 
 

@@ -1,47 +1,55 @@
 """Which files are being read, and so how much readahead each may have. Pure: time is counted in bytes fetched."""
 
+from itertools import takewhile
+
+from fastfuse.readahead.config import Share
 from fastfuse.readahead.parts import FileParts
 
 __all__ = ["FairShare"]
 
 
 class FairShare:
-    """Divides `total_bytes` of readahead between the files that are being read.
+    """Divides the readahead in `total` between the files that are being read, with one share free for the next one.
+
+    The free share is what a new reader starts with, even if every other file has its share in flight and stalls.
 
     A file is idle when all files together have fetched `idle_after_bytes` since it was last read: by then others have
     had the use of the whole memory, while in a pause of everybody nobody becomes idle.
     """
 
-    __slots__ = ("_idle_after_bytes", "_last_read_at", "_total_bytes", "share_bytes")
+    __slots__ = ("_idle_after_bytes", "_last_read_at", "_total", "share")
 
-    def __init__(self, total_bytes: int, idle_after_bytes: int) -> None:
-        self._total_bytes = total_bytes
+    def __init__(self, total: Share, idle_after_bytes: int) -> None:
+        self._total = total
         self._idle_after_bytes = idle_after_bytes
         # By time of the last read, oldest first.
         self._last_read_at: dict[FileParts, int] = {}
-        self.share_bytes = total_bytes
+        # What each of them may have.
+        self.share = total
 
     @property
     def active(self) -> int:
-        """Files being read; at least 1."""
-        return len(self._last_read_at) or 1
+        """Files being read."""
+        return len(self._last_read_at)
 
     def touch(self, file: FileParts, fetched_bytes: int) -> list[FileParts]:
         """`file` is read at the time `fetched_bytes`: the files that have become idle by now."""
         reads = self._last_read_at
+        was_active = len(reads)
         reads.pop(file, None)
         reads[file] = fetched_bytes
-        idle = []
-        for other, last_read_at in reads.items():
-            if fetched_bytes - last_read_at <= self._idle_after_bytes:
-                break
-            idle.append(other)
+        idle = [*takewhile(lambda other: fetched_bytes - reads[other] > self._idle_after_bytes, reads)]
         for other in idle:
             del reads[other]
-        self.share_bytes = self._total_bytes // len(reads)
+        if len(reads) != was_active:
+            self._divide()
         return idle
 
     def forget(self, file: FileParts) -> None:
         """`file` is closed."""
-        self._last_read_at.pop(file, None)
-        self.share_bytes = self._total_bytes // self.active
+        if self._last_read_at.pop(file, None) is not None:
+            self._divide()
+
+    def _divide(self) -> None:
+        total, shares = self._total, self.active + 1
+        self.share = Share(total.window_bytes // shares, max(1, total.parts_in_flight // shares))

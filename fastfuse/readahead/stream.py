@@ -74,8 +74,8 @@ class Stream:
         piece = self._take(part, offset, end)  # first of all: what follows may evict `part`
         if part is not self._part:
             self._part = part
-            self._pool.touch(self.file, part)
-            self._window.resize(self._pool.share_bytes)
+            self._pool.touch(part)
+            self._resize()
         self._read_ahead(cursor)
         return piece
 
@@ -86,22 +86,27 @@ class Stream:
 
     async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
         """As `read`, where bytes are missing, on their way, or in more than one part."""
-        self._pool.touch(self.file)
-        self._window.resize(self._pool.share_bytes)
-        self._demand(cursor, offset, end)
-        self._read_ahead(cursor)
+        self._pool.enter(self.file)
+        try:
+            self._resize()
+            self._demand(cursor, offset, end)
+            self._read_ahead(cursor)
+            part = self.file.at(offset)
+            if part is not None and end <= part.end:
+                return await self._next_piece(cursor, offset, end)
+            joined = bytearray(end - offset)
+            done = 0
+            while done < len(joined):
+                done += await self._copy_piece(cursor, offset + done, end, memoryview(joined)[done:])
+            return memoryview(joined).toreadonly()
+        finally:
+            self._pool.leave(self.file)
+
+    async def _copy_piece(self, cursor: Cursor, offset: int, end: int, into: memoryview) -> int:
+        """Copies, so that no part is held while the read waits for the next; how many bytes it got."""
         piece = await self._next_piece(cursor, offset, end)
-        if len(piece) == end - offset:
-            return piece
-        # Copied piece by piece, so that no part is held while this waits for the next.
-        joined = bytearray(end - offset)
-        done = len(piece)
-        joined[:done] = piece
-        while done < len(joined):
-            piece = await self._next_piece(cursor, offset + done, end)
-            joined[done : done + len(piece)] = piece
-            done += len(piece)
-        return memoryview(joined).toreadonly()
+        into[: len(piece)] = piece
+        return len(piece)
 
     async def _next_piece(self, cursor: Cursor, offset: int, end: int) -> memoryview:
         """What the part at `offset` has of ``[offset, end)``, once it is there."""
@@ -144,6 +149,11 @@ class Stream:
                 self._counts.demanded_parts += 1
                 self._nursery.start_soon(self._fetch, self._pool.demand(self.file, start, part_end))
                 offset = part_end
+
+    def _resize(self) -> None:
+        share = self._pool.share
+        if share is not self._window.share:
+            self._window.resize(share)
 
     def _read_ahead(self, cursor: Cursor) -> None:
         """Start the fetches that the window wants and the pool allows."""

@@ -19,7 +19,7 @@ class S3Uri:
         """Parse ``s3://bucket`` or ``s3://bucket/path``; no percent-decoding, as every S3 tool takes keys verbatim.
 
         Raises:
-            ConfigurationError: not an S3 URI, or no bucket in it.
+            ConfigurationError: not an S3 URI, no bucket in it, or not text that S3 can have.
         """
         scheme, separator, rest = text.partition("://")
         if not separator or scheme.lower() != "s3":
@@ -28,8 +28,19 @@ class S3Uri:
         if not bucket:
             raise ConfigurationError(f"{text!r} names no bucket", hint="write it as s3://BUCKET/PREFIX")
         if "\0" in path:
-            raise ConfigurationError("the S3 URI holds a NUL character", hint="no S3 key can")
+            raise ConfigurationError("the S3 URI holds a NUL character", hint="no path of a mount can")
+        if not text.isascii() and not _is_utf8(text):
+            raise ConfigurationError(f"{text!r} is not UTF-8", hint="every S3 key is")
         return cls(bucket, path)
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.path}"
+
+
+def _is_utf8(text: str) -> bool:
+    """False for what Python makes of arguments that are not in the locale's encoding: lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

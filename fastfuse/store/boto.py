@@ -1,6 +1,5 @@
 """S3 through aiobotocore, natively on trio: it lists, and it reads what obstore cannot."""
 
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -14,7 +13,15 @@ from botocore.handlers import BUILTIN_HANDLERS
 
 from fastfuse.errors import BadReplyError, DeadlineError, FastfuseError, ServiceError
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.store.failures import Failure, Kind, failure_of_exception, read_error, resolution_error, start_error
+from fastfuse.store.failures import (
+    Failure,
+    Kind,
+    failure_of_exception,
+    read_error,
+    resolution_error,
+    safe_cause,
+    start_error,
+)
 from fastfuse.store.replies import (
     check_length,
     check_range_arguments,
@@ -176,7 +183,7 @@ class BotoPageSource:
                 page = await client.list_objects_v2(**arguments)
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
-            raise RetryableError(self._error(failure, region), attempts=failure.attempts) from _safe_cause(error)
+            raise RetryableError(self._error(failure, region), attempts=failure.attempts) from safe_cause(error)
         body: bytes = page["RawBody"]
         return body
 
@@ -221,7 +228,7 @@ class BotoRangeReader:
                     return await _read_body(reply, body.raw_stream, ref, start, end)
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
-            raise RetryableError(read_error(failure, ref), attempts=failure.attempts) from _safe_cause(error)
+            raise RetryableError(read_error(failure, ref), attempts=failure.attempts) from safe_cause(error)
         except httpx2.HTTPError as error:  # the connection broke in the body
             failure = Failure(kind=Kind.BUSY, detail=type(error).__name__)
             raise RetryableError(read_error(failure, ref), attempts=failure.attempts) from error
@@ -230,24 +237,21 @@ class BotoRangeReader:
         await self._client.aclose()
 
 
-def _safe_cause(error: Exception) -> Exception | None:
-    """`error`, unless it holds the reply's own text, which tracebacks would show."""
-    return None if isinstance(error, ClientError) else error
-
-
 async def _read_body(reply: dict[str, Any], raw: httpx2.Response, ref: ObjectRef, start: int, end: int) -> Buffer:
     skip_bytes = start - _body_start(reply, ref, start, end)
     more_may_follow = skip_bytes > 0 or "ContentRange" not in reply
     data = bytearray(end - start)
     position = -skip_bytes
-    async for chunk in raw.aiter_raw():  # not aiter_bytes: objects with Content-Encoding would be decoded
-        target = max(0, position)
-        fresh = memoryview(chunk)[target - position :][: len(data) - target]
-        data[target : target + len(fresh)] = fresh
-        position += len(chunk)
-        # A complete range is read on to its end, so that the connection can be used again.
-        if position > len(data) or (more_may_follow and position == len(data)):
-            break
+    with trio.CancelScope() as enough:
+        async for chunk in raw.aiter_raw():  # not aiter_bytes: objects with Content-Encoding would be decoded
+            target = max(0, position)
+            fresh = memoryview(chunk)[target - position :][: len(data) - target]
+            data[target : target + len(fresh)] = fresh
+            position += len(chunk)
+            # A complete range is read on to its end, so that the connection can be used again.
+            if position > len(data) or (more_may_follow and position == len(data)):
+                # Not `break`: the generators below have to be ended from the inside to be ended at all.
+                enough.cancel()
     check_length(ref, wanted_bytes=len(data), got_bytes=min(position, len(data)) if more_may_follow else position)
     return memoryview(data).toreadonly()
 

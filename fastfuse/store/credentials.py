@@ -15,7 +15,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.errors import AccessError, FastfuseError
-from fastfuse.store.failures import resolution_error
+from fastfuse.store.failures import resolution_error, safe_cause
 
 __all__ = ["CredentialSource", "Credentials", "resolve_credentials"]
 
@@ -54,7 +54,7 @@ async def resolve_credentials(session: AioSession) -> Credentials:
         frozen = await found.get_frozen_credentials()
     except (BotoCoreError, ClientError, RuntimeError, ValueError) as error:
         # RuntimeError: refreshed credentials that are already expired. ValueError: an unreadable expiry time.
-        raise resolution_error(error) from error
+        raise resolution_error(error) from safe_cause(error)
     return Credentials(
         access_key=frozen.access_key,
         secret_key=frozen.secret_key,

@@ -5,6 +5,7 @@ the status, the error code and names that the user gave; never of the reply's ow
 the access key or the string that was signed.
 """
 
+import os
 import re
 import ssl
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ __all__ = [
     "failure_of_reply",
     "read_error",
     "resolution_error",
+    "safe_cause",
     "start_error",
 ]
 
@@ -184,7 +186,8 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, ssl.SSLError):
             return f"TLS failed: {cause.reason or 'handshake'}"
         if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+            # trio's text repeats the address; a name that does not resolve has a number below 0 and a good text.
+            return os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror
     # botocore's wrapper says nothing; what it wraps (httpx2's RemoteProtocolError, say) does by its name.
     return type([*_causes(error)][-1]).__name__
 
@@ -200,7 +203,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield one
         kept = getattr(one, "kwargs", {})
         inner = kept.get("error") if isinstance(kept, dict) else None
-        waiting += [link for link in (inner, one.__cause__, one.__context__) if isinstance(link, BaseException)]
+        # A failed connection is a group, with one error for each of the host's addresses.
+        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        links = (*members, inner, one.__cause__, one.__context__)
+        waiting += [link for link in links if isinstance(link, BaseException)]
+
+
+def safe_cause(error: Exception) -> Exception | None:
+    """`error` for ``raise ... from``, unless it holds a reply's or a credential process's own text."""
+    return None if isinstance(error, ClientError | boto.CredentialRetrievalError) else error
 
 
 def read_error(failure: Failure, ref: ObjectRef) -> ReadError:

@@ -21,8 +21,8 @@ from fastfuse.errors import (
     UnavailableError,
 )
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.store.failures import failure_of_reply, read_error
 from fastfuse.store.credentials import CredentialSource
+from fastfuse.store.failures import failure_of_reply, read_error
 from fastfuse.store.replies import check_length, check_range_arguments, check_version, if_match_value
 from fastfuse.store.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from fastfuse.store.session import S3Session, stall_timeout_s
@@ -34,10 +34,6 @@ __all__ = ["RustRangeReader", "can_name"]
 
 # obstore gives up this part of the deadline before it, so that the reader hears why and not only that it took long.
 _RETRY_SHARE = 0.8
-# obstore asks for credentials again when they have less than five minutes left, at most every 100 ms. Told that they
-# expire in a minute it always asks, and so never signs with older ones than `CredentialSource.latest`.
-_CREDENTIALS_LIFE = timedelta(minutes=1)
-
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
@@ -45,6 +41,7 @@ _CODE = re.compile(r"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
 _NOT_ITS_SERVER = re.compile(
     r"non-partial response|Content-Range header not present|CONTENT_RANGE|MissingContentLength"
 )
+_BAD_CERTIFICATE = "InvalidCertificate("
 _WRONG_RANGE = re.compile(r"Requested [0-9]+\.\.[0-9]+, got ")
 
 
@@ -115,12 +112,7 @@ class RustRangeReader:
         if reason:
             raise StoreUnsuitableError(f"obstore cannot reach {self._bucket!r}: {reason}.", whole_server=True)
         region = await self._session.region(self._bucket)
-        try:
-            return await trio.to_thread.run_sync(partial(_new_store, self._session, self._bucket, region))
-        except ValueError as error:
-            raise StoreUnsuitableError(
-                f"obstore cannot be set up for {self._bucket!r} (is the CA bundle in PEM?).", whole_server=True
-            ) from error
+        return await trio.to_thread.run_sync(partial(_open_store, self._session, self._bucket, region))
 
     async def aclose(self) -> None:
         self._closed = True
@@ -147,6 +139,8 @@ def _translated(error: Exception, ref: ObjectRef) -> ReadError:
     text = str(error)
     if _NOT_ITS_SERVER.search(text):
         return StoreUnsuitableError("obstore does not take this server's replies to ranged GETs.", whole_server=True)
+    if _BAD_CERTIFICATE in text:
+        return _unsuitable_certificate()
     if _WRONG_RANGE.search(text):
         return BadReplyError(f"The service sent another range of {ref.key!r} than was asked for.")
     if "redirect without LOCATION" in text:
@@ -169,7 +163,34 @@ def _status_of(error: Exception, text: str) -> int:
     )
 
 
-def _new_store(session: S3Session, bucket: str, region: str) -> S3Store:
+def _open_store(session: S3Session, bucket: str, region: str) -> S3Store:
+    try:
+        if session.config.verify_ssl and (session.endpoint_url or "").startswith("https:"):
+            _check_certificate(_new_store(session, bucket, region, {"max_retries": 0}))
+        return _new_store(session, bucket, region, _retry_config(session))
+    except ValueError as error:
+        raise StoreUnsuitableError(
+            f"obstore cannot be set up for {bucket!r} (is the CA bundle in PEM?).", whole_server=True
+        ) from error
+
+
+def _check_certificate(store: S3Store) -> None:
+    """Finds out at once what obstore would take most of a read's deadline to say.
+
+    rustls refuses what OpenSSL takes, above all the self-signed certificate that `openssl req -x509` makes.
+    """
+    try:
+        obstore.head(store, "fastfuse-asks-for-the-certificate")
+    except (BaseError, OSError) as error:
+        if _BAD_CERTIFICATE in str(error):
+            raise _unsuitable_certificate() from None
+
+
+def _unsuitable_certificate() -> StoreUnsuitableError:
+    return StoreUnsuitableError("obstore does not accept this server's certificate.", whole_server=True)
+
+
+def _new_store(session: S3Session, bucket: str, region: str, retries: "RetryConfig") -> S3Store:
     """Every setting that decides where a request goes is given: obstore reads the rest from AWS_* itself."""
     config = session.config
     path_style = session.uses_path_style(bucket)
@@ -191,7 +212,7 @@ def _new_store(session: S3Session, bucket: str, region: str) -> S3Store:
         bucket,
         config=settings,  # type: ignore[arg-type]
         client_options=_client_options(session),
-        retry_config=_retry_config(session),
+        retry_config=retries,
         credential_provider=None if session.credentials is None else partial(_signing_keys, session.credentials),
     )
 
@@ -233,5 +254,6 @@ def _signing_keys(source: CredentialSource) -> "S3Credential":
         "access_key_id": latest.access_key,
         "secret_access_key": latest.secret_key,
         "token": latest.token,
-        "expires_at": datetime.now(UTC) + _CREDENTIALS_LIFE,
+        # Over already, so obstore asks before each signature (10 µs) and never signs with older keys than these.
+        "expires_at": datetime.now(UTC),
     }

@@ -6,7 +6,7 @@ from aiobotocore.httpxsession import HttpxSession
 __all__ = ["OriginFormSession"]
 
 
-class OriginFormSession(HttpxSession):
+class OriginFormSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no types
     """Sends ``GET /bucket/key``, where `HttpxSession` sends ``GET https://host/bucket/key``.
 
     HTTP/1.1 servers have to take the second form too, but only proxies ever get it, so not every server does.

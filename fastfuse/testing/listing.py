@@ -13,7 +13,7 @@ from fastfuse.testing.xml import DECLARATION, element, escape, text
 
 __all__ = ["ListPage", "ListQuery", "decode_token", "render_page", "select_page"]
 
-_TOKEN_MARK = b"fastfuse:"
+_TOKEN_MARK = b"fastfuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,12 @@ class ListQuery:
     @property
     def after(self) -> bytes:
         """Only entries greater than this; `ValueError` if the token is not one of ours."""
-        return self.start_after if self.token is None else decode_token(self.token)
+        return self.start_after if self.token is None else decode_token(self.token)[0]
+
+    @property
+    def next_page_number(self) -> int:
+        """Of the page after this one; `ValueError` as `after`."""
+        return 2 if self.token is None else decode_token(self.token)[1] + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +52,21 @@ class ListPage:
         return sum(end - start for start, end in self.runs) + len(self.prefixes)
 
 
-def encode_token(after: bytes) -> str:
-    return base64.urlsafe_b64encode(_TOKEN_MARK + after).decode()
+def encode_token(after: bytes, page_number: int) -> str:
+    """A token that resumes after this entry. With its page number: boto3 refuses to see one token twice, and an empty
+    page resumes where it began."""
+    return base64.urlsafe_b64encode(b"%b:%d:%b" % (_TOKEN_MARK, page_number, after)).decode()
 
 
-def decode_token(token: str) -> bytes:
-    """The entry after which the token resumes; `ValueError` if it is not one of ours."""
+def decode_token(token: str) -> tuple[bytes, int]:
+    """The entry after which the token resumes and its page number; `ValueError` if it is not one of ours."""
     try:
-        raw = base64.b64decode(token, altchars=b"-_", validate=True)
+        mark, number, after = base64.b64decode(token, altchars=b"-_", validate=True).split(b":", 2)
+        if mark == _TOKEN_MARK:
+            return after, int(number)
     except ValueError as error:
         raise ValueError("not a continuation token") from error
-    if not raw.startswith(_TOKEN_MARK):
-        raise ValueError("not a continuation token")
-    return raw.removeprefix(_TOKEN_MARK)
+    raise ValueError("not a continuation token")
 
 
 def _position_past(view: ObjectView, prefix: bytes) -> int:
@@ -130,7 +137,9 @@ def _head_elements(bucket: str, query: ListQuery, page: ListPage) -> list[bytes]
     if query.token is not None:
         elements.append(element("ContinuationToken", escape(query.token.encode())))
     if page.truncated:
-        elements.append(element("NextContinuationToken", encode_token(page.resume_after).encode()))
+        elements.append(
+            element("NextContinuationToken", encode_token(page.resume_after, query.next_page_number).encode())
+        )
     if encoded:
         elements.append(element("EncodingType", b"url"))
     return elements

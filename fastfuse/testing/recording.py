@@ -67,6 +67,7 @@ class RequestLog:
         with self._changed:
             self._connections += 1
             self._open_connections += 1
+            self._changed.notify_all()
             return self._connections
 
     def close_connection(self) -> None:
@@ -82,9 +83,8 @@ class RequestLog:
             self._sent_bytes += record.sent_bytes
             self._in_flight += 1
             self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
-            if self._limit:
-                self._records[self._last_number] = record
-                self._records.pop(self._last_number - self._limit, None)
+            self._records[self._last_number] = record
+            self._records.pop(self._last_number - self._limit, None)
             self._changed.notify_all()
             return self._last_number
 

@@ -8,6 +8,7 @@ and joins every thread.
 """
 
 import contextlib
+import errno
 import socket
 import ssl
 import threading
@@ -20,7 +21,7 @@ from fastfuse.testing.faults import Delay, Fault, FaultRule, FaultSet, Limit, Re
 from fastfuse.testing.objects import ObjectSet
 from fastfuse.testing.recording import RequestLog, RequestRecord, Statistics
 from fastfuse.testing.service import Call, Service
-from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter, reset
+from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter, close_by_reset
 
 __all__ = ["LoopbackServer", "bind_loopback"]
 
@@ -96,7 +97,7 @@ class LoopbackServer:
         self._log = RequestLog(self._config.log_limit)
         self._tls = self._tls_context()
         self._closing = threading.Event()
-        # GUARDED BY `_lock`; a connection leaves it before its socket is closed.
+        # GUARDED BY `_lock`, as is the closing of the sockets in it. The acceptor drops those that have ended.
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
         self._listener = listener or bind_loopback(self._config.port)
@@ -165,16 +166,30 @@ class LoopbackServer:
         while not self._closing.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                # The handshake is left to the connection's thread: a client that never begins one blocks nobody.
-                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            thread = threading.Thread(target=self._converse, args=(sock,), name="fastfuse-s3-connection", daemon=True)
-            with self._lock:
-                self._connections[thread] = sock
-            thread.start()
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                # Shut down, here or by another process that serves it (accept(2)).
+                if error.errno == errno.EINVAL:
+                    return
+                raise
+            # A client may be gone before it is looked at.
+            with contextlib.suppress(OSError):
+                self._start_connection(self._secured(sock))
+
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            return sock
+        # The handshake is left to the connection's thread: a client that never begins one blocks nobody.
+        return self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+    def _start_connection(self, sock: socket.socket) -> None:
+        thread = threading.Thread(target=self._converse, args=(sock,), name="fastfuse-s3-connection", daemon=True)
+        thread.start()
+        with self._lock:
+            self._connections = {live: its for live, its in self._connections.items() if live.is_alive()}
+            self._connections[thread] = sock
 
     def _converse(self, sock: socket.socket) -> None:
         number = self._log.open_connection()
@@ -184,13 +199,12 @@ class LoopbackServer:
             self._serve(sock, number)
         except _ClosedByFaultError as closed:
             if closed.with_reset:
-                reset(sock)
+                close_by_reset(sock)
         except (OSError, BadRequestError):
             pass  # A client that goes away or talks nonsense has its connection closed, and nothing else.
         finally:
             with self._lock:
-                del self._connections[threading.current_thread()]
-            sock.close()
+                sock.close()
             self._log.close_connection()
 
     def _serve(self, sock: socket.socket, connection: int) -> None:

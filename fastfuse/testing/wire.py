@@ -17,7 +17,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from fastfuse.testing.objects import Content, FileSpan, MemoryContent
 
-__all__ = ["BadRequestError", "Reply", "Request", "RequestReader", "ResponseWriter", "reset"]
+__all__ = ["BadRequestError", "Reply", "Request", "RequestReader", "ResponseWriter", "close_by_reset"]
 
 # S3 refuses heads above 8 KiB of headers; signed requests with long session tokens come to about 4 KiB.
 _HEAD_BYTES_MAX = 32 * 1024
@@ -107,10 +107,9 @@ class RequestReader:
         return _parse_head(head)
 
 
-def reset(sock: socket.socket) -> None:
-    """Close so that the peer gets a reset."""
+def close_by_reset(sock: socket.socket) -> None:
+    """Let the peer get a reset when the socket is closed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-    sock.close()
 
 
 def _reply_head(reply: Reply, keep_alive: bool) -> bytes:

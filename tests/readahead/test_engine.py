@@ -77,9 +77,10 @@ async def test_a_reader_of_the_old_version_that_waits_gets_the_old_version() -> 
 async def test_an_equal_listing_entry_is_the_same_file() -> None:
     reader = ScriptedReader()
     async with running(reader) as engine:
-        await engine.read(1, listed("a", 10_000), 0, 4096)
-        await engine.read(1, listed("a", 10_000), 4096, 4096)
-        assert len(reader.gets) == 1
+        for offset in range(0, MIB, 16 * KIB):
+            await engine.read(1, listed("a", MIB), offset, 16 * KIB)
+            await settled()
+        assert engine.statistics().demanded_parts == 1
 
 
 async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock) -> None:
@@ -130,6 +131,17 @@ async def test_more_open_files_than_parts_of_memory_are_all_read_right() -> None
         for inode in range(len(files)):
             engine.release(inode)
         assert engine.statistics().pool.held_bytes <= SMALL.memory_limit_bytes // 8
+
+
+async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader() -> None:
+    ref = listed("a", 2 * MIB)
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        for offset in range(0, MIB, 16 * KIB):
+            await engine.read(1, ref, offset, 16 * KIB)
+            await settled()
+        # Readahead has three quarters of 1 MiB, of which one reader may have half.
+        assert max(end for _, end in reader.ranges("a")) == MIB + 384 * KIB
 
 
 async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, seed: int, limit_bytes: int) -> None:

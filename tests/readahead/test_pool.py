@@ -78,14 +78,14 @@ def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> No
     assert ahead(pool, file, 3) is not None
 
 
-def test_two_active_files_have_half_of_the_ahead_connections_each() -> None:
+def test_two_active_files_have_a_third_of_the_ahead_connections_each() -> None:
     pool, file = a_pool(
         ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=LIMIT, max_parts_in_flight=8)
     )
     other = pool.open(2, listed("b", MIB))
-    pool.touch(file)
-    pool.touch(other)
-    assert [ahead(pool, file, index) is not None for index in range(4)] == [True, True, True, False]
+    pool.enter(file)
+    pool.enter(other)
+    assert [ahead(pool, file, index) is not None for index in range(3)] == [True, True, False]
     assert ahead(pool, other, 0) is not None
 
 
@@ -114,7 +114,7 @@ def test_readahead_evicts_what_was_read_but_not_what_was_not() -> None:
 def test_a_part_that_a_reader_came_to_again_is_not_the_oldest_any_more() -> None:
     pool, file = a_pool()
     parts = [held(pool, file, index) for index in range(16)]
-    pool.touch(file, parts[0])
+    pool.touch(parts[0])
     demanded(pool, file, 16)
     assert parts[0].data is not None
     assert parts[1].data is None
@@ -155,6 +155,16 @@ def test_a_demand_without_room_waits_its_turn_and_readahead_does_not_overtake_it
     pool.fail(flying[1], UnavailableError("x"))
     assert second.room.is_set()
     assert pool.statistics().parts_waiting == 0
+
+
+def test_a_small_part_does_not_overtake_a_large_one_that_waits_for_room() -> None:
+    pool, file = a_pool(ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=2 * PART))
+    demanded(pool, file, 0)
+    pool.demand(file, PART, PART + 4096)
+    large = demanded(pool, file, 2)
+    assert pool.try_ahead(file, 3 * PART, 3 * PART + 4096) is None
+    small = pool.demand(file, 4 * PART, 4 * PART + 4096)
+    assert [part.room is not None for part in (large, small)] == [True, True]
 
 
 def test_a_demand_that_gave_up_waiting_for_room_blocks_nobody_behind_it() -> None:
@@ -221,7 +231,7 @@ def test_another_version_under_the_same_inode_never_sees_the_parts_of_the_first(
 def test_the_parts_of_an_idle_file_make_room_for_the_readahead_of_others() -> None:
     pool, file = a_pool()
     other = pool.open(2, listed("b", 100 * MIB))
-    pool.touch(file)
+    pool.enter(file)
     for index in range(12):
         held(pool, file, index)
     assert ahead(pool, other, 0) is None
@@ -229,8 +239,25 @@ def test_the_parts_of_an_idle_file_make_room_for_the_readahead_of_others() -> No
         part = held(pool, other, index)
         part.unread_bytes = 0
         pool.spend(part)
-    pool.touch(other)
+    pool.enter(other)
     assert ahead(pool, other, 0) is not None
+    assert pool.statistics().active_files == 1
+
+
+def test_a_read_that_a_release_has_overtaken_does_not_make_the_file_active_again() -> None:
+    pool, file = a_pool()
+    pool.enter(file)
+    pool.enter(pool.open(2, listed("b", MIB)))
+    pool.close(file)
+    pool.enter(file)
+    assert pool.statistics().active_files == 1
+    assert pool.share.window_bytes == 6 * PART
+
+
+def test_a_replaced_version_gives_its_share_back() -> None:
+    pool, file = a_pool()
+    pool.enter(file)
+    pool.enter(pool.open(1, listed("a", 100 * MIB, etag='"v2"')))
     assert pool.statistics().active_files == 1
 
 
@@ -260,8 +287,10 @@ class AnyUseOfThePool(RuleBasedStateMachine):
     def demand(self, inode: int, place: int, pages: int, waits: bool) -> None:
         file = self.file(inode)
         start = place * PART
-        self.pool.touch(file, file.at(start))
-        if file.at(start) is None:
+        known = file.at(start)
+        if known is not None:
+            self.pool.touch(known)
+        else:
             part = self.pool.demand(file, start, start + pages * 4096)
             self.flying.append(part)
             if waits:

@@ -1,3 +1,4 @@
+from fastfuse.readahead.config import Share
 from fastfuse.readahead.parts import FileParts
 from fastfuse.readahead.share import FairShare
 from tests.readahead.readers import listed
@@ -7,26 +8,26 @@ def a_file(inode: int) -> FileParts:
     return FileParts(inode, listed(f"file-{inode}", 100))
 
 
-def test_one_reader_has_everything_and_two_have_half_each() -> None:
-    share = FairShare(1000, idle_after_bytes=500)
-    assert share.share_bytes == 1000
+def test_each_reader_has_the_same_share_and_one_is_free_for_the_next() -> None:
+    share = FairShare(Share(1200, 12), idle_after_bytes=500)
+    assert share.share == Share(1200, 12)
     share.touch(a_file(1), 0)
-    assert share.share_bytes == 1000
+    assert share.share == Share(600, 6)
     share.touch(a_file(2), 0)
-    assert (share.active, share.share_bytes) == (2, 500)
+    assert (share.active, share.share) == (2, Share(400, 4))
 
 
 def test_a_file_is_idle_once_others_have_fetched_more_than_the_bound_since_it_was_read() -> None:
-    share = FairShare(1000, idle_after_bytes=500)
+    share = FairShare(Share(1000, 12), idle_after_bytes=500)
     first, second = a_file(1), a_file(2)
     share.touch(first, 0)
     assert share.touch(second, 500) == []
     assert share.touch(second, 501) == [first]
-    assert share.share_bytes == 1000
+    assert share.share == Share(500, 6)
 
 
 def test_a_file_that_is_read_again_in_time_stays_active() -> None:
-    share = FairShare(1000, idle_after_bytes=500)
+    share = FairShare(Share(1000, 12), idle_after_bytes=500)
     first, second = a_file(1), a_file(2)
     share.touch(first, 0)
     share.touch(second, 100)
@@ -36,7 +37,7 @@ def test_a_file_that_is_read_again_in_time_stays_active() -> None:
 
 
 def test_nobody_becomes_idle_in_a_pause_of_everybody() -> None:
-    share = FairShare(1000, idle_after_bytes=500)
+    share = FairShare(Share(1000, 12), idle_after_bytes=500)
     files = [a_file(inode) for inode in range(5)]
     for file in files:
         share.touch(file, 0)
@@ -45,12 +46,19 @@ def test_nobody_becomes_idle_in_a_pause_of_everybody() -> None:
 
 
 def test_a_closed_file_gives_its_share_back() -> None:
-    share = FairShare(1000, idle_after_bytes=500)
+    share = FairShare(Share(1000, 12), idle_after_bytes=500)
     first, second = a_file(1), a_file(2)
     share.touch(first, 0)
     share.touch(second, 0)
     share.forget(first)
     share.forget(first)
-    assert share.share_bytes == 1000
+    assert (share.active, share.share) == (1, Share(500, 6))
     share.forget(second)
-    assert (share.active, share.share_bytes) == (1, 1000)
+    assert (share.active, share.share) == (0, Share(1000, 12))
+
+
+def test_even_among_many_files_each_may_have_one_part_on_its_way() -> None:
+    share = FairShare(Share(1000, 12), idle_after_bytes=500)
+    for inode in range(20):
+        share.touch(a_file(inode), 0)
+    assert share.share == Share(47, 1)

@@ -3,6 +3,7 @@
 import pytest
 
 from fastfuse.readahead import ReadaheadConfig
+from fastfuse.readahead.config import Share
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB, MIB
 from tests.readahead.window_model import EndlessPool
@@ -117,9 +118,8 @@ def test_random_reads_do_not_make_a_sequential_reader_forgotten() -> None:
     pool.read_through(0, 64 * MIB, MIB)
     for place in range(1, 60):
         pool.read(place * GIB, place * GIB + 4 * KIB)
-    before = len(pool.demanded)
-    pool.read(64 * MIB, 65 * MIB)
-    assert len(pool.demanded) == before
+    cursor = pool.read(64 * MIB, 65 * MIB)
+    assert cursor.begin == 0
     assert len(pool.window.cursors) == 16
 
 
@@ -138,13 +138,31 @@ def test_a_request_that_overtook_another_is_absorbed_when_the_gap_closes() -> No
     assert (cursor.begin, cursor.position) == (0, 5 * MIB)
 
 
+def test_an_early_request_counts_for_the_reader_it_belongs_to() -> None:
+    pool = reading(GIB)
+    for offset in (100, 102, 101):
+        cursor = pool.read(offset * MIB, (offset + 1) * MIB)
+    assert cursor.sequential
+    assert (cursor.begin, cursor.position) == (100 * MIB, 103 * MIB)
+
+
+def test_a_reader_that_comes_to_where_another_began_does_not_swallow_it() -> None:
+    pool = reading(GIB)
+    pool.read_through(50 * MIB, 80 * MIB, MIB)
+    pool.read_through(0, 50 * MIB, MIB)
+    assert [(cursor.begin, cursor.position) for cursor in pool.window.cursors] == [
+        (50 * MIB, 80 * MIB),
+        (0, 50 * MIB),
+    ]
+
+
 def test_two_readers_in_step_share_one_cursor() -> None:
     pool = reading(GIB)
     for step in range(10):
         for _ in range(2):
             pool.read(step * MIB, (step + 1) * MIB)
     (cursor,) = pool.window.cursors
-    assert cursor.position == 10 * MIB
+    assert (cursor.begin, cursor.position) == (0, 10 * MIB)
 
 
 def test_a_refused_part_is_wanted_again_at_the_next_question() -> None:
@@ -166,7 +184,7 @@ def test_a_hole_in_what_was_read_ahead_is_fetched_in_whole_parts_and_the_window_
 
 def test_a_small_share_shrinks_parts_and_window() -> None:
     pool = reading(GIB)
-    pool.window.resize(3 * MIB)
+    pool.window.resize(Share(3 * MIB, 12))
     pool.read_through(0, 64 * MIB, 128 * KIB)
     assert max(end - start for start, end in pool.fetched) == MIB
     assert pool.bytes_ahead <= 3 * MIB
@@ -174,7 +192,7 @@ def test_a_small_share_shrinks_parts_and_window() -> None:
 
 def test_with_no_share_at_all_a_reader_still_gets_what_it_asks_for_in_one_get_each() -> None:
     pool = reading(GIB)
-    pool.window.resize(0)
+    pool.window.resize(Share(0, 1))
     pool.read_through(0, 16 * MIB, MIB)
     assert pool.ahead == []
     assert pool.demanded == [(step * MIB, (step + 1) * MIB) for step in range(16)]
@@ -187,3 +205,51 @@ def test_after_a_failure_a_read_in_the_middle_is_of_unknown_kind_again() -> None
     assert pool.window.cursors == ()
     cursor = pool.window.read(16 * MIB, 17 * MIB)
     assert not cursor.sequential
+
+
+def test_after_a_failure_jumps_are_forgotten_too() -> None:
+    pool = reading(GIB)
+    pool.read(100 * MIB, 101 * MIB)
+    pool.read(200 * MIB, 201 * MIB)
+    pool.window.forget()
+    for step in range(3):
+        cursor = pool.read(300 * MIB + step * 128 * KIB, 300 * MIB + (step + 1) * 128 * KIB)
+    assert cursor.sequential
+
+
+def test_random_reads_after_the_header_get_no_more_than_the_headers_own_readahead() -> None:
+    pool = reading(GIB)
+    pool.read(0, 4 * KIB)
+    for offset in (7, 5, 3):
+        pool.read(offset * MIB, offset * MIB + 4 * KIB)
+    assert pool.demanded[1:] == [(offset * MIB, offset * MIB + 4 * KIB) for offset in (7, 5, 3)]
+
+
+def test_an_early_request_ahead_of_a_reader_without_readahead_fetches_the_readers_next_part() -> None:
+    window = Window(GIB, CONFIG)
+    for step in range(16):
+        cursor = window.read(step * MIB, (step + 1) * MIB)
+    early = window.read(18 * MIB, 19 * MIB)
+    assert not early.sequential
+    assert window.demand(early, 18 * MIB, 19 * MIB, (16 * MIB, GIB)) == [(16 * MIB, 24 * MIB)]
+    assert window.next_ahead(cursor) == (24 * MIB, 32 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("share", "part_bytes"),
+    [
+        (Share(384 * MIB, 24), 8 * MIB),  # one reader in 1 GiB: the window's cap counts
+        (Share(45 * MIB, 2), 8 * MIB),  # 16 readers in 1 GiB: two connections each
+        (Share(11 * MIB, 1), 4 * MIB),  # 64 readers in 1 GiB
+        (Share(24 * MIB, 24), MIB),  # one reader in 64 MiB
+        (Share(9 * MIB, 9), MIB),  # four
+        (Share(MIB, 1), 512 * KIB),
+        (Share(100 * KIB, 1), 128 * KIB),
+    ],
+)
+def test_parts_suit_the_share(share: Share, part_bytes: int) -> None:
+    window = Window(GIB, CONFIG)
+    window.resize(share)
+    cursor = window.read(0, GIB // 2)
+    window.demand(cursor, 0, 4096, (0, GIB))
+    assert window.demand(cursor, GIB // 2, GIB // 2 + 1, (GIB // 2, GIB)) == [(GIB // 2, GIB // 2 + part_bytes)]

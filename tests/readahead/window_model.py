@@ -41,7 +41,7 @@ class EndlessPool:
                 position = next(e for s, e in self.fetched if s <= position < e)
                 continue
             for start, part_end in self.window.demand(cursor, position, end, gap):
-                if not cursor.sequential:
+                if not any(c.sequential and c.position <= end for c in (cursor, *self.window.cursors)):
                     assert start >= offset - offset % PAGE_BYTES
                     assert part_end <= end + -end % PAGE_BYTES
                 self.fetch(start, part_end)

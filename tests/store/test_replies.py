@@ -19,7 +19,9 @@ def test_a_content_range_may_leave_the_total_open() -> None:
     assert parse_content_range("bytes 2-4/*") == (2, 5, None)
 
 
-@pytest.mark.parametrize("value", ["", "bytes", "bytes 1-2", "bytes a-b/c", "items 1-2/3", "bytes 1-2/3;x", "bytes ١-٢/٣"])
+@pytest.mark.parametrize(
+    "value", ["", "bytes", "bytes 1-2", "bytes a-b/c", "items 1-2/3", "bytes 1-2/3;x", "bytes ١-٢/٣"]
+)
 def test_anything_else_is_no_content_range(value: str) -> None:
     assert parse_content_range(value) is None
 

@@ -1,4 +1,5 @@
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 import trio
@@ -48,7 +49,7 @@ async def test_retrying_ends_with_the_error_before_the_deadline(autojump_clock: 
 async def test_no_pause_is_longer_than_the_longest(autojump_clock: trio.testing.MockClock) -> None:
     attempt, made = failing(40)
     await retrying(attempt)
-    pauses = [later - earlier for earlier, later in zip(made, made[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in pairwise(made)]
     assert max(pauses) <= LONGEST_PAUSE_S
     assert max(pauses[10:]) > max(pauses[:2])
 

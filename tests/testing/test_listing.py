@@ -38,7 +38,7 @@ def _walk(view: ObjectView, query: ListQuery, limit: int) -> list[list[bytes]]:
         pages.append(sorted(keys + page.prefixes))
         if not page.truncated:
             return pages
-        query = replace(query, token=encode_token(page.resume_after))
+        query = replace(query, token=encode_token(page.resume_after, 2))
 
 
 @given(_keys, _bytes, st.sampled_from([b"", b"/", b"a", b"//"]), _bytes, st.integers(1, 7))
@@ -56,7 +56,7 @@ def test_a_page_of_no_entries_is_truncated_and_its_token_resumes_there() -> None
     view = _view({b"a", b"b"})
     empty = select_page(view, ListQuery(start_after=b"a"), 0)
     assert (empty.key_count, empty.truncated) == (0, True)
-    rest = select_page(view, ListQuery(token=encode_token(empty.resume_after)), 5)
+    rest = select_page(view, ListQuery(token=encode_token(empty.resume_after, 2)), 5)
     assert rest.runs == [(1, 2)]
 
 
@@ -65,12 +65,23 @@ def test_max_keys_zero_ends_the_listing() -> None:
     assert (page.key_count, page.truncated) == (0, False)
 
 
-@given(_bytes)
-def test_a_token_gives_back_its_entry(entry: bytes) -> None:
-    assert decode_token(encode_token(entry)) == entry
+@given(st.binary(), st.integers(0, 10**9))
+def test_a_token_gives_back_its_entry_and_number(entry: bytes, number: int) -> None:
+    assert decode_token(encode_token(entry, number)) == (entry, number)
 
 
-@pytest.mark.parametrize("token", ["nonsense", "", "AAAA", "é"])
+def test_no_two_pages_have_the_same_token() -> None:
+    view = _view({b"a"})
+    query, tokens = ListQuery(), set()
+    for _ in range(3):
+        body = render_page("data", view, query, select_page(view, query, 0))
+        token = body.split(b"<NextContinuationToken>")[1].split(b"<")[0].decode()
+        tokens.add(token)
+        query = ListQuery(token=token)
+    assert len(tokens) == 3
+
+
+@pytest.mark.parametrize("token", ["nonsense", "", "AAAA", "é", "b3RoZXI6MTo=", "ZmFzdGZ1c2U6eDo="])
 def test_a_token_of_another_server_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
         decode_token(token)

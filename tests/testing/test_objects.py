@@ -37,10 +37,10 @@ def test_a_view_keeps_what_it_saw_when_the_set_changes() -> None:
     objects = MemoryObjects({"a": b"old", "b": b""})
     before = objects.view()
     objects.put(b"a", b"new")
-    objects.delete("b")
     assert _read(before.lookup(b"a"), 0, 3) == b"old"
-    assert before.lookup(b"b") is not None
     assert _read(objects.view().lookup(b"a"), 1, 3) == b"ew"
+    objects.delete("b")
+    assert before.lookup(b"b") is not None
     assert objects.view().lookup(b"b") is None
     assert objects.view() is objects.view()
 
@@ -81,6 +81,17 @@ def test_a_file_changed_since_the_scan_has_another_etag_and_a_removed_one_is_gon
     assert before.etag.strip('"').encode() in listed
     assert before.etag != after.etag
     assert view.lookup(b"b") is None
+
+
+def test_a_file_rewritten_in_place_with_as_many_bytes_has_another_etag(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    view = DirectoryObjects(tmp_path).view()
+    before = view.lookup(b"a")
+    os.utime(tmp_path / "a", ns=(1, 1))
+    after = view.lookup(b"a")
+    assert before is not None
+    assert after is not None
+    assert before.etag != after.etag
 
 
 def test_a_new_file_is_listed_after_a_rescan(tmp_path: Path) -> None:

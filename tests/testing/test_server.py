@@ -20,6 +20,7 @@ from fastfuse.testing import (
     Limit,
     LoopbackServer,
     MemoryObjects,
+    ObjectSet,
     Pace,
     Reset,
     ServerConfig,
@@ -37,7 +38,7 @@ _DATA = bytes(range(256)) * 400
 @pytest.fixture
 def server() -> Iterator[LoopbackServer]:
     """Bucket ``data`` with the object ``key``, and ``made`` with synthetic ones."""
-    buckets = {
+    buckets: dict[str, ObjectSet] = {
         "data": MemoryObjects({"key": _DATA}),
         "made": SyntheticObjects(count=3000, size_bytes=50 << 30, layout="dirs", directories=3),
     }
@@ -66,12 +67,8 @@ def test_boto3_lists_synthetic_keys_as_they_are_numbered(client: Any) -> None:  
     pages = client.get_paginator("list_objects_v2").paginate(Bucket="made", Prefix="0001/", StartAfter="0001/1200")
     keys = [found["Key"] for page in pages for found in page["Contents"]]
     assert keys == [f"0001/{number:04d}" for number in range(1201, 2000)]
-    assert client.head_object(Bucket="made", Key=keys[0])["ETag"] == found_etag(client, keys[0])
-
-
-def found_etag(client: Any, key: str) -> Any:  # noqa: ANN401
-    """The ETag as it is listed."""
-    return client.list_objects_v2(Bucket="made", Prefix=key)["Contents"][0]["ETag"]
+    listed = client.list_objects_v2(Bucket="made", Prefix=keys[0])["Contents"][0]
+    assert client.head_object(Bucket="made", Key=keys[0])["ETag"] == listed["ETag"]
 
 
 def test_hostile_keys_survive_a_listing_and_a_get() -> None:
@@ -114,6 +111,13 @@ def test_one_connection_serves_many_requests(server: LoopbackServer) -> None:
     assert connection.getresponse().status == 405
     connection.close()
     assert server.statistics().connections == 1
+
+
+def test_a_connection_is_closed_after_the_reply_where_the_client_asks(server: LoopbackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(b"HEAD /data/key HTTP/1.1\r\nConnection: close\r\n\r\n")
+        reply = b"".join(iter(lambda: client.recv(65536), b""))
+    assert reply.endswith(b"Connection: close\r\n\r\n")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_a_stalled_body_goes_on_when_its_rule_is_removed(server: LoopbackServer)
 
 
 def test_a_delay_and_a_rate_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits_s = []
+    waits_s: list[float] = []
     config = ServerConfig(pace=Pace(first_byte_delay_s=0.25, list_delay_s=0.5, rate_bytes_per_s=0.0))
     with LoopbackServer({"data": MemoryObjects({"key": b"x" * 100})}, config) as server:
         monkeypatch.setattr(server._closing, "wait", waits_s.append)

@@ -20,7 +20,9 @@ def _service(config: ServerConfig | None = None) -> Service:
     objects.put("cold", _DATA, storage_class="GLACIER")
     objects.put("cool", _DATA, storage_class="GLACIER_IR")
     objects.put(b"\xff\x00\n", b"bytes")
-    return Service({"data": objects, "my.data": MemoryObjects({"k": b"dotted"})}, config or ServerConfig())
+    return Service(
+        {"data": objects, "my": MemoryObjects(), "my.data": MemoryObjects({"k": b"dotted"})}, config or ServerConfig()
+    )
 
 
 def _answer(
@@ -231,6 +233,7 @@ def test_a_replaced_object_has_other_bytes_and_fails_the_old_if_match() -> None:
     reply = _answer("/data/a/b", Replace(b"new"))
     assert _body(reply) == b"new"
     assert reply.headers["ETag"] != old
+    assert reply.headers["Last-Modified"] != _answer("/data/a/b").headers["Last-Modified"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fastfuse.testing import (
     FaultRule,
     LoopbackServer,
     MemoryObjects,
+    ObjectSet,
     Reset,
     ServerConfig,
     Truncate,
@@ -31,7 +32,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 @pytest.fixture
 def server(certificate: TlsFiles, tmp_path: Path) -> Iterator[LoopbackServer]:
     (tmp_path / "file").write_bytes(_DATA)
-    buckets = {"memory": MemoryObjects({"file": _DATA}), "disk": DirectoryObjects(tmp_path)}
+    buckets: dict[str, ObjectSet] = {"memory": MemoryObjects({"file": _DATA}), "disk": DirectoryObjects(tmp_path)}
     with LoopbackServer(buckets, ServerConfig(tls=certificate)) as server:
         yield server
 
@@ -54,14 +55,29 @@ def test_bytes_come_through_tls_under_a_certificate_that_verifies(
     assert _get(server, certificate, f"/{bucket}/file") == _DATA[5:900001]
 
 
-def test_a_reset_and_a_truncation_work_through_tls(server: LoopbackServer, certificate: TlsFiles) -> None:
-    rule = server.faults.add(FaultRule(action=Reset(None)))
-    with pytest.raises(OSError, match=r"reset|EOF"):
-        _get(server, certificate, "/disk/file")
-    server.faults.remove(rule)
-    server.faults.add(FaultRule(action=Truncate(1000)))
-    with pytest.raises((http.client.IncompleteRead, ssl.SSLEOFError)):
-        _get(server, certificate, "/disk/file")
+@pytest.mark.parametrize(("action", "is_reset"), [(Reset(0), True), (Truncate(0), False)])
+def test_a_connection_ends_under_tls_as_the_fault_says(
+    server: LoopbackServer, certificate: TlsFiles, action: Reset | Truncate, is_reset: bool
+) -> None:
+    server.faults.add(FaultRule(action=action))
+    context = ssl.create_default_context(cafile=str(certificate.certificate))
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=5) as plain,
+        plain.dup() as below,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        secured.sendall(b"GET /disk/file HTTP/1.1\r\n\r\n")
+        # Below TLS, because OpenSSL tells a reset and an end without a goodbye alike.
+        assert _is_reset_at_the_end(below) == is_reset
+
+
+def _is_reset_at_the_end(sock: socket.socket) -> bool:
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        return True
+    return False
 
 
 def test_a_client_that_never_begins_its_handshake_holds_up_nobody(

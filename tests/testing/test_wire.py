@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing.objects import FileSpan, MemoryContent
-from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter, reset
+from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter, close_by_reset
 
 
 @pytest.fixture
@@ -70,7 +70,8 @@ def test_nonsense_is_refused(pair: tuple[socket.socket, socket.socket], head: by
 
 def test_a_reset_connection_is_not_closed_in_good_order(pair: tuple[socket.socket, socket.socket]) -> None:
     server, client = pair
-    reset(server)
+    close_by_reset(server)
+    server.close()
     with pytest.raises(ConnectionResetError):
         client.recv(1)
 

@@ -1,0 +1,50 @@
+"""``python -m bench.fuse_only ENDPOINT BUCKET MOUNTPOINT``: the FUSE adapter over an engine that has every byte.
+
+What this reads at is what the kernel, pyfuse3 and the adapter leave to the rest of the mount.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.metrics import Counters
+from fastfuse.mount.indexing import run_lister
+from fastfuse.mount.kernel import raise_readahead
+from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.session import Session
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.sources.uri import S3Uri
+from fastfuse.store.base import ConnectionConfig
+
+# The kernel asks for at most 1 MiB (256 pages) at once.
+_BLOCK = memoryview(os.urandom(1 << 20))
+
+
+class _MemoryEngine:
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
+
+    def release(self, inode: int) -> None:
+        """Nothing is kept."""
+
+
+def main() -> None:
+    """Serve until unmounted."""
+    endpoint_url, bucket, mountpoint = sys.argv[1:]
+    connection = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
+    source = S3Uri(bucket, "")
+    snapshot_fd, _ = run_lister(source, connection, strict=False, allow_empty=False)
+    operations = MountOperations(Counters(), uid=os.getuid(), gid=os.getgid())
+    operations.serve(open_snapshot(snapshot_fd), _MemoryEngine())
+    session = Session.mount(operations, Path(mountpoint), source=str(source), allow_other=False)
+    raise_readahead(session.device)
+    trio.run(pyfuse3.main)
+    session.close(unmount=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What the demo reads: TFRecord shards and small files of noise, with the CRC-32C of each."""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sizes import format_size
+from fastfuse.testing.tfrecord import FRAMING_BYTES, frame
+
+__all__ = ["DataFile", "create_shards", "create_small_files", "require_space"]
+
+# Payloads are slices of one block: what is read must not compress, and need not be made anew for each record.
+_NOISE_BYTES = 16 << 20
+# Records of ImageNet have 110 KB on average.
+_RECORD_BYTES = (50_000, 170_000)
+_FILES_PER_FOLDER = 1000
+# Written at once.
+_BATCH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file to read: `name` is its path below the mount; `checksum` is its CRC-32C, None where nobody knows it yet."""
+
+    name: str
+    size_bytes: int
+    checksum: int | None
+
+
+def require_space(directory: Path, size_bytes: int) -> None:
+    """Raise `ConfigurationError` unless `size_bytes` fit on the file system of `directory`."""
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < size_bytes:
+        raise ConfigurationError(
+            f"the demo's data set takes {format_size(size_bytes)} and {directory} has {format_size(free_bytes)} free",
+            hint="lower --shards, --shard-size or --small-files, or name another directory in TMPDIR",
+        )
+
+
+def create_shards(directory: Path, count: int, size_bytes: int) -> list[DataFile]:
+    """Write `count` TFRecord files of `size_bytes` each (one record at least) below `directory`."""
+    noise = _Noise(seed=1)
+    names = [f"shards/train-{number:05d}-of-{count:05d}.tfrecord" for number in range(count)]
+    return [_write(directory, name, _batched(_records(noise, size_bytes))) for name in names]
+
+
+def create_small_files(directory: Path, count: int, size_bytes: int) -> list[DataFile]:
+    """Write `count` files of `size_bytes` each below `directory`, in folders of a thousand."""
+    noise = _Noise(seed=2)
+    names = [f"small/{number // _FILES_PER_FOLDER:04d}/{number:08d}.bin" for number in range(count)]
+    return [_write(directory, name, noise.slices(size_bytes)) for name in names]
+
+
+class _Noise:
+    """Bytes that look random, the same in every run."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._block = self._random.bytes(_NOISE_BYTES)
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self._random.integers(low, high))
+
+    def slice(self, length_bytes: int) -> bytes:
+        """At most half a block."""
+        offset = self.integer(0, _NOISE_BYTES // 2)
+        return self._block[offset : offset + length_bytes]
+
+    def slices(self, length_bytes: int) -> Iterator[bytes]:
+        while length_bytes > 0:
+            piece = self.slice(min(length_bytes, _BATCH_BYTES))
+            length_bytes -= len(piece)
+            yield piece
+
+
+def _records(noise: _Noise, size_bytes: int) -> Iterator[bytes]:
+    """Records of `size_bytes` together."""
+    left_bytes = size_bytes
+    while True:
+        payload_bytes = noise.integer(*_RECORD_BYTES)
+        is_last = left_bytes < payload_bytes + 2 * FRAMING_BYTES
+        if is_last:
+            payload_bytes = max(0, left_bytes - FRAMING_BYTES)
+        yield frame(noise.slice(payload_bytes))
+        if is_last:
+            return
+        left_bytes -= payload_bytes + FRAMING_BYTES
+
+
+def _batched(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    batch: list[bytes] = []
+    batch_bytes = 0
+    for piece in pieces:
+        batch.append(piece)
+        batch_bytes += len(piece)
+        if batch_bytes >= _BATCH_BYTES:
+            yield b"".join(batch)
+            batch, batch_bytes = [], 0
+    yield b"".join(batch)
+
+
+def _write(directory: Path, name: str, pieces: Iterable[bytes]) -> DataFile:
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size_bytes = checksum = 0
+    with path.open("wb", buffering=0) as file:
+        for piece in pieces:
+            file.write(piece)
+            size_bytes += len(piece)
+            checksum = google_crc32c.extend(checksum, piece)
+    return DataFile(name, size_bytes, checksum)

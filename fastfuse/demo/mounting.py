@@ -1,0 +1,168 @@
+"""``fastfuse mount`` as a process of its own, as a user would start it."""
+
+import http.client
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastfuse.demo.processes import peak_memory_bytes
+from fastfuse.errors import FastfuseError
+from fastfuse.mount.mountpoint import find_mount, unmount
+from fastfuse.store.base import ConnectionConfig
+
+__all__ = ["MountProcess", "connection_arguments"]
+
+# How long files that are still open at the end hold up the mount; then it is detached.
+_GRACE_S = 5.0
+# Ending takes a second more than that; a mount that needs longer is killed.
+_STOP_S = 15.0
+_LISTED = re.compile(r"listed .*: ([\d,]+) objects, .* ([\d,]+) objects/s")
+_WARNING = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) ")
+
+
+def connection_arguments(connection: ConnectionConfig) -> list[str]:
+    """The options of the command line that make `connection`."""
+    values = {
+        "--endpoint-url": connection.endpoint_url,
+        "--region": connection.region,
+        "--profile": connection.profile,
+        "--ca-bundle": connection.ca_bundle,
+        "--max-connections": str(connection.max_connections),
+    }
+    flags = {
+        "--no-sign-request": not connection.sign_request,
+        "--force-path-style": connection.force_path_style,
+        "--no-verify-ssl": not connection.verify_ssl,
+        "--request-payer": connection.request_payer,
+    }
+    given = [word for name, value in values.items() if value is not None for word in (name, value)]
+    return [*given, *(name for name, is_set in flags.items() if is_set)]
+
+
+class MountProcess:
+    """A mount of `uri` at `mountpoint` between ``with`` and its end; entering waits until it is ready.
+
+    Its log goes to `log_path`. A mount that does not start is a `FastfuseError` with its message and exit code.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        mountpoint: Path,
+        *,
+        log_path: Path,
+        environment: Mapping[str, str],
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.mountpoint = mountpoint
+        self.metrics_address = _free_address()
+        self._log_path = log_path
+        self._environment = environment
+        self._command = [sys.executable, "-m", "fastfuse", "mount", uri, str(mountpoint), *arguments]
+        self._command += ["--grace-s", str(_GRACE_S), "--metrics-listen", self.metrics_address]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self._notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notifications.bind("")  # a free abstract name, unix(7)
+        name = "@" + self._notifications.getsockname()[1:].decode()
+        with self._log_path.open("wb") as log:
+            # A session of its own: Ctrl-C in a terminal is for whoever mounted, who then ends the mount in good order.
+            self._process = subprocess.Popen(
+                self._command,
+                env={**self._environment, "NOTIFY_SOCKET": name},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def wait(self) -> None:
+        """Block until the mount is unmounted by somebody else."""
+        self._process.wait()
+
+    def listing(self) -> tuple[int, int]:
+        """How many objects were listed, and how many in a second, as the mount logged it."""
+        match = _LISTED.search(self._log_path.read_text())
+        objects, rate = match.groups() if match else ("0", "0")
+        return int(objects.replace(",", "")), int(rate.replace(",", ""))
+
+    def warnings(self) -> list[str]:
+        """What the mount logged that was not meant to happen."""
+        return [line for line in self._log_path.read_text().splitlines() if _WARNING.match(line)]
+
+    def metric(self, name: str) -> int:
+        """The sum of one metric's samples, by the name that they have in a scrape."""
+        # Not urllib, which would ask a proxy.
+        connection = http.client.HTTPConnection(self.metrics_address, timeout=_STOP_S)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+        return int(sum(sample.value for sample in samples if sample.name == name))
+
+    def peak_memory_bytes(self) -> int:
+        """See `fastfuse.demo.processes`."""
+        return peak_memory_bytes(self.pid)
+
+    def _wait_ready(self) -> None:
+        exited_fd = os.pidfd_open(self._process.pid)
+        try:
+            while True:
+                readable, _, _ = select.select([self._notifications.fileno(), exited_fd], [], [])
+                if self._notifications.fileno() not in readable:
+                    raise self._start_error()
+                if self._notifications.recv(4096) == b"READY=1":
+                    return
+        finally:
+            os.close(exited_fd)
+
+    def _start_error(self) -> FastfuseError:
+        exit_code = self._process.wait()
+        told = self._log_path.read_text().strip()
+        message, _, hint = told.rpartition("fastfuse: error: ")[2].partition("\nhint: ")
+        error = FastfuseError(message or f"the mount ended with status {exit_code} before it was ready", hint=hint)
+        error.exit_code = exit_code
+        return error
+
+    def _stop(self) -> None:
+        with self._notifications, self._process:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S)
+            if self._process.poll() is None:
+                self._process.kill()
+        if find_mount(self.mountpoint) is not None:
+            unmount(self.mountpoint, lazy=True)
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"

@@ -1,0 +1,35 @@
+"""What a mount's processes take of the machine, from proc(5)."""
+
+import re
+from pathlib import Path
+
+__all__ = ["peak_memory_bytes", "process_tree"]
+
+_PROC = Path("/proc")
+_KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+
+
+def process_tree(pid: int) -> list[int]:
+    """`pid` and its descendants."""
+    tree = [pid]
+    for parent in tree:
+        for task in (_PROC / str(parent) / "task").glob("*/children"):
+            tree += map(int, task.read_text().split())
+    return tree
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """The most that `pid` and its descendants had resident: the peak of the largest, and what the others have now.
+
+    The peak is the kernel's own (VmHWM), so nothing is missed between two samples. The others count with their
+    proportional share (PSS): forks of one process share most of their pages.
+    """
+    tree = process_tree(pid)
+    peaks = {process: _kib(_PROC / str(process) / "status", "VmHWM") for process in tree}
+    largest = max(peaks, key=lambda process: peaks[process])
+    others = sum(_kib(_PROC / str(process) / "smaps_rollup", "Pss") for process in tree if process != largest)
+    return 1024 * (peaks[largest] + others)
+
+
+def _kib(path: Path, name: str) -> int:
+    return int(dict(_KIB_FIELD.findall(path.read_text()))[name])

@@ -1,0 +1,71 @@
+"""What the demo says: steps as they happen, and a table at the end."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastfuse.demo.reading import Pass
+from fastfuse.sizes import MIB, format_size
+
+__all__ = ["Reporter"]
+
+# How many of the files that failed are named.
+_FAILURES_SHOWN = 10
+
+
+class Reporter:
+    """Writes to standard output: in colour on a terminal, plainly elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        """Say what is being done; on a terminal with a spinner until it is done."""
+        self.say(f"==> {text}", style="bold")
+        with self._console.status("working"):
+            yield
+
+    def say(self, text: str, style: str = "") -> None:
+        # Not as markup: object keys may have brackets.
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def table(self, rows: Sequence[tuple[str, Pass, int]]) -> None:
+        """A row per pass: what it was, how it went, and how many GETs it took."""
+        table = Table(box=box.SIMPLE_HEAD if self._console.is_terminal else None, pad_edge=False)
+        table.add_column("")
+        for heading in ("readers", "files", "MB", "seconds", "MB/s", "files/s", "first byte", "GETs"):
+            table.add_column(heading, justify="right")
+        for name, done, requests in rows:
+            table.add_row(name, *_cells(done), f"{requests:,}")
+        self._console.print()
+        self._console.print(table)
+        self._console.print()
+
+    def failures(self, failures: Sequence[str]) -> None:
+        for failure in failures[:_FAILURES_SHOWN]:
+            self.say(f"    {failure}", style="red")
+        if len(failures) > _FAILURES_SHOWN:
+            self.say(f"    and {len(failures) - _FAILURES_SHOWN:,} more", style="red")
+
+    def memory(self, peak_bytes: int, read_bytes: int) -> None:
+        self.say(
+            f"    peak memory of the mount: {peak_bytes / MIB:,.0f} MiB resident "
+            f"(VmHWM of its largest process and PSS of the others), for {format_size(read_bytes)} read"
+        )
+
+
+def _cells(done: Pass) -> tuple[str, ...]:
+    return (
+        f"{done.readers:,}",
+        f"{done.files:,}",
+        f"{done.size_bytes / 1e6:,.0f}",
+        f"{done.elapsed_s:.2f}",
+        f"{done.size_bytes / done.elapsed_s / 1e6:,.0f}",
+        f"{done.files / done.elapsed_s:,.0f}",
+        f"{done.first_byte_s * 1e3:.1f} ms",
+    )

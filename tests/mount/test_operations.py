@@ -1,0 +1,233 @@
+"""The handlers called directly: whatever happens below them, the kernel gets an answer and the mount goes on."""
+
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pyfuse3
+import pytest
+
+from fastfuse.errors import (
+    BadReplyError,
+    DeadlineError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    UnavailableError,
+)
+from fastfuse.inodes.builder import TableBuilder
+from fastfuse.inodes.table import ROOT, InodeTable
+from fastfuse.metrics import Counters
+from fastfuse.mount.operations import MountOperations
+from fastfuse.objects import Buffer, ObjectRef
+
+CONTEXT: Any = None  # no handler looks at it
+ETAG = '"0123456789abcdef0123456789abcdef"'
+
+
+class FakeEngine:
+    """Serves the letter x, or fails with `error`; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.reads: list[tuple[int, int, int]] = []
+        self.released: list[int] = []
+
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        self.reads.append((inode, offset, size_bytes))
+        if self.error is not None:
+            raise self.error
+        return b"x" * min(size_bytes, ref.size_bytes - offset)
+
+    def release(self, inode: int) -> None:
+        self.released.append(inode)
+
+
+class Mounted:
+    """Operations over two objects: `file` (10 bytes) and `archived`."""
+
+    def __init__(self, *, umask: int = 0) -> None:
+        builder = TableBuilder("bucket", "p/")
+        builder.add(
+            [b"p/archived", b"p/dir/file"], [5, 10], [10**18, 2 * 10**18], [ETAG, ETAG], ["DEEP_ARCHIVE", "STANDARD"]
+        )
+        self.table: InodeTable = builder.build()[0]
+        self.counters = Counters()
+        self.engine = FakeEngine()
+        self.operations = MountOperations(self.counters, uid=7, gid=8, umask=umask)
+        self.operations.serve(self.table, self.engine)
+        self.directory = self.inode(ROOT, b"dir")
+        self.file = self.inode(self.directory, b"file")
+        self.archived = self.inode(ROOT, b"archived")
+
+    def inode(self, parent: int, name: bytes) -> int:
+        found = self.table.lookup(parent, name)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def mounted() -> Mounted:
+    return Mounted()
+
+
+async def errno_of(answer: Awaitable[object]) -> int:
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        await answer
+    number: int = caught.value.errno
+    return number
+
+
+async def test_an_unforeseen_exception_is_eio_logged_and_counted_and_the_mount_goes_on(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounted.engine.error = ZeroDivisionError("nobody foresaw this")
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.EIO
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage() == "read failed for an unforeseen reason; the mount goes on"
+    assert record.exc_info is not None
+    assert mounted.counters.get("fastfuse_handler_failures") == 1
+    assert mounted.counters.get("fastfuse_errors", "EIO") == 1
+    mounted.engine.error = None
+    assert await mounted.operations.read(mounted.file, 0, 10) == b"x" * 10
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (ObjectChangedError("x"), errno.ESTALE),
+        (ObjectDeniedError("x"), errno.EACCES),
+        (ObjectArchivedError("x"), errno.EACCES),
+        (UnavailableError("x"), errno.EIO),
+        (DeadlineError("x"), errno.EIO),
+        (BadReplyError("x"), errno.EIO),
+    ],
+)
+async def test_a_foreseen_failure_has_its_errno_and_no_traceback_d5(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, error: Exception, number: int
+) -> None:
+    mounted.engine.error = error
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == number
+    assert not caplog.records
+    assert mounted.counters.get("fastfuse_errors", errno.errorcode[number]) == 1
+    assert mounted.counters.get("fastfuse_handler_failures") == 0
+
+
+async def test_requests_and_bytes_are_counted(mounted: Mounted) -> None:
+    await mounted.operations.getattr(mounted.file, CONTEXT)
+    await mounted.operations.read(mounted.file, 4, 100)
+    assert mounted.counters.get("fastfuse_requests") == 2
+    assert mounted.counters.get("fastfuse_read_served_bytes") == 6
+
+
+async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted) -> None:
+    absent = await mounted.operations.lookup(ROOT, b"nothing", CONTEXT)
+    assert (absent.st_ino, absent.entry_timeout > 86400) == (0, True)
+    assert await errno_of(mounted.operations.getxattr(mounted.file, b"user.nothing", CONTEXT)) == errno.ENODATA
+    assert all(
+        mounted.counters.get("fastfuse_errors", label) == 0
+        for label in ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")
+    )
+
+
+async def test_a_draining_mount_takes_no_opens_and_serves_what_is_open_l2(mounted: Mounted) -> None:
+    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    mounted.counters.set(mounted.counters.slot("fastfuse_draining"), 1)
+    assert await errno_of(mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)) == errno.ESHUTDOWN
+    assert await mounted.operations.read(opened.fh, 0, 10) == b"x" * 10
+    assert mounted.counters.get("fastfuse_errors", "ESHUTDOWN") == 1
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC, os.O_TRUNC])
+async def test_an_open_that_could_write_is_refused_r1(mounted: Mounted, flags: int) -> None:
+    assert await errno_of(mounted.operations.open(mounted.file, flags, CONTEXT)) == errno.EROFS
+
+
+CHANGES: dict[str, Callable[[MountOperations], Awaitable[object]]] = {
+    "create": lambda o: o.create(ROOT, b"n", 0, 0, CONTEXT),
+    "link": lambda o: o.link(2, ROOT, b"n", CONTEXT),
+    "mkdir": lambda o: o.mkdir(ROOT, b"n", 0, CONTEXT),
+    "mknod": lambda o: o.mknod(ROOT, b"n", 0, 0, CONTEXT),
+    "removexattr": lambda o: o.removexattr(ROOT, b"n", CONTEXT),
+    "rename": lambda o: o.rename(ROOT, "a", ROOT, "b", 0, CONTEXT),
+    "rmdir": lambda o: o.rmdir(ROOT, b"n", CONTEXT),
+    "setattr": lambda o: o.setattr(ROOT, CONTEXT, CONTEXT, None, CONTEXT),
+    "setxattr": lambda o: o.setxattr(ROOT, b"n", b"v", CONTEXT),
+    "symlink": lambda o: o.symlink(ROOT, b"n", b"t", CONTEXT),
+    "unlink": lambda o: o.unlink(ROOT, b"n", CONTEXT),
+    "write": lambda o: o.write(2, 0, b"x"),
+    "access": lambda o: o.access(ROOT, os.W_OK, CONTEXT),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_every_change_is_refused_counted_and_not_logged_r1(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    assert await errno_of(CHANGES[name](mounted.operations)) == errno.EROFS
+    assert mounted.counters.get("fastfuse_errors", "EROFS") == 1
+    assert not caplog.records
+
+
+async def test_an_archived_object_cannot_be_opened_and_is_logged_once_d5(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounted.engine.error = ObjectArchivedError("x")
+    for _ in range(3):
+        assert await errno_of(mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)) == errno.EACCES
+    assert [record.getMessage() for record in caplog.records] == [
+        "'p/archived' is archived as DEEP_ARCHIVE: restore first"
+    ]
+    assert mounted.engine.reads == [(mounted.archived, 0, 1)] * 3
+    assert mounted.counters.get("fastfuse_open_files") == 0
+
+
+async def test_an_archived_object_that_was_restored_opens(mounted: Mounted) -> None:
+    assert (await mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)).fh == mounted.archived
+
+
+async def test_opening_asks_the_service_nothing(mounted: Mounted) -> None:
+    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert (opened.fh, opened.keep_cache, opened.direct_io) == (mounted.file, True, False)
+    assert mounted.engine.reads == []
+
+
+async def test_a_file_is_released_with_its_last_handle(mounted: Mounted) -> None:
+    for _ in range(2):
+        await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert mounted.counters.get("fastfuse_open_files") == 2
+    await mounted.operations.release(mounted.file)
+    assert mounted.engine.released == []
+    await mounted.operations.release(mounted.file)
+    assert mounted.engine.released == [mounted.file]
+    assert mounted.counters.get("fastfuse_open_files") == 0
+    assert mounted.counters.get("fastfuse_opened_files") == 2
+
+
+async def test_a_handle_of_a_worker_that_died_is_read_and_released(mounted: Mounted) -> None:
+    mounted.counters.add(mounted.counters.slot("fastfuse_open_files"))  # counted by the predecessor
+    assert await mounted.operations.read(mounted.file, 0, 3) == b"xxx"
+    await mounted.operations.release(mounted.file)
+    assert mounted.engine.released == [mounted.file]
+    assert mounted.counters.get("fastfuse_open_files") == 0
+
+
+async def test_attributes_are_the_listings_and_the_owners_a1() -> None:
+    mounted = Mounted(umask=0o027)
+    file = await mounted.operations.getattr(mounted.file, CONTEXT)
+    assert (file.st_mode, file.st_size, file.st_mtime_ns, file.st_nlink) == (0o100440, 10, 2 * 10**18, 1)
+    assert (file.st_uid, file.st_gid, file.st_blocks) == (7, 8, 1)
+    directory = await mounted.operations.lookup(ROOT, b"dir", CONTEXT)
+    assert (directory.st_ino, directory.st_mode) == (mounted.directory, 0o040550)
+
+
+async def test_a_question_that_contradicts_the_table_is_an_error_of_that_request(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await errno_of(mounted.operations.lookup(mounted.file, b"x", CONTEXT)) == errno.EIO
+    assert await errno_of(mounted.operations.getattr(999, CONTEXT)) == errno.EIO
+    assert await errno_of(mounted.operations.open(mounted.directory, os.O_RDONLY, CONTEXT)) == errno.EIO
+    assert mounted.counters.get("fastfuse_handler_failures") == len(caplog.records) == 3

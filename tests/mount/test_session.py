@@ -1,0 +1,88 @@
+"""The handshake with the kernel, seen from the kernel's side."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import MountError
+from fastfuse.mount import session
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mounting import Mount, mounted
+
+pytestmark = pytest.mark.fuse
+
+# A source with everything that an option string could take for its own, and what is not ASCII.
+_KEY = "data, with=odd,ro/ü 日"
+
+
+@pytest.fixture(scope="module")
+def mount() -> Iterator[Mount]:
+    with (
+        LoopbackServer({"bucket": MemoryObjects({f"{_KEY}/a": b"data"})}) as server,
+        mounted(f"s3://bucket/{_KEY}/", server.endpoint_url) as mount,
+    ):
+        yield mount
+
+
+@pytest.fixture(scope="module")
+def fusectl() -> Iterator[Path]:
+    """``/sys/fs/fuse/connections``; mounted for the test where it is not."""
+    path = Path("/sys/fs/fuse/connections")
+    if any(path.iterdir()):
+        yield path
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mount(b"none", os.fsencode(path), b"fusectl", 0, None) == 0, os.strerror(ctypes.get_errno())
+    yield path
+    libc.umount2(os.fsencode(path), 2)
+
+
+def test_the_kernel_may_have_256_requests_waiting_in_the_background(mount: Mount, fusectl: Path) -> None:
+    connection = fusectl / str(os.minor(mount.path.stat().st_dev))
+    assert (connection / "max_background").read_text() == "256\n"
+    assert (connection / "congestion_threshold").read_text() == "192\n"
+
+
+def test_the_mount_is_read_only_of_our_type_and_names_its_source(mount: Mount) -> None:
+    entry = find_mount(mount.path)
+    assert entry is not None
+    assert entry.is_ours
+    assert entry.source == "s3://bucket/data%2C with=odd%2Cro/%C3%BC %E6%97%A5/"
+    assert os.statvfs(mount.path).f_flag & os.ST_RDONLY
+    assert (mount.path / "a").read_bytes() == b"data"
+
+
+def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
+    targets = [os.readlink(fd) for fd in Path(f"/proc/{mount.process.pid}/fd").iterdir()]
+    assert targets.count("/dev/fuse") == 1
+    assert not [target for target in targets if target.startswith("/tmp/")]
+
+
+def test_the_kernels_own_readahead_is_raised(mount: Mount) -> None:
+    device = mount.path.stat().st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    assert setting.read_text() == "4096\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "message", "hint"),
+    [
+        ("fusermount3: mount failed: Operation not permitted\n", "mount failed: Operation not permitted", "SYS_ADMIN"),
+        ("fuse: failed to open /dev/fuse: Permission denied\n", "failed to open /dev/fuse", "--device /dev/fuse"),
+        ("fusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n",
+         "only allowed if 'user_allow_other'", "without --allow-other"),
+        ("fuse: failed to exec fusermount3: No such file or directory\n", "fusermount3 is not installed", "fuse3"),
+        ("warning first\nfuse: unknown option(s): `-o nonsense'\n", "unknown option(s): `-o nonsense'", ""),
+        ("", "libfuse gives no reason", ""),
+    ],
+)  # fmt: skip
+def test_what_libfuse_printed_becomes_one_sentence_and_a_hint(printed: str, message: str, hint: str) -> None:
+    error = session._mount_error(Path("/place"), printed)
+    assert isinstance(error, MountError)
+    assert message in str(error)
+    assert "\n" not in str(error)
+    assert hint in error.hint

@@ -1,0 +1,228 @@
+"""The supervisor through real mounts: deaths in a row, lost connections, interrupted listings, its endpoint."""
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests import mounting
+from tests.mount.waiting import wait_for_end, wait_until
+from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted
+
+pytestmark = pytest.mark.fuse
+
+_DATA = bytes(range(256)) * 2000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects({"data/a": _DATA, "data/b": b"b"})}) as server:
+        yield server
+
+
+@pytest.fixture
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounts that see no FUSE_HAS_RESEND, as before Linux 6.9."""
+    program = (
+        "import sys; from fastfuse.mount import session; session._HAS_RESEND = 0;"
+        "from fastfuse.cli import main; sys.exit(main())"
+    )
+
+    def command(*arguments: str) -> list[str]:
+        plain = mount_command(*arguments)  # type: ignore[arg-type]
+        at = plain.index("mount")
+        return [sys.executable, "-c", program, *plain[at:]]
+
+    monkeypatch.setattr(mounting, "mount_command", command)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def readable(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def abort_connection(mount: Mount) -> None:
+    """As an administrator gets rid of a mount that hangs (Documentation/filesystems/fuse.rst)."""
+    minor = os.minor(os.stat(mount.path).st_dev)
+    Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
+
+
+def test_five_deaths_without_a_request_between_them_end_the_mount(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        while mount.process.poll() is None:
+            with contextlib.suppress(IndexError, FileNotFoundError):
+                kill(mount.worker())
+        assert mount.wait() == 1
+        assert find_mount(mount.path) is None
+        assert mount.log.count("starting another") == 4
+        errors = [line for line in mount.log.splitlines() if line.startswith("fastfuse: error: ")]
+        assert len(errors) == 1
+        assert errors[0].startswith("fastfuse: error: the worker died 5 times in a minute without serving anything")
+        assert "Traceback" not in mount.log
+
+
+def test_many_deaths_with_requests_between_them_are_survived(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        for _ in range(6):
+            before = mount.worker()
+            kill(before)
+            # Blocks until the next worker answers.
+            assert os.listxattr(mount.path / "b")
+            assert mount.worker() != before
+        assert mount.log.count("starting another") == 6
+        assert mount.stop() == 0
+
+
+def test_on_a_kernel_that_cannot_resend_the_mount_is_made_again(server: LoopbackServer, old_kernel: None) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert "this kernel cannot resend requests" in mount.log
+        with (mount.path / "a").open("rb", buffering=0) as opened:
+            kill(mount.worker())
+            wait_until(lambda: readable(mount.path / "b", b"b"))
+            with pytest.raises(OSError, match="not connected|Input/output"):
+                opened.read(1)
+        assert f"mounting {mount.path} again: files that are open now fail, new opens work" in mount.log
+        assert mount.stop() == 0
+        assert find_mount(mount.path) is None
+
+
+def test_a_connection_that_was_aborted_is_replaced_by_a_new_mount(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        for _ in range(2):
+            abort_connection(mount)
+            wait_until(lambda: readable(mount.path / "b", b"b"))
+        assert mount.log.count(f"mounting {mount.path} again") == 2
+        assert mount.stop() == 0
+
+
+def test_a_forced_unmount_ends_the_daemon(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        subprocess.run(["umount", "-f", mount.path], check=True)
+        assert mount.wait() == 0
+        assert mount.log.count("was unmounted") == 1
+
+
+def test_a_forced_unmount_of_a_busy_mount_fails_its_files_and_the_daemon_mounts_again(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        with (mount.path / "a").open("rb", buffering=0):
+            forced = subprocess.run(["umount", "-f", mount.path], check=False, capture_output=True)
+            assert forced.returncode != 0
+            wait_until(lambda: readable(mount.path / "b", b"b"))
+        assert mount.stop() == 0
+
+
+@pytest.fixture
+def stalled_list(server: LoopbackServer) -> Iterator[None]:
+    rule = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
+    yield
+    server.faults.remove(rule)
+
+
+@contextlib.contextmanager
+def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A mount whose listing hangs, and its children."""
+    asked = server.statistics().requests.get("ListObjectsV2", 0)
+    command = mount_command("s3://bucket/data", path, server.endpoint_url, *options)
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
+            yield process, [int(pid) for pid in _children(process.pid).split()]
+        finally:
+            process.kill()
+
+
+def _children(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["supervisor", "terminal"])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
+    server: LoopbackServer,
+    stalled_list: None,
+    tmp_path: Path,
+    number: signal.Signals,
+    exit_code: int,
+    whole_group: bool,
+) -> None:
+    with listing(server, tmp_path, "--metrics-listen", str(free_port())) as (process, children):
+        assert len(children) == 2  # the lister and the metrics endpoint
+        pid_fds = [os.pidfd_open(pid) for pid in children]
+        if whole_group:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (exit_code, "")
+        for pid_fd in pid_fds:
+            wait_for_end(pid_fd)
+    assert find_mount(tmp_path) is None
+
+
+def test_a_killed_lister_is_told_with_what_probably_killed_it(
+    server: LoopbackServer, stalled_list: None, tmp_path: Path
+) -> None:
+    with listing(server, tmp_path) as (process, [lister]):
+        kill(lister)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert stderr == "fastfuse: error: the lister was killed by signal 9\nhint: out of memory?\n"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def scraped(port: int, name: str) -> float:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    match = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+    assert match is not None
+    return float(match[1])
+
+
+def test_the_metrics_endpoint_survives_a_worker_and_counts_its_respawn(server: LoopbackServer) -> None:
+    port = free_port()
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", str(port)) as mount:
+        assert (mount.path / "a").read_bytes() == _DATA
+        assert scraped(port, "fastfuse_fetched_bytes_total") == len(_DATA)
+        assert scraped(port, "fastfuse_worker_respawns_total") == 0
+        kill(mount.worker())
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert scraped(port, "fastfuse_worker_respawns_total") == 1
+        assert scraped(port, "fastfuse_fetched_bytes_total") == len(_DATA) + 1
+        assert scraped(port, "fastfuse_objects_listed_total") == 2
+        assert mount.stop() == 0
+
+
+def test_the_mount_survives_its_metrics_endpoint(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", str(free_port())) as mount:
+        kill(mount.children()[0])
+        wait_until(lambda: "the metrics endpoint died" in mount.log)
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert mount.stop() == 0

@@ -1,0 +1,136 @@
+"""Real mounts for tests: the command line in a process of its own, through the real kernel.
+
+Nothing waits for a time: a mount is there when it says READY=1 on a notify socket, or its process has ended.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfuse.mount.mountpoint import find_mount, unmount
+
+__all__ = ["ENVIRONMENT", "Mount", "mount_command", "mounted", "run_fastfuse"]
+
+# Long enough for a loaded machine; a test that needs it has failed.
+_PATIENCE_S = 60.0
+
+# Nothing of the machine's own AWS configuration reaches a test.
+ENVIRONMENT: Mapping[str, str] = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FASTFUSE_", "NOTIFY_"))},
+    "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
+    "AWS_SECRET_ACCESS_KEY": "secret-secret-secret-secret-secret-secret",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/nonexistent",
+    "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    "PYTHONWARNINGS": "error::ResourceWarning",
+}
+
+
+@dataclass
+class Mount:
+    """A mount that was ready; `process` is its supervisor."""
+
+    path: Path
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    notify_socket: socket.socket
+
+    @property
+    def log(self) -> str:
+        """Everything it has written to stderr until now."""
+        return self.log_path.read_text()
+
+    def children(self) -> list[int]:
+        """Pids of the supervisor's children, oldest first (the worker is the newest)."""
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return sorted(map(int, text.split()))
+
+    def worker(self) -> int:
+        return self.children()[-1]
+
+    def notified(self) -> str:
+        """The next message to the service manager; blocks until it comes."""
+        readable, _, _ = select.select([self.notify_socket], [], [], _PATIENCE_S)
+        assert readable, f"nothing was notified: {self.log}"
+        return self.notify_socket.recv(4096).decode()
+
+    def wait(self) -> int:
+        """The exit code of the supervisor, once it has one."""
+        return self.process.wait(_PATIENCE_S)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+
+def mount_command(uri: str, path: Path, endpoint_url: str, *options: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "fastfuse", "mount", uri, str(path)),
+        *("--endpoint-url", endpoint_url, "--region", "us-east-1", "--force-path-style", "--memory-target", "256MiB"),
+        *options,
+    ]
+
+
+def run_fastfuse(*arguments: str, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "fastfuse", *arguments],
+        env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def mounted(
+    uri: str,
+    endpoint_url: str,
+    *options: str,
+    path: Path | None = None,
+    environment: Mapping[str, str] = ENVIRONMENT,
+) -> Iterator[Mount]:
+    """Mount `uri` at `path` (a new directory unless given) until the end of the block; fails unless it gets ready."""
+    with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as directory:
+        place = path or Path(directory, "mount")
+        place.mkdir(exist_ok=True)
+        log_path = Path(directory, "log")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket, log_path.open("wb") as log:
+            notify_socket.bind(str(Path(directory, "notify")))
+            process = subprocess.Popen(
+                mount_command(uri, place, endpoint_url, *options),
+                env={**environment, "NOTIFY_SOCKET": str(Path(directory, "notify"))}, stdout=log, stderr=log,
+            )  # fmt: skip
+            mount = Mount(place, process, log_path, notify_socket)
+            try:
+                _wait_ready(mount)
+                yield mount
+            finally:
+                _end(mount)
+
+
+def _wait_ready(mount: Mount) -> None:
+    pid_fd = os.pidfd_open(mount.process.pid)
+    try:
+        while True:
+            readable, _, _ = select.select([mount.notify_socket, pid_fd], [], [], _PATIENCE_S)
+            assert mount.notify_socket in readable, f"the mount did not get ready: {mount.log}"
+            if mount.notify_socket.recv(4096) == b"READY=1":
+                return
+    finally:
+        os.close(pid_fd)
+
+
+def _end(mount: Mount) -> None:
+    """Take the mount down whatever the test has done to it."""
+    if mount.process.poll() is None:
+        mount.process.send_signal(signal.SIGTERM)
+        mount.process.send_signal(signal.SIGINT)  # a second signal: no waiting for files that a failed test left open
+        mount.process.wait(_PATIENCE_S)
+    if find_mount(mount.path) is not None:
+        unmount(mount.path, lazy=True)

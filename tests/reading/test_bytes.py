@@ -1,0 +1,210 @@
+"""Clauses D1 and D3: the bytes of a file, whatever system call asks for them."""
+
+import errno
+import filecmp
+import hashlib
+import mmap
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import ServerProcess, parse_synthetic, synthetic_bytes
+from tests.mounting import mounted
+from tests.reading.conftest import SIZES, DataSet
+
+BIG = SIZES[-1]
+MIB = 1 << 20
+
+
+@contextmanager
+def uncached(path: Path, flags: int = 0) -> Iterator[int]:
+    """A descriptor of a file that is not in the page cache."""
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_cp_copies_the_bytes(dataset: DataSet, tmp_path: Path, size: int) -> None:
+    """D1"""
+    written, mounted_file = dataset.pair(size)
+    subprocess.run(["cp", mounted_file, tmp_path / "copy"], check=True)
+    assert filecmp.cmp(written, tmp_path / "copy", shallow=False)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_direct_reads_give_the_bytes(dataset: DataSet, size: int) -> None:
+    """D3"""
+    written, mounted_file = dataset.pair(size)
+    data, seen = written.read_bytes(), bytearray()
+    with uncached(mounted_file, os.O_DIRECT) as descriptor, mmap.mmap(-1, 3 * MIB) as buffer:
+        while count := os.preadv(descriptor, [buffer], len(seen)):
+            seen += buffer[:count]
+    assert seen == data
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size])
+def test_a_mapping_shows_the_bytes(dataset: DataSet, size: int) -> None:
+    """D3"""
+    written, mounted_file = dataset.pair(size)
+    with uncached(mounted_file) as descriptor, mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapping:
+        assert mapping[size - 1 :] == written.read_bytes()[size - 1 :]
+        assert hashlib.sha256(mapping).digest() == hashlib.sha256(written.read_bytes()).digest()
+
+
+def test_cmp_finds_no_difference(dataset: DataSet) -> None:
+    """D1"""
+    with uncached(dataset.pair(BIG)[1]):
+        done = subprocess.run(["cmp", *dataset.pair(BIG)], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+def test_pages_of_a_mapping_can_be_touched_in_any_order(dataset: DataSet) -> None:
+    """D3"""
+    written, mounted_file = dataset.pair(BIG)
+    data, generator = written.read_bytes(), random.Random(1)
+    with uncached(mounted_file) as descriptor, mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapping:
+        mapping.madvise(mmap.MADV_RANDOM)
+        for _ in range(200):
+            offset = generator.randrange(BIG)
+            assert mapping[offset : offset + 5000] == data[offset : offset + 5000]
+
+
+@pytest.mark.parametrize("flags", [0, os.O_DIRECT], ids=["through the page cache", "direct"])
+def test_threads_read_at_random_from_one_descriptor(dataset: DataSet, flags: int) -> None:
+    """D3"""
+    written, mounted_file = dataset.pair(BIG)
+    data = written.read_bytes()
+
+    def reads(seed: int) -> bool:
+        generator = random.Random(seed)
+        with mmap.mmap(-1, 2 * MIB) as buffer:
+            for _ in range(40):
+                offset = generator.randrange(BIG) & ~4095
+                size = generator.choice([4096, 65536, MIB, 2 * MIB])
+                count = os.preadv(descriptor, [memoryview(buffer)[:size]], offset)
+                if buffer[:count] != data[offset : offset + size]:
+                    return False
+        return True
+
+    with uncached(mounted_file, flags) as descriptor, ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(reads, range(8)))
+
+
+def test_unaligned_direct_reads_give_the_bytes(dataset: DataSet) -> None:
+    """D3"""
+    written, mounted_file = dataset.pair(BIG)
+    data = written.read_bytes()
+    with uncached(mounted_file, os.O_DIRECT) as descriptor:
+        for offset, size in ((1, 1), (4095, 2), (MIB - 1, 3), (9 * MIB - 5, 100_000), (BIG - 3, 10)):
+            assert os.pread(descriptor, size, offset) == data[offset : offset + size]
+
+
+def test_sendfile_sends_the_bytes(dataset: DataSet, tmp_path: Path) -> None:
+    """D3"""
+    written, mounted_file = dataset.pair(BIG)
+    with uncached(mounted_file) as descriptor, (tmp_path / "copy").open("wb") as copy:
+        while os.sendfile(copy.fileno(), descriptor, None, 1 << 30):
+            pass
+    assert filecmp.cmp(written, tmp_path / "copy", shallow=False)
+
+
+def test_splice_moves_the_bytes(dataset: DataSet, tmp_path: Path) -> None:
+    """D3"""
+    size = 9 * MIB + 1
+    written, mounted_file = dataset.pair(size)
+    reading, writing = os.pipe()
+    with uncached(mounted_file) as descriptor, (tmp_path / "copy").open("wb") as copy:
+        while count := os.splice(descriptor, writing, 65536):
+            while count:
+                count -= os.splice(reading, copy.fileno(), count)
+    os.close(reading)
+    os.close(writing)
+    assert filecmp.cmp(written, tmp_path / "copy", shallow=False)
+
+
+@pytest.mark.parametrize("advice", ["NORMAL", "SEQUENTIAL", "RANDOM", "WILLNEED", "NOREUSE", "DONTNEED"])
+def test_advice_changes_nothing_but_the_speed(dataset: DataSet, advice: str) -> None:
+    """D3"""
+    written, mounted_file = dataset.pair(9 * MIB)
+    with uncached(mounted_file) as descriptor:
+        os.posix_fadvise(descriptor, 0, 0, getattr(os, f"POSIX_FADV_{advice}"))
+        assert hashlib.sha256(b"".join(iter(lambda: os.read(descriptor, 300_000), b""))).digest() == (
+            hashlib.sha256(written.read_bytes()).digest()
+        )
+
+
+def test_seeking_finds_data_everywhere_and_the_only_hole_at_the_end(dataset: DataSet) -> None:
+    """D3"""
+    with dataset.pair(BIG)[1].open("rb", buffering=0) as file:
+        assert os.lseek(file.fileno(), 0, os.SEEK_END) == BIG
+        assert os.lseek(file.fileno(), -7, os.SEEK_END) == BIG - 7
+        assert os.lseek(file.fileno(), 12_345, os.SEEK_DATA) == 12_345
+        assert os.lseek(file.fileno(), 12_345, os.SEEK_HOLE) == BIG
+        for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            with pytest.raises(OSError, match="No such device") as caught:
+                os.lseek(file.fileno(), BIG, whence)
+            assert caught.value.errno == errno.ENXIO
+
+
+def test_a_file_can_be_read_backwards_and_in_strides(dataset: DataSet) -> None:
+    """D1"""
+    written, mounted_file = dataset.pair(BIG)
+    data, step = written.read_bytes(), 777_777
+    backwards = list(range(0, BIG, step))[::-1]
+    strides = range(5, BIG, 3 * step)
+    for offsets in (backwards, strides):
+        with uncached(mounted_file) as descriptor:
+            assert all(os.pread(descriptor, step, offset) == data[offset : offset + step] for offset in offsets)
+
+
+def test_processes_read_one_file_at_the_same_time(dataset: DataSet) -> None:
+    """D1"""
+    written, mounted_file = dataset.pair(BIG)
+    with uncached(mounted_file):
+        readers = [subprocess.Popen(["sha256sum", mounted_file], stdout=subprocess.PIPE) for _ in range(4)]
+        sums = {reader.communicate()[0].split()[0].decode() for reader in readers}
+    assert sums == {hashlib.sha256(written.read_bytes()).hexdigest()}
+
+
+@pytest.mark.parametrize("part_size", ["1MiB", "32MiB"])
+def test_many_readers_and_many_open_files_share_a_small_memory(dataset: DataSet, part_size: str) -> None:
+    """D1, D3"""
+    names = sorted(str(path.relative_to(dataset.source)) for path in dataset.source.rglob("*") if path.is_file())
+    options = ("--memory-target", "128MiB", "--part-size", part_size)
+    with mounted("s3://bench", dataset.endpoint_url, *options) as mount, ThreadPoolExecutor(32) as threads:
+        files = [(mount.path / name).open("rb", buffering=0) for name in names]
+        try:
+            read = list(threads.map(lambda file: hashlib.sha256(file.readall()).digest(), files))
+        finally:
+            for file in files:
+                file.close()
+        assert read == [hashlib.sha256((dataset.source / name).read_bytes()).digest() for name in names]
+
+
+def test_a_gibibyte_is_read_in_order_and_at_random() -> None:
+    """D1, D3"""
+    size, chunk, objects = 1 << 30, 8 * MIB, "count=1,size=1GiB"
+    key = parse_synthetic(objects).view().key_at(0).decode()
+    with (
+        ServerProcess(objects) as server,
+        mounted(f"s3://{server.bucket}", server.endpoint_url) as mount,
+        (mount.path / key).open("rb", buffering=0) as file,
+    ):
+
+        def is_right(offset: int) -> bool:
+            return os.pread(file.fileno(), chunk, offset) == synthetic_bytes(key, offset, min(offset + chunk, size))
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(is_right, (random.Random(3).randrange(size) for _ in range(32))))
+        assert all(is_right(offset) for offset in range(0, size, chunk))
+        assert os.pread(file.fileno(), chunk, size) == b""

@@ -1,0 +1,72 @@
+"""A bucket in this process and its mount in another, for one test."""
+
+import mmap
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, RequestRecord
+from tests.mounting import Mount, mount_command, mounted, run_fastfuse
+
+__all__ = ["BUCKET", "Place", "block_bytes", "direct_read", "gets", "place", "refused"]
+
+BUCKET = "bucket"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is served, who serves it, and where it is mounted."""
+
+    objects: MemoryObjects
+    server: LoopbackServer
+    mount: Mount
+
+    @property
+    def path(self) -> Path:
+        return self.mount.path
+
+
+@contextmanager
+def place(
+    objects: MemoryObjects | Mapping[str, bytes] | Mapping[bytes, bytes], *options: str, uri: str = f"s3://{BUCKET}"
+) -> Iterator[Place]:
+    """Serve `objects` and mount them until the end of the block."""
+    held = objects if isinstance(objects, MemoryObjects) else MemoryObjects(objects)
+    with LoopbackServer({BUCKET: held}) as server, mounted(uri, server.endpoint_url, *options) as mount:
+        yield Place(held, server, mount)
+
+
+def refused(
+    objects: MemoryObjects | Mapping[str, bytes], *options: str, uri: str = f"s3://{BUCKET}", faults: Iterable[FaultRule] = ()
+) -> subprocess.CompletedProcess[str]:
+    """How `fastfuse mount` ends that cannot mount."""
+    held = objects if isinstance(objects, MemoryObjects) else MemoryObjects(objects)
+    with LoopbackServer({BUCKET: held}, faults=faults) as server, tempfile.TemporaryDirectory() as directory:
+        return run_fastfuse(*mount_command(uri, Path(directory), server.endpoint_url, *options)[3:])
+
+
+def block_bytes(seed: int, size_bytes: int) -> bytes:
+    """Bytes in which no page is like another, and of which nothing is zero for long."""
+    numbers = np.arange(-(-size_bytes // 8), dtype="uint64") | np.uint64(seed + 1 << 32)
+    return numbers.astype(">u8").tobytes()[:size_bytes]
+
+
+def gets(server: LoopbackServer) -> list[RequestRecord]:
+    """The GETs of objects until now."""
+    return [record for record in server.requests if record.operation == "GetObject"]
+
+
+def direct_read(path: Path, size_bytes: int, offset: int = 0) -> bytes:
+    """One read past the page cache: one request of the kernel, whose answer is the reader's."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, size_bytes) as buffer:
+            return buffer[: os.preadv(descriptor, [buffer], offset)]
+    finally:
+        os.close(descriptor)

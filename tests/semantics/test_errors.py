@@ -1,0 +1,152 @@
+"""Clauses D5 and D6: which errno for which misfortune, and for nobody else."""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    INTERNAL_ERROR,
+    SERVICE_UNAVAILABLE,
+    SLOW_DOWN,
+    FaultRule,
+    MemoryObjects,
+    Reset,
+    Stall,
+    Truncate,
+)
+from fastfuse.testing.faults import Action
+from tests.semantics.places import Place, block_bytes, direct_read, place
+from tests.semantics.short_deadline import DEADLINE_S, shorten_deadline
+
+SIZE = 300_000
+# Each comes to nothing until the deadline: a fetch is continued where it broke off, so it may not break off late.
+MISFORTUNES: dict[str, Action] = {
+    "throttled": SLOW_DOWN,
+    "unavailable": SERVICE_UNAVAILABLE,
+    "broken": INTERNAL_ERROR,
+    "refused": Reset(None),
+    "reset": Reset(100),
+    "truncated": Truncate(100),
+    "stalled": Stall(100),
+    "silent": Stall(0),
+}
+
+
+def errno_of(read: object, *arguments: object) -> int:
+    """The errno that reading ends with; 0 where it succeeds."""
+    assert callable(read)
+    try:
+        read(*arguments)
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def test_an_object_that_is_denied_may_not_be_accessed() -> None:
+    """D5"""
+    with place({"secret": block_bytes(1, SIZE), "con\ntrol": block_bytes(2, SIZE), "open": b"open"}) as here:
+        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="secret"))
+        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="con*"))
+        for name in ("secret", "con\ntrol"):
+            assert errno_of((here.path / name).read_bytes) == errno.EACCES
+            assert errno_of(direct_read, here.path / name, 4096) == errno.EACCES
+        assert (here.path / "open").read_bytes() == b"open"
+
+
+@pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE"])
+def test_an_archived_object_cannot_be_opened_and_the_log_says_what_to_do(storage_class: str) -> None:
+    """D5"""
+    objects = MemoryObjects({"warm": b"warm"})
+    objects.put("cold", b"cold", storage_class=storage_class)
+    with place(objects) as here:
+        for _ in range(2):
+            assert errno_of(os.open, here.path / "cold", os.O_RDONLY) == errno.EACCES
+        assert here.mount.log.count("'cold' is archived as " + storage_class + ": restore first") == 1
+        assert os.stat(here.path / "cold").st_size == 4
+        assert (here.path / "warm").read_bytes() == b"warm"
+
+
+def test_an_archived_object_that_was_restored_is_read() -> None:
+    """D5"""
+    objects = MemoryObjects()
+    objects.put("restored", block_bytes(1, SIZE), storage_class="GLACIER")
+    objects.put("instant", block_bytes(2, SIZE), storage_class="GLACIER_IR")
+    objects.put("empty", b"", storage_class="DEEP_ARCHIVE")
+    with place(objects) as here:
+        assert errno_of(os.open, here.path / "restored", os.O_RDONLY) == errno.EACCES
+        objects.put("restored", block_bytes(1, SIZE))  # what a GET sees of a restored object; its ETag is the same
+        assert (here.path / "restored").read_bytes() == block_bytes(1, SIZE)
+        assert (here.path / "instant").read_bytes() == block_bytes(2, SIZE)
+        assert (here.path / "empty").read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [name for name in MISFORTUNES if not name.startswith("s")])
+def test_a_misfortune_that_passes_is_not_noticed(name: str) -> None:
+    """D5, D1"""
+    with place({"file": block_bytes(1, SIZE)}) as here:
+        rule = here.server.faults.add(FaultRule(action=MISFORTUNES[name], operation="GetObject", times=3))
+        assert (here.path / "file").read_bytes() == block_bytes(1, SIZE)
+        assert here.server.faults.hits(rule) == 3
+
+
+@pytest.fixture(scope="module")
+def troubled() -> Iterator[Place]:
+    """A file for each misfortune, none of which passes, and good ones beside them."""
+    names = [*MISFORTUNES, "con\ntrol", *(f"good{number}" for number in range(8))]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        shorten_deadline(monkeypatch)
+        with place({name: block_bytes(number, SIZE) for number, name in enumerate(names)}) as here:
+            for name, action in MISFORTUNES.items():
+                here.server.faults.add(FaultRule(action=action, operation="GetObject", key=name))
+            here.server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key="con*"))
+            yield here
+            here.server.faults.clear()
+
+
+def test_a_misfortune_that_lasts_is_an_input_output_error_within_the_deadline(troubled: Place) -> None:
+    """D5"""
+    names = [*MISFORTUNES, "con\ntrol"]
+    with ThreadPoolExecutor(len(names) * 2) as threads:
+        buffered = [threads.submit(errno_of, (troubled.path / name).read_bytes) for name in names]
+        direct = [threads.submit(errno_of, direct_read, troubled.path / name, 4096, 4096) for name in names]
+        # Twice the deadline, for what the kernel asks again; a default deadline would be twenty times as long.
+        answers = [future.result(10 * DEADLINE_S) for future in buffered + direct]
+    assert answers == [errno.EIO] * 2 * len(names)
+    for name in names:
+        assert (troubled.path / name).stat().st_size == SIZE
+
+
+def test_a_stalled_object_delays_no_other(troubled: Place) -> None:
+    """D6"""
+    failed = threading.Event()
+
+    def read_stalled() -> int:
+        number = errno_of(direct_read, troubled.path / "silent", 4096)
+        failed.set()
+        return number
+
+    before = len(troubled.server.requests)
+    with ThreadPoolExecutor(16) as threads:
+        stalled = [threads.submit(read_stalled) for _ in range(8)]
+        troubled.server.wait_until(lambda statistics: sum(statistics.requests.values()) > before)
+        good = [threads.submit((troubled.path / f"good{number}").read_bytes) for number in range(8)]
+        assert [future.result() for future in good] == [
+            block_bytes(len(MISFORTUNES) + 1 + number, SIZE) for number in range(8)
+        ]
+        assert not failed.is_set()
+        assert [future.result() for future in stalled] == [errno.EIO] * 8
+
+
+def test_a_file_is_read_again_once_its_misfortune_is_over() -> None:
+    """D5"""
+    with place({"file": block_bytes(1, SIZE)}) as here:
+        rule = here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+        with (here.path / "file").open("rb", buffering=0) as file:
+            assert errno_of(file.read, 10) == errno.EACCES
+            here.server.faults.remove(rule)
+            assert file.readall() == block_bytes(1, SIZE)

@@ -1,0 +1,273 @@
+"""Clauses L1, L2, L4 and L5: ready, the end, and a place that is not free."""
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
+from tests.semantics.leftovers import descendants
+from tests.semantics.places import BUCKET, Place, block_bytes, gets, place, refused
+
+MIB = 1 << 20
+DATA = {"file": block_bytes(1, 3 * MIB), "other": b"other"}
+URI = f"s3://{BUCKET}"
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({BUCKET: MemoryObjects(DATA)}) as serving:
+        yield serving
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """An empty directory to mount on."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_the_first_open_works_when_the_mount_says_that_it_is_ready() -> None:
+    """L1"""
+    with place({f"{number:04}": b"x" for number in range(2500)}) as here:
+        # `place` has waited for READY=1 and for nothing else.
+        assert (here.path / "2499").read_bytes() == b"x"
+        assert len(os.listdir(here.path)) == 2500
+        assert "mounted s3://bucket/" in here.mount.log
+        assert here.server.requests[-1].operation == "GetObject"
+        assert sum(record.operation == "ListObjectsV2" for record in here.server.requests) >= 3
+
+
+def test_the_service_manager_hears_of_every_stage_in_order(server: LoopbackServer, directory: Path) -> None:
+    """L1, L2"""
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"{name}/notify")
+        manager.settimeout(60)
+        process = subprocess.Popen(
+            mount_command(URI, directory, server.endpoint_url),
+            env={**ENVIRONMENT, "NOTIFY_SOCKET": f"{name}/notify"},
+            stderr=subprocess.DEVNULL,
+        )
+        heard = [manager.recv(4096).decode() for _ in range(3)]
+        assert (directory / "other").read_bytes() == b"other"
+        process.send_signal(signal.SIGTERM)
+        heard.append(manager.recv(4096).decode())
+        assert process.wait(60) == 0
+    assert heard == [f"STATUS=listing {URI}/", "READY=1", f"STATUS=serving {URI}/ at {directory}", "STOPPING=1"]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor whose mount may go away: then even closing it is an error."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            os.close(file)
+
+
+def stopping(here: Place, number: signal.Signals = signal.SIGTERM) -> None:
+    """Tell the mount to stop and return when it has heard of it."""
+    assert here.mount.notified().startswith("STATUS=serving")
+    here.mount.process.send_signal(number)
+    assert here.mount.notified() == "STOPPING=1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_mount(number: signal.Signals) -> None:
+    """L2, L5"""
+    with place(DATA) as here:
+        assert (here.path / "other").read_bytes() == b"other"
+        assert here.mount.stop(number) == 0
+        assert find_mount(here.path) is None
+
+
+def test_two_signals_at_once_end_an_idle_mount_in_good_order() -> None:
+    """L2, L5"""
+    with place(DATA, "--grace-s", "60") as here:
+        here.mount.process.send_signal(signal.SIGTERM)
+        assert here.mount.stop(signal.SIGINT) == 0
+        assert find_mount(here.path) is None
+
+
+def test_a_stopping_mount_lets_open_files_be_read_and_takes_no_new_opens() -> None:
+    """L2"""
+    with place(DATA, "--grace-s", "60") as here:
+        with (here.path / "file").open("rb", buffering=0) as file:
+            assert file.read(10) == DATA["file"][:10]
+            stopping(here)
+            with pytest.raises(OSError, match="shutdown") as caught:
+                (here.path / "other").open("rb")
+            assert caught.value.errno == errno.ESHUTDOWN
+            assert file.readall() == DATA["file"][10:]
+            assert here.mount.process.poll() is None
+        assert here.mount.wait() == 0
+        assert find_mount(here.path) is None
+
+
+def test_a_second_signal_detaches_the_mount_at_once() -> None:
+    """L2"""
+    with place(DATA, "--grace-s", "3600") as here, opened(here.path / "file") as file:
+        stopping(here)
+        assert here.mount.stop(signal.SIGTERM) == 0
+        assert find_mount(here.path) is None
+        with pytest.raises(OSError, match="not connected"):
+            os.read(file, 10)
+
+
+def test_the_mount_is_detached_when_the_grace_period_is_over() -> None:
+    """L2"""
+    with place(DATA, "--grace-s", "0.3") as here, opened(here.path / "file"):
+        assert here.mount.stop(signal.SIGTERM) == 0
+        assert find_mount(here.path) is None
+        assert "files are still open" in here.mount.log
+
+
+def test_unmounting_from_outside_ends_the_daemon() -> None:
+    """L2, L5"""
+    with place(DATA) as here:
+        subprocess.run(["fusermount3", "-u", here.path], check=True)
+        assert here.mount.wait() == 0
+
+
+def test_detaching_from_outside_ends_the_daemon_after_the_last_close() -> None:
+    """L2"""
+    with place(DATA) as here:
+        with (here.path / "file").open("rb", buffering=0) as file:
+            subprocess.run(["fusermount3", "-u", "-z", here.path], check=True)
+            assert file.readall() == DATA["file"]
+        assert here.mount.wait() == 0
+
+
+def test_a_mount_whose_supervisor_was_killed_is_replaced(server: LoopbackServer, directory: Path) -> None:
+    """L4"""
+    with mounted(URI, server.endpoint_url, path=directory) as dead:
+        assert (directory / "other").read_bytes() == b"other"
+        children = [os.pidfd_open(pid) for pid in descendants(dead.process.pid)]
+        assert children
+        dead.process.kill()
+        dead.wait()
+        for child in children:  # readable when it has ended, whoever reaps it
+            os.waitid(os.P_PIDFD, child, os.WEXITED)
+            os.close(child)
+        with pytest.raises(OSError, match="not connected"):
+            os.listdir(directory)
+        os.stat(directory)  # the kernel still knows what the root was like, and that must not look alive
+        with mounted(URI, server.endpoint_url, path=directory) as alive:
+            assert (directory / "file").read_bytes() == DATA["file"]
+            assert alive.stop() == 0
+        assert find_mount(directory) is None
+
+
+def test_a_live_mount_is_never_cleared(server: LoopbackServer) -> None:
+    """L4, L5"""
+    with mounted(URI, server.endpoint_url) as mount:
+        done = run_fastfuse(*mount_command(URI, mount.path, server.endpoint_url)[3:])
+        assert done.returncode == 5
+        assert "is mounted already" in done.stderr
+        assert (mount.path / "other").read_bytes() == b"other"
+        assert mount.stop() == 0
+
+
+def test_a_mount_of_another_kind_is_never_cleared(server: LoopbackServer, directory: Path) -> None:
+    """L4, L5"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    place = os.fsencode(directory)
+    assert libc.mount(b"tmpfs", place, b"tmpfs", 0, None) == 0, os.strerror(ctypes.get_errno())
+    try:
+        done = run_fastfuse(*mount_command(URI, directory, server.endpoint_url)[3:])
+        entry = find_mount(directory)
+        assert entry is not None
+        assert entry.file_system_type == "tmpfs"
+    finally:
+        libc.umount2(place, 0)
+    assert done.returncode == 5
+    assert "tmpfs" in done.stderr
+
+
+def test_a_daemon_is_ready_when_its_parent_returns_and_ends_with_its_mount(
+    server: LoopbackServer, directory: Path
+) -> None:
+    """L1, L2"""
+    before = descendants(os.getpid())
+    done = run_fastfuse(*mount_command(URI, directory, server.endpoint_url, "--daemon")[3:])
+    assert done.returncode == 0
+    assert f"mounted {URI}/ at {directory}" in done.stderr
+    (supervisor,) = descendants(os.getpid()) - before - workers_of(before)
+    assert (directory / "file").read_bytes() == DATA["file"]
+    assert run_fastfuse("unmount", str(directory)).returncode == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]) == 0
+    assert find_mount(directory) is None
+
+
+def workers_of(known: set[int]) -> set[int]:
+    """The new processes that are children of new processes."""
+    new = descendants(os.getpid()) - known
+    return {below for pid in new for below in descendants(pid)}
+
+
+def test_a_daemon_that_cannot_mount_says_so_through_its_parent(server: LoopbackServer, directory: Path) -> None:
+    """L5"""
+    done = run_fastfuse(*mount_command("s3://absent", directory, server.endpoint_url, "--daemon")[3:])
+    assert done.returncode == 4
+    assert "no bucket 'absent'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "uri", "options"),
+    [
+        (2, "http://bucket", []),
+        (2, URI, ["--part-size", "3"]),
+        (2, URI, ["--no-such-option"]),
+        (4, "s3://absent", []),
+        (4, f"{URI}/nothing/here", []),
+        (4, f"{URI}/nothing/here/", []),
+    ],
+)
+def test_a_mount_that_cannot_be_made_ends_with_the_code_of_its_reason(
+    exit_code: int, uri: str, options: list[str]
+) -> None:
+    """L5"""
+    done = refused(DATA, *options, uri=uri)
+    assert done.returncode == exit_code, done.stderr
+    assert done.stderr.strip()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_denied_listing_has_the_exit_code_of_access() -> None:
+    """L5"""
+    denied = FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2")
+    assert refused(DATA, faults=[denied]).returncode == 3
+
+
+def test_a_missing_mountpoint_has_the_exit_code_of_mounting(server: LoopbackServer, directory: Path) -> None:
+    """L5"""
+    done = run_fastfuse(*mount_command(URI, directory / "absent", server.endpoint_url)[3:])
+    assert done.returncode == 5
+    assert "mkdir -p" in done.stderr
+
+
+def test_a_service_that_is_not_there_has_the_exit_code_of_anything_else(directory: Path) -> None:
+    """L5"""
+    done = run_fastfuse(*mount_command(URI, directory, "http://127.0.0.1:1")[3:])
+    assert done.returncode == 1, done.stderr
+    assert "cannot be reached" in done.stderr
+
+
+def test_an_empty_source_is_mounted_if_that_is_allowed() -> None:
+    """L5"""
+    with place({"elsewhere": b""}, "--allow-empty", uri=f"{URI}/nothing/") as here:
+        assert os.listdir(here.path) == []
+        assert gets(here.server) == []
+        assert here.mount.stop() == 0

@@ -1,0 +1,140 @@
+"""What a scripted workload leaves in the metrics, to the byte."""
+
+import itertools
+import os
+import signal
+import socket
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects
+from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Scrape:
+    """The samples of one moment."""
+
+    def __init__(self, port: int) -> None:
+        # Not `urlopen`: a proxy of the environment would be asked.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+            families = text_string_to_metric_families(reply.read().decode())
+        self._samples = {
+            (sample.name, *sample.labels.values()): int(sample.value) for family in families for sample in family.samples
+        }
+
+    def __getitem__(self, key: tuple[str, ...]) -> int:
+        name, *labels = key
+        return self._samples[(f"fastfuse_{name}", *labels)]
+
+
+_absent_names = (f"absent{number}" for number in itertools.count())
+
+
+def settle(here: Place) -> None:
+    """The kernel tells the mount of a close without waiting for it; an answer to a later question comes after that."""
+    assert not (here.path / next(_absent_names)).exists()
+
+
+def workload(here: Place) -> None:
+    """Each of the outcomes that a reader can cause, once."""
+    here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="denied"))
+    here.objects.put("changed", b"changed")
+    assert (here.path / "small").read_bytes() == b"0123456789"
+    assert (here.path / "folder" / "large").read_bytes() == block_bytes(1, 100_000)
+    assert (here.path / "empty").read_bytes() == b""
+    for name in ("denied", "changed"):
+        try:
+            direct_read(here.path / name, 4096)
+        except OSError:
+            continue
+        raise AssertionError(f"{name} could be read")
+
+
+def objects() -> MemoryObjects:
+    return MemoryObjects(
+        {
+            **{"small": b"0123456789", "folder/large": block_bytes(1, 100_000), "empty": b"", "bad//name": b""},
+            **{"denied": b"denied", "changed": b"to be changed"},
+        }
+    )
+
+
+def test_the_metrics_of_a_workload_are_exact() -> None:
+    """D2, D5"""
+    port = free_port()
+    with place(objects(), "--metrics-listen", f"127.0.0.1:{port}") as here:
+        start = Scrape(port)
+        assert start["objects_listed_total",] == 6
+        assert start["table_files",] == 5
+        workload(here)
+        with (here.path / "small").open("rb"), (here.path / "small").open("rb"):
+            settle(here)
+            end = Scrape(port)
+        assert end["fetch_requests_total", "ok"] == 2
+        assert end["fetch_requests_total", "denied"] == 1
+        assert end["fetch_requests_total", "changed"] == 1
+        assert sum(end["fetch_requests_total", other] for other in ("unavailable", "deadline", "bad_reply", "other")) == 0
+        assert end["fetched_bytes_total",] == 100_010
+        assert end["read_served_bytes_total",] == 100_010
+        assert end["errors_total", "EACCES"] == 1
+        assert end["errors_total", "ESTALE"] == 1
+        assert sum(end["errors_total", other] for other in ("EIO", "EROFS", "ESHUTDOWN", "other")) == 0
+        assert end["opened_files_total",] == 7
+        assert end["open_files",] == 2
+        assert end["handler_failures_total",] == 0
+        assert end["worker_respawns_total",] == 0
+        assert end["draining",] == 0
+        assert len(gets(here.server)) == 4
+        settle(here)
+        assert Scrape(port)["open_files",] == 0
+
+
+def test_counters_survive_the_worker_that_counted() -> None:
+    """L3"""
+    port = free_port()
+    with place(objects(), "--metrics-listen", f"127.0.0.1:{port}") as here:
+        workload(here)
+        with (here.path / "small").open("rb"):
+            settle(here)
+            before = Scrape(port)
+            os.kill(here.mount.worker(), signal.SIGKILL)
+            assert direct_read(here.path / "small", 4096) == b"0123456789"
+            settle(here)
+            after = Scrape(port)
+        assert before["worker_respawns_total",] == 0
+        assert after["worker_respawns_total",] == 1
+        assert after["objects_listed_total",] == 6
+        assert after["fetch_requests_total", "ok"] == before["fetch_requests_total", "ok"] + 1
+        assert after["fetched_bytes_total",] == before["fetched_bytes_total",] + 10
+        assert after["opened_files_total",] == before["opened_files_total",] + 1
+        assert after["open_files",] == before["open_files",] == 1
+        settle(here)
+        assert Scrape(port)["open_files",] == 0
+
+
+def test_a_second_epoch_is_read_from_the_page_cache_without_a_request() -> None:
+    """D1"""
+    port = free_port()
+    with place(objects(), "--metrics-listen", str(port)) as here:
+        for _ in range(3):
+            assert (here.path / "folder" / "large").read_bytes() == block_bytes(1, 100_000)
+        assert len(gets(here.server)) == 1
+        assert Scrape(port)["read_served_bytes_total",] == 100_000
+
+
+def test_metrics_name_no_key_and_no_bucket() -> None:
+    """D5"""
+    port = free_port()
+    with place({"very-special-key": b"x"}, "--metrics-listen", str(port)) as here:
+        (here.path / "very-special-key").read_bytes()
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}/") as reply:
+            text = reply.read().decode()
+        assert "very-special-key" not in text
+        assert 'bucket="' not in text

@@ -1,0 +1,101 @@
+"""Clause R1: every change is refused, by the kernel where it can and by the mount where the kernel would allow it."""
+
+import ctypes
+import errno
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.semantics.places import Place, place
+
+_MS_REMOUNT = 32  # <sys/mount.h>
+
+
+def _fallocate(root: Path) -> None:
+    descriptor = os.open(root / "file", os.O_WRONLY)  # a descriptor for reading would give EBADF
+    os.posix_fallocate(descriptor, 0, 10)
+
+
+def _bind_socket(root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(root / "socket"))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "create": lambda root: os.open(root / "new", os.O_CREAT | os.O_WRONLY),
+    "create for reading": lambda root: os.open(root / "new", os.O_CREAT | os.O_RDONLY),
+    "create a temporary file": lambda root: os.open(root, os.O_TMPFILE | os.O_RDWR),
+    "open for writing": lambda root: os.open(root / "file", os.O_WRONLY),
+    "open for reading and writing": lambda root: os.open(root / "file", os.O_RDWR),
+    "open for appending": lambda root: os.open(root / "file", os.O_WRONLY | os.O_APPEND),
+    "open to truncate": lambda root: os.open(root / "file", os.O_RDONLY | os.O_TRUNC),
+    "truncate": lambda root: os.truncate(root / "file", 1),
+    "unlink": lambda root: os.unlink(root / "file"),
+    "rename": lambda root: os.rename(root / "file", root / "new"),
+    "rename over": lambda root: os.rename(root / "file", root / "other"),
+    "rename a directory": lambda root: os.rename(root / "folder", root / "new"),
+    "mkdir": lambda root: os.mkdir(root / "new"),
+    "rmdir": lambda root: os.rmdir(root / "folder"),
+    "link": lambda root: os.link(root / "file", root / "new"),
+    "symlink": lambda root: os.symlink("file", root / "new"),
+    "chmod": lambda root: os.chmod(root / "file", 0o777),
+    "chmod of a directory": lambda root: os.chmod(root / "folder", 0o777),
+    "chown": lambda root: os.chown(root / "file", 1, 1),
+    "utime": lambda root: os.utime(root / "file"),
+    "utime to a time": lambda root: os.utime(root / "file", (1, 1)),
+    "setxattr": lambda root: os.setxattr(root / "file", "user.s3.key", b"x"),
+    "removexattr": lambda root: os.removexattr(root / "file", "user.s3.key"),
+    "mkfifo": lambda root: os.mkfifo(root / "new"),
+    "mknod of a device": lambda root: os.mknod(root / "new", stat.S_IFCHR | 0o600, os.makedev(1, 3)),
+    "bind a socket": _bind_socket,
+    "fallocate": _fallocate,
+}
+# An existing name or a full directory is no better reason for the kernel than a read-only file system is.
+DATA = {"file": b"data", "other": b"other", "folder/inner": b"inner"}
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Place]:
+    with place(DATA) as place_:
+        yield place_
+        assert {path.name: path.read_bytes() for path in place_.path.rglob("*") if path.is_file()} == {
+            key.rpartition("/")[2]: data for key, data in DATA.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def writable() -> Iterator[Place]:
+    """A mount that the kernel takes for writable, so that it asks us."""
+    with place(DATA) as place_:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mount(None, os.fsencode(place_.path), None, _MS_REMOUNT, None) == 0, os.strerror(ctypes.get_errno())
+        yield place_
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_read_only_mount_is_refused(here: Place, change: str) -> None:
+    """R1"""
+    with pytest.raises(OSError, match="Read-only") as caught:
+        CHANGES[change](here.path)
+    assert caught.value.errno == errno.EROFS
+
+
+# O_TMPFILE is the exception: FUSE's own answer where the mount has no handler is EOPNOTSUPP.
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "create a temporary file"])
+def test_a_change_that_the_kernel_lets_through_is_refused(writable: Place, change: str) -> None:
+    """R1"""
+    with pytest.raises(OSError, match="Read-only") as caught:
+        CHANGES[change](writable.path)
+    assert caught.value.errno == errno.EROFS
+
+
+def test_access_tells_that_nothing_can_be_written(here: Place) -> None:
+    """R1"""
+    assert os.access(here.path / "file", os.R_OK)
+    assert not os.access(here.path / "file", os.W_OK)
+    assert not os.access(here.path, os.W_OK)
+    assert os.access(here.path, os.X_OK)

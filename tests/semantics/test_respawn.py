@@ -1,0 +1,116 @@
+"""Clause L3: the worker may die, and its readers do not notice."""
+
+import errno
+import hashlib
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import FaultRule, Limit, Stall
+from tests.mounting import Mount
+from tests.semantics.places import block_bytes, direct_read, place
+
+MIB = 1 << 20
+PATIENCE_S = 60.0
+
+
+class Progress:
+    """How many bytes all readers have together."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._total_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        with self._changed:
+            self._total_bytes += size_bytes
+            self._changed.notify_all()
+
+    def wait_for(self, total_bytes: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._total_bytes >= total_bytes, PATIENCE_S)
+
+
+def digest(path: Path, progress: Progress) -> str:
+    hashed = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(MIB // 4):
+            hashed.update(chunk)
+            progress.add(len(chunk))
+    return hashed.hexdigest()
+
+
+def kill_worker(mount: Mount) -> int:
+    """Kill it with ``kill -9`` and return the pid that it had."""
+    pid = mount.worker()
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_four_readers_finish_although_the_worker_is_killed_again_and_again() -> None:
+    """L3"""
+    size = 8 * MIB
+    data = {f"file{number}": block_bytes(number, size) for number in range(4)}
+    with place(data, "--part-size", "1MiB") as here, ThreadPoolExecutor(4) as threads:
+        # Slow enough that every kill finds readers at work, whatever the kernel reads ahead.
+        here.server.faults.add(FaultRule(action=Limit(4 * MIB), operation="GetObject"))
+        progress = Progress()
+        readers = [threads.submit(digest, here.path / name, progress) for name in data]
+        killed = set()
+        for sixth in range(1, 6):
+            progress.wait_for(sixth * 4 * size // 6 - 4 * MIB)
+            killed.add(kill_worker(here.mount))
+        assert [reader.result(PATIENCE_S) for reader in readers] == [
+            hashlib.sha256(content).hexdigest() for content in data.values()
+        ]
+        assert len(killed) == 5
+        assert here.mount.log.count("killed by signal 9; starting another") == 5
+
+
+def test_a_request_in_flight_when_the_worker_dies_is_answered_by_the_next_one() -> None:
+    """L3"""
+    with place({"file": block_bytes(1, MIB)}) as here, ThreadPoolExecutor(4) as threads:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        readers = [threads.submit(direct_read, here.path / "file", 65536, number << 16) for number in range(4)]
+        here.server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 0)
+        kill_worker(here.mount)
+        # The next worker asks for the same.
+        here.server.wait_until(lambda statistics: statistics.requests["GetObject"] > 1)
+        assert not any(reader.done() for reader in readers)
+        here.server.faults.remove(rule)
+        assert b"".join(reader.result(PATIENCE_S) for reader in readers) == block_bytes(1, MIB)[: 4 << 16]
+
+
+def test_files_and_directories_opened_before_a_death_go_on_after_it() -> None:
+    """L3"""
+    names = [f"{number:04}" for number in range(1000)]
+    with place({"big": block_bytes(1, 4 * MIB), **{f"folder/{name}": b"" for name in names}}) as here:
+        with (here.path / "big").open("rb", buffering=0) as file, os.scandir(here.path / "folder") as entries:
+            first = next(entries).name
+            assert file.read(MIB) == block_bytes(1, 4 * MIB)[:MIB]
+            kill_worker(here.mount)
+            assert sorted([first, *(entry.name for entry in entries)]) == names
+            assert file.readall() == block_bytes(1, 4 * MIB)[MIB:]
+        assert (here.path / "folder" / "0999").read_bytes() == b""
+        assert here.mount.stop() == 0
+
+
+def test_a_mount_can_be_stopped_after_its_worker_was_replaced() -> None:
+    """L3, L2"""
+    with place({"file": block_bytes(1, MIB)}, "--grace-s", "60") as here:
+        with (here.path / "file").open("rb", buffering=0) as file:
+            kill_worker(here.mount)
+            assert file.read(10) == block_bytes(1, 10)
+            assert here.mount.notified().startswith("STATUS=")
+            here.mount.process.send_signal(signal.SIGTERM)
+            assert here.mount.notified() == "STOPPING=1"
+            kill_worker(here.mount)
+            with pytest.raises(OSError, match="shutdown") as caught:
+                (here.path / "file").open("rb")
+            assert caught.value.errno == errno.ESHUTDOWN
+            assert file.readall() == block_bytes(1, MIB)[10:]
+        assert here.mount.wait() == 0

@@ -1,0 +1,128 @@
+"""Clauses D1, D2 and D4: the bytes of the listed version, or an error."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import FaultRule, MemoryObjects, Replace, Truncate, WrongEtag
+from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+
+MIB = 1 << 20
+
+
+def etag_of(here: Place, key: str) -> str:
+    stored = here.objects.view().lookup(key.encode())
+    assert stored is not None
+    return stored.etag
+
+
+def test_every_get_carries_the_listed_etag() -> None:
+    """D2"""
+    objects = MemoryObjects({"small": b"x", "big": block_bytes(1, 20 * MIB)})
+    objects.put("multipart", block_bytes(2, 100), etag='"0123456789abcdef0123456789abcdef-7"')
+    objects.put("odd", block_bytes(3, 100), etag='"not an MD5"')
+    objects.put("con\ntrol", block_bytes(4, 100))
+    with place(objects) as here:
+        for path in here.path.iterdir():
+            path.read_bytes()
+        records = gets(here.server)
+        assert {record.key for record in records} == {"small", "big", "multipart", "odd", "con\ntrol"}
+        assert sum(record.key == "big" for record in records) > 2
+        assert all(record.if_match == etag_of(here, record.key) for record in records)
+        assert all(record.range is not None for record in records)
+
+
+CHANGES: dict[str, Callable[[MemoryObjects, str], object]] = {
+    "replaced": lambda objects, key: objects.put(key, block_bytes(9, 100_000)),
+    "replaced by a shorter one": lambda objects, key: objects.put(key, b"short"),
+    "replaced by an empty one": lambda objects, key: objects.put(key, b""),
+    "deleted": lambda objects, key: objects.delete(key),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_object_that_changed_since_the_listing_is_stale(change: str) -> None:
+    """D2, D1"""
+    with place({"plain": block_bytes(1, 100_000), "con\ntrol": block_bytes(2, 100_000), "kept": b"kept"}) as here:
+        for key in ("plain", "con\ntrol"):  # one for each of the two clients
+            CHANGES[change](here.objects, key)
+            for read in (Path.read_bytes, lambda path: direct_read(path, 4096, 8192)):
+                with pytest.raises(OSError, match="Stale") as caught:
+                    read(here.path / key)
+                assert caught.value.errno == errno.ESTALE
+            assert os.stat(here.path / key).st_size == 100_000
+        assert (here.path / "kept").read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["through the page cache", "direct"])
+def test_an_object_replaced_in_the_middle_of_a_read_gives_old_bytes_and_then_an_error(*, direct: bool) -> None:
+    """D1, D2"""
+    old, new = block_bytes(1, 24 * MIB), block_bytes(2, 24 * MIB)
+    with place({"file": old}, "--part-size", "1MiB") as here:
+        here.server.faults.add(FaultRule(action=Replace(new), operation="GetObject", skip=6))
+        seen, number = read_until_error(here.path / "file", direct=direct)
+        assert number == errno.ESTALE
+        assert 0 < len(seen) < len(old)
+        assert seen == old[: len(seen)]
+
+
+def read_until_error(path: Path, *, direct: bool) -> tuple[bytes, int]:
+    seen, chunk_bytes = b"", 256 * 1024
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while True:
+            try:
+                chunk = direct_read(path, chunk_bytes, len(seen)) if direct else os.read(descriptor, chunk_bytes)
+            except OSError as error:
+                return seen, error.errno or 0
+            if not chunk:
+                return seen, 0
+            seen += chunk
+    finally:
+        os.close(descriptor)
+
+
+def test_another_version_in_the_reply_is_not_believed() -> None:
+    """D1, D2"""
+    with place({"file": block_bytes(1, 5000)}) as here:
+        rule = here.server.faults.add(FaultRule(action=WrongEtag('"00000000000000000000000000000000"')))
+        with pytest.raises(OSError, match="Stale"):
+            (here.path / "file").read_bytes()
+        here.server.faults.remove(rule)
+        assert (here.path / "file").read_bytes() == block_bytes(1, 5000)
+
+
+def test_a_reply_that_ends_early_is_completed_and_never_padded() -> None:
+    """D1"""
+    with place({"file": block_bytes(1, 3 * MIB)}) as here:
+        here.server.faults.add(FaultRule(action=Truncate(100_000), operation="GetObject", times=2))
+        assert (here.path / "file").read_bytes() == block_bytes(1, 3 * MIB)
+
+
+def test_a_replaced_object_that_is_in_the_page_cache_stays_as_it_was() -> None:
+    """D1, L6"""
+    with place({"file": block_bytes(1, 50_000)}) as here:
+        assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)
+        here.objects.put("file", block_bytes(2, 50_000))
+        assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)
+
+
+def test_reads_end_where_the_file_ends() -> None:
+    """D1"""
+    data = block_bytes(1, 10_001)
+    with place({"file": data}) as here, (here.path / "file").open("rb", buffering=0) as file:
+        assert os.pread(file.fileno(), 100, 9_990) == data[9_990:]
+        assert os.pread(file.fileno(), 100, 10_001) == b""
+        assert os.pread(file.fileno(), 100, 1 << 50) == b""
+        assert direct_read(here.path / "file", 8192, 8192) == data[8192:]
+
+
+def test_an_empty_file_is_read_without_a_request() -> None:
+    """D4"""
+    with place({"empty": b"", "folder/empty": b""}) as here:
+        assert (here.path / "empty").read_bytes() == b""
+        assert direct_read(here.path / "folder" / "empty", 4096) == b""
+        assert gets(here.server) == []

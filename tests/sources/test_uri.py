@@ -1,0 +1,55 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sources.uri import S3Uri
+
+
+@pytest.mark.parametrize(
+    ("text", "bucket", "path"),
+    [
+        ("s3://bucket", "bucket", ""),
+        ("s3://bucket/", "bucket", ""),
+        ("s3://bucket/a/b", "bucket", "a/b"),
+        ("s3://bucket/a/", "bucket", "a/"),
+        ("S3://bucket/a", "bucket", "a"),
+        ("s3://bucket//a", "bucket", "/a"),
+        ("s3://bucket/a%20b+c?x#y", "bucket", "a%20b+c?x#y"),
+        ("s3://bucket/../a", "bucket", "../a"),
+        ("s3://bucket/s3://other/x", "bucket", "s3://other/x"),
+    ],
+)
+def test_a_uri_is_a_bucket_and_the_rest_verbatim(text: str, bucket: str, path: str) -> None:
+    assert S3Uri.parse(text) == S3Uri(bucket, path)
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_any_key_survives_being_written_as_a_uri(path: str) -> None:
+    uri = S3Uri("bucket", path)
+    assert S3Uri.parse(str(uri)) == uri
+
+
+@pytest.mark.parametrize("text", ["", "bucket/a", "/mnt", "s3:/bucket", "http://bucket/a", "s3a://bucket/a", "://x"])
+def test_what_is_no_s3_uri_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not an S3 URI") as caught:
+        S3Uri.parse(text)
+    assert caught.value.hint == "write it as s3://BUCKET/PREFIX"
+
+
+@pytest.mark.parametrize("text", ["s3://", "s3:///a"])
+def test_a_uri_without_a_bucket_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="names no bucket"):
+        S3Uri.parse(text)
+
+
+def test_a_nul_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="NUL"):
+        S3Uri.parse("s3://bucket/a\0b")
+
+
+@pytest.mark.parametrize("text", ["s3://bucket/\udcff", "s3://buck\udcffet/a"])
+def test_bytes_of_the_command_line_that_are_not_utf8_are_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"udcff.* is not UTF-8"):
+        S3Uri.parse(text)

@@ -1,0 +1,71 @@
+"""The memory limit of a control group, over hierarchies made in a temporary directory."""
+
+from pathlib import Path
+
+import pytest
+
+from fastfuse.cgroup import memory_limit_bytes
+
+
+class Machine:
+    def __init__(self, root: Path) -> None:
+        self.memberships = root / "self-cgroup"
+        self.hierarchies = root / "fs-cgroup"
+
+    def limit(self, memberships: str, files: dict[str, str]) -> int | None:
+        self.memberships.write_text(memberships)
+        for name, text in files.items():
+            file = self.hierarchies / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return memory_limit_bytes(self.memberships, self.hierarchies)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_v2_group_has_its_own_limit(machine: Machine) -> None:
+    assert machine.limit("0::/jobs/a\n", {"jobs/a/memory.max": "1000\n"}) == 1000
+
+
+def test_a_v2_group_without_a_limit_has_none(machine: Machine) -> None:
+    assert machine.limit("0::/jobs/a\n", {"jobs/a/memory.max": "max\n"}) is None
+
+
+def test_a_tighter_limit_of_an_ancestor_counts(machine: Machine) -> None:
+    files = {"jobs/memory.max": "500\n", "jobs/a/memory.max": "1000\n"}
+    assert machine.limit("0::/jobs/a\n", files) == 500
+
+
+def test_in_a_container_that_sees_only_its_own_group_the_root_of_the_mount_counts(machine: Machine) -> None:
+    assert machine.limit("0::/docker/0123abcd\n", {"memory.max": "700\n"}) == 700
+
+
+def test_a_group_outside_the_namespace_is_not_followed_upwards(machine: Machine) -> None:
+    assert machine.limit("0::/../other\n", {"../other/memory.max": "1\n"}) is None
+
+
+def test_a_v1_group_is_found_in_the_hierarchy_of_the_memory_controller(machine: Machine) -> None:
+    memberships = "5:cpu,cpuacct:/x\n4:hugetlb,memory:/jobs/a\n0::/\n"
+    files = {"memory/jobs/a/memory.limit_in_bytes": "900\n", "cpu/x/memory.limit_in_bytes": "1\n"}
+    assert machine.limit(memberships, files) == 900
+
+
+def test_an_unlimited_v1_group_has_a_limit_beyond_any_ram(machine: Machine) -> None:
+    limit = machine.limit("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"})
+    assert limit is not None
+    assert limit > 2**60
+
+
+def test_a_named_v1_hierarchy_has_nothing_to_say_about_memory(machine: Machine) -> None:
+    assert machine.limit("9:name=systemd:/jobs\n", {"jobs/memory.max": "1\n", "memory.max": "1\n"}) is None
+
+
+def test_a_line_that_makes_no_sense_is_passed_over(machine: Machine) -> None:
+    assert machine.limit("nonsense\n\n0::/a\n", {"a/memory.max": "800\n"}) == 800
+
+
+def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
+    assert memory_limit_bytes(tmp_path / "absent", tmp_path) is None

@@ -1,0 +1,178 @@
+"""What log lines look like and where they go."""
+
+import io
+import json
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.log import HumanFormatter, JsonFormatter, LogConfig, configure, error_text, formatter
+
+SECRETS = [
+    "GET https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIDSECRET%2F2026&X-Amz-Signature=5ec7e7",
+    "{'Authorization': 'AWS4-HMAC-SHA256 Credential=AKIDSECRET/x, Signature=5ec7e7'}",
+    "headers: authorization: AWS4-HMAC-SHA256 Credential=AKIDSECRET, Signature=5ec7e7",
+    "{'X-Amz-Security-Token': b'AKIDSECRET5ec7e7'}",
+    "aws_secret_access_key = AKIDSECRET5ec7e7",
+    '{"SecretAccessKey": "AKIDSECRET5ec7e7"}',
+    "connecting to https://user:AKIDSECRET5ec7e7@example.com/",
+]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root, own = logging.getLogger(), logging.getLogger("fastfuse")
+    before = root.handlers[:], root.level, own.level, sys.excepthook
+    root.handlers = []
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers, level, own_level, sys.excepthook = before[0], before[1], before[2], before[3]
+    root.setLevel(level)
+    own.setLevel(own_level)
+
+
+def record(message: str, **extra: object) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "fastfuse.x", "levelno": logging.INFO, "levelname": "INFO", "msg": message})
+    made.created, made.msecs, made.process = 1_700_000_000.25, 250.0, 42
+    vars(made).update(extra)
+    return made
+
+
+def test_a_human_line_has_time_level_logger_message_and_extra_fields() -> None:
+    line = HumanFormatter().format(record("mounted", objects=3))
+    assert line == "2023-11-14T22:13:20.250Z INFO fastfuse.x: mounted objects=3"
+
+
+def test_a_json_line_has_time_level_logger_message_pid_and_extra_fields() -> None:
+    fields = json.loads(JsonFormatter().format(record("mounted", objects=3, place=Path("/mnt"), empty=None)))
+    assert fields == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "info",
+        "logger": "fastfuse.x",
+        "message": "mounted",
+        "pid": 42,
+        "objects": 3,
+        "place": "/mnt",
+        "empty": None,
+    }
+
+
+def test_an_extra_field_cannot_pass_for_the_level() -> None:
+    assert json.loads(JsonFormatter().format(record("x", level="critical")))["level"] == "info"
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_secret_in_a_message_a_field_or_an_exception_is_not_written(secret: str, json_lines: bool) -> None:
+    try:
+        raise ValueError(secret)
+    except ValueError:
+        failed = sys.exc_info()
+    line = formatter(LogConfig(json=json_lines)).format(record(f"odd: {secret}", request=secret, exc_info=failed))
+    assert "AKIDSECRET" not in line
+    assert "5ec7e7" not in line
+    assert line.count("[redacted]") >= 2
+
+
+@pytest.mark.parametrize("hostile", ["a\nb", "a\r\x1b[2Jb", "a\u2028b", "a\x85b", "a\x00b"])
+def test_a_control_character_in_a_key_neither_starts_a_line_nor_reaches_the_terminal(hostile: str) -> None:
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        failed = sys.exc_info()
+    lines = HumanFormatter().format(record(hostile, key=hostile, exc_info=failed)).splitlines()
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert all(character.isprintable() for line in lines for character in line)
+
+
+def test_only_our_own_loggers_become_verbose() -> None:
+    stream = io.StringIO()
+    configure(LogConfig(verbose=True), stream=stream)
+    logging.getLogger("fastfuse.x").debug("ours")
+    logging.getLogger("botocore.auth").debug("theirs")
+    logging.getLogger("httpx").info("theirs")
+    logging.getLogger("botocore.auth").warning("worth knowing")
+    assert [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()] == [
+        "DEBUG fastfuse.x: ours",
+        "WARNING botocore.auth: worth knowing",
+    ]
+
+
+def test_without_verbose_there_are_no_details() -> None:
+    stream = io.StringIO()
+    configure(LogConfig(), stream=stream)
+    logging.getLogger("fastfuse.x").debug("detail")
+    logging.getLogger("fastfuse.x").info("event")
+    assert stream.getvalue().endswith(" INFO fastfuse.x: event\n")
+    assert "detail" not in stream.getvalue()
+
+
+def test_configuring_twice_writes_each_line_once() -> None:
+    stream = io.StringIO()
+    configure(LogConfig(), stream=stream)
+    configure(LogConfig(), stream=stream)
+    logging.getLogger("fastfuse").info("event")
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize("syslog", [None, Path("/absent")])
+def test_a_log_file_is_appended_to_and_followed_when_it_is_rotated(tmp_path: Path, syslog: Path | None) -> None:
+    file = tmp_path / "log"
+    file.write_text("old\n")
+    assert configure(LogConfig(file=file), syslog=syslog)
+    logging.getLogger("fastfuse").info("first \udcff")
+    file.rename(tmp_path / "log.1")
+    logging.getLogger("fastfuse").info("second")
+    assert (tmp_path / "log.1").read_text().startswith("old\n")
+    assert (tmp_path / "log.1").read_text().endswith("first \\udcff\n")
+    assert file.read_text().endswith("second\n")
+
+
+def test_a_log_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be written: No such file or directory"):
+        configure(LogConfig(file=tmp_path / "absent" / "log"))
+
+
+def test_a_daemon_without_a_file_logs_to_syslog_as_fastfuse_and_leaves_the_time_to_it(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(str(tmp_path / "log"))
+        syslog.setblocking(False)
+        assert configure(LogConfig(), syslog=tmp_path / "log")
+        logging.getLogger("fastfuse.x").info("mounted")
+        assert syslog.recv(1024).rstrip(b"\0") == b"<30>fastfuse: INFO fastfuse.x: mounted"
+
+
+def test_a_daemon_on_a_machine_without_syslog_is_told_that_nobody_hears_it(tmp_path: Path) -> None:
+    assert not configure(LogConfig(), syslog=tmp_path / "absent")
+    logging.getLogger("fastfuse.x").info("mounted")
+
+
+def test_an_exception_that_nobody_catches_goes_where_the_lines_go() -> None:
+    stream = io.StringIO()
+    configure(LogConfig(json=True), stream=stream)
+    error = RuntimeError("unforeseen")
+    sys.excepthook(RuntimeError, error, None)
+    fields = json.loads(stream.getvalue())
+    assert (fields["level"], fields["message"]) == ("critical", "this is a bug in fastfuse: unforeseen")
+    assert "RuntimeError: unforeseen" in fields["exception"]
+
+
+def test_an_error_for_people_is_a_sentence_and_a_hint() -> None:
+    text = error_text("no such bucket\x1b", hint="check its name", exit_code=4, json=False)
+    assert text == "fastfuse: error: no such bucket\\x1b\nhint: check its name"
+
+
+def test_an_error_without_a_hint_is_one_line() -> None:
+    assert error_text("broken", hint="", exit_code=1, json=False) == "fastfuse: error: broken"
+
+
+def test_an_error_as_json_is_a_record_of_the_log() -> None:
+    fields = json.loads(error_text("no such bucket", hint="check its name", exit_code=4, json=True))
+    wanted = {"level": "error", "message": "no such bucket", "hint": "check its name", "exit_code": 4}
+    assert fields.items() >= wanted.items()

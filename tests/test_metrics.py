@@ -1,0 +1,150 @@
+"""Metrics: their names and labels are a contract with dashboards, their slots with the processes that count."""
+
+import http.client
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastfuse import metrics
+from fastfuse.errors import ConfigurationError
+from fastfuse.metrics import ERRNO_LABELS, METRICS, OUTCOMES, Counters, bind_metrics, serve_metrics
+from fastfuse.mount.children import fork_child, wait_child
+
+# name -> (type, label, values of the label). A change here is a change for whoever watches a mount.
+CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "fastfuse_fetch_requests": (
+        "counter",
+        "outcome",
+        ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "cancelled", "other"),
+    ),
+    "fastfuse_fetched_bytes": ("counter", "", ("",)),
+    "fastfuse_read_served_bytes": ("counter", "", ("",)),
+    "fastfuse_requests": ("counter", "", ("",)),
+    "fastfuse_errors": ("counter", "errno", ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")),
+    "fastfuse_handler_failures": ("counter", "", ("",)),
+    "fastfuse_opened_files": ("counter", "", ("",)),
+    "fastfuse_open_files": ("gauge", "", ("",)),
+    "fastfuse_draining": ("gauge", "", ("",)),
+    "fastfuse_pool_bytes": ("gauge", "", ("",)),
+    "fastfuse_objects_listed": ("counter", "", ("",)),
+    "fastfuse_table_files": ("gauge", "", ("",)),
+    "fastfuse_worker_respawns": ("counter", "", ("",)),
+}
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def scrape(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """The address of an endpoint in a process of its own, as the supervisor starts it; less patient than that."""
+    monkeypatch.setattr(metrics._QuietHandler, "timeout", 0.2)
+    with bind_metrics("127.0.0.1", 0) as listener:
+        host, port = listener.getsockname()
+        server = fork_child(lambda: serve_metrics(listener, counters))
+    yield host, port
+    os.kill(server, signal.SIGKILL)
+    assert wait_child(server) == -signal.SIGKILL
+
+
+def scraped(address: tuple[str, int]) -> str:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    try:
+        connection.request("GET", "/metrics")
+        reply = connection.getresponse()
+        assert reply.status == 200
+        return reply.read().decode()
+    finally:
+        connection.close()
+
+
+def test_names_types_and_labels_are_those_of_the_contract() -> None:
+    declared = {
+        metric.name: ("gauge" if metric.is_gauge else "counter", metric.label, metric.values) for metric in METRICS
+    }
+    assert declared == CONTRACT
+
+
+def test_names_follow_prometheus_rules() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"fastfuse(_[a-z]+)+", metric.name)
+        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
+        assert metric.help[0].isupper() or metric.help[0].isdigit()
+        assert metric.help.endswith((".", ")"))
+
+
+def test_the_exposition_parses_and_has_every_metric_with_every_label(
+    counters: Counters, scrape: tuple[str, int]
+) -> None:
+    counters.add(counters.slot("fastfuse_fetch_requests", "denied"), 3)
+    counters.set(counters.slot("fastfuse_open_files"), 5)
+    families = {family.name: family for family in text_string_to_metric_families(scraped(scrape))}
+    assert families.keys() == CONTRACT.keys()
+    for name, (kind, label, values) in CONTRACT.items():
+        assert families[name].type == kind
+        suffix = "_total" if kind == "counter" else ""
+        assert [(sample.name, sample.labels) for sample in families[name].samples] == [
+            (name + suffix, {label: value} if label else {}) for value in values
+        ]
+    assert [sample.value for sample in families["fastfuse_fetch_requests"].samples] == [0, 0, 3, 0, 0, 0, 0, 0]
+    assert families["fastfuse_open_files"].samples[0].value == 5
+
+
+def test_what_a_child_counts_its_parent_and_the_endpoint_see(counters: Counters, scrape: tuple[str, int]) -> None:
+    slot = counters.slot("fastfuse_fetched_bytes")
+    counters.add(slot, 1 << 40)
+    assert wait_child(fork_child(lambda: counters.add(slot, 7))) == 0
+    assert counters.get("fastfuse_fetched_bytes") == (1 << 40) + 7
+    [sample] = next(f for f in text_string_to_metric_families(scraped(scrape)) if f.name == "fastfuse_fetched_bytes").samples
+    assert sample.value == (1 << 40) + 7
+
+
+def test_a_client_that_says_nothing_does_not_hold_the_endpoint_for_ever(scrape: tuple[str, int]) -> None:
+    with socket.create_connection(scrape, timeout=30) as silent:
+        assert silent.recv(1) == b""
+    assert "fastfuse_requests_total" in scraped(scrape)
+
+
+def test_slots_do_not_overlap(counters: Counters) -> None:
+    slots = [counters.slot(metric.name, value) for metric in METRICS for value in metric.values]
+    for slot in slots:
+        counters.add(slot, slot + 1)
+    assert [counters.read(slot) for slot in slots] == [slot + 1 for slot in slots]
+    assert len(set(slots)) == sum(len(values) for _, _, values in CONTRACT.values())
+
+
+@pytest.mark.parametrize(("name", "value"), [("fastfuse_nothing", ""), ("fastfuse_errors", "EPERM"), ("fastfuse_errors", "")])
+def test_what_is_not_declared_has_no_slot(counters: Counters, name: str, value: str) -> None:
+    with pytest.raises(KeyError):
+        counters.slot(name, value)
+
+
+def test_labels_are_closed_sets_of_short_words() -> None:
+    for value in (*OUTCOMES, *ERRNO_LABELS):
+        assert re.fullmatch(r"[A-Za-z_]{2,16}", value)
+
+
+def test_an_address_that_is_taken_is_refused() -> None:
+    with bind_metrics("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port} for metrics: Address already"):
+            bind_metrics("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "::ffff:192.0.2.1"])
+def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:9567") as caught:
+        bind_metrics(host, 9567)
+    assert caught.value.hint == "see --metrics-listen"
+
+
+def test_ipv6_loopback_is_an_address() -> None:
+    with bind_metrics("::1", 0) as listener:
+        assert listener.family == socket.AF_INET6

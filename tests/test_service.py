@@ -1,0 +1,95 @@
+"""The systemd unit and its example of an environment file."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from fastfuse.cli import app
+
+SYSTEMD = Path(__file__).parents[1] / "systemd"
+UNIT = SYSTEMD / "fastfuse@.service"
+EXAMPLE = SYSTEMD / "fastfuse.env.example"
+
+# Each of these gives the service a mount namespace (systemd.exec(5)), in which the mount would stay.
+NAMESPACE_MAKERS = {
+    *("PrivateTmp", "PrivateMounts", "PrivateDevices", "PrivateUsers", "ProtectSystem", "ProtectHome", "ProtectProc"),
+    *("ProcSubset", "ProtectKernelTunables", "ProtectKernelModules", "ProtectKernelLogs", "ProtectControlGroups"),
+    *("ProtectHostname", "ReadOnlyPaths", "ReadWritePaths", "InaccessiblePaths", "ExecPaths", "NoExecPaths"),
+    *(
+        "BindPaths",
+        "BindReadOnlyPaths",
+        "TemporaryFileSystem",
+        "RootDirectory",
+        "RootImage",
+        "MountFlags",
+        "MountImages",
+    ),
+    *("DynamicUser", "ProtectClock"),
+}
+
+
+def directives() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        if match := re.match(r"([A-Za-z]+)=(.*)", line):
+            found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+def mount_variables() -> set[str]:
+    mount = vars(typer.main.get_command(app))["commands"]["mount"]
+    variables: set[str] = set()
+    for parameter in mount.params:
+        given = parameter.envvar or []
+        variables.update([given] if isinstance(given, str) else given)
+    return variables
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    # Where fastfuse is not installed at the place that the unit names, an executable that exists stands in for it.
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/usr/local/bin/fastfuse", shutil.which("true") or sys.executable))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_nothing_in_the_unit_hides_the_mount_in_a_namespace_or_closes_dev_fuse() -> None:
+    assert not directives().keys() & NAMESPACE_MAKERS
+
+
+def test_the_manager_is_told_of_readiness_and_leaves_the_listing_its_time() -> None:
+    assert directives()["Type"] == ["notify"]
+    assert directives()["NotifyAccess"] == ["main"]
+    assert directives()["TimeoutStartSec"] == ["infinity"]
+
+
+def test_stopping_has_more_time_than_open_files_have_to_be_read() -> None:
+    [timeout] = directives()["TimeoutStopSec"]
+    assert int(timeout) > 30.0
+
+
+def test_what_trying_again_does_not_mend_is_not_tried_again() -> None:
+    assert directives()["Restart"] == ["on-failure"]
+    assert directives()["RestartPreventExitStatus"] == ["2 3 4"]
+
+
+@pytest.mark.parametrize("text", [EXAMPLE.read_text(), UNIT.read_text()], ids=["example", "unit"])
+def test_every_variable_that_is_named_is_one_that_mount_reads(text: str) -> None:
+    named = set(re.findall(r"FASTFUSE_[A-Z_]+", text))
+    assert named
+    assert named <= mount_variables()
+
+
+def test_the_example_sets_what_must_be_set_and_leaves_the_rest_commented_out() -> None:
+    lines = [line for line in EXAMPLE.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["FASTFUSE_SOURCE=s3://BUCKET/PREFIX"]

@@ -1,0 +1,68 @@
+"""Sizes, read and written."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sizes import format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("4096", 4096),
+        ("0", 0),
+        ("1B", 1),
+        ("1k", 1024),
+        ("8M", 8 * 2**20),
+        ("8MiB", 8 * 2**20),
+        ("8mib", 8 * 2**20),
+        ("8MB", 8_000_000),
+        ("1.5GiB", 3 * 2**29),
+        (" 2 TiB ", 2**41),
+        ("0.0001k", 0),
+    ],
+)
+def test_a_size_is_read_in_its_unit(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "+1", "1e9", "8 MiB MiB", "8XB", "1,5G", "0x10", "٣", "inf", "8iB"])
+def test_anything_else_is_refused_with_the_text_quoted(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_size(text)
+    assert str(caught.value) == f"{text!r} is not a size"
+    assert caught.value.hint
+
+
+@given(st.integers(min_value=0, max_value=2**60), st.sampled_from([("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)]))
+def test_a_whole_number_of_units_is_exact_however_large(count: int, unit: tuple[str, int]) -> None:
+    name, bits = unit
+    assert parse_size(f"{count}{name}") == count << bits
+
+
+@given(st.text(max_size=20))
+def test_whatever_the_text_it_is_a_size_or_a_configuration_error(text: str) -> None:
+    try:
+        assert parse_size(text) >= 0
+    except ConfigurationError:
+        assert not text.strip().isascii() or not text.strip().isdigit()
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (2**20 - 1, "1024 KiB"),
+        (2**20, "1 MiB"),
+        (10 * 2**20, "10 MiB"),
+        (5 * 2**29, "2.5 GiB"),
+        (2**41, "2048 GiB"),
+    ],
+)
+def test_a_size_is_written_in_the_largest_unit_that_it_fills(size_bytes: int, text: str) -> None:
+    assert format_size(size_bytes) == text
