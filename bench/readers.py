@@ -9,6 +9,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from multiprocessing.synchronize import Barrier
@@ -142,8 +143,7 @@ def _read_files(root: Path, spans: Sequence[Span]) -> tuple[list[float], list[fl
         started_s = time.monotonic()
         is_new = span.name != name
         if is_new:
-            if fd >= 0:
-                os.close(fd)
+            _close(fd)
             name, fd = span.name, os.open(root / span.name, os.O_RDONLY)
         offset = span.start
         while offset < span.end:
@@ -155,8 +155,15 @@ def _read_files(root: Path, spans: Sequence[Span]) -> tuple[list[float], list[fl
                 is_new = False
             offset += got
         spans_s.append(time.monotonic() - started_s)
-    os.close(fd)
+    _close(fd)
     return first_bytes_s, spans_s
+
+
+def _close(fd: int) -> None:
+    # Every byte was read by then. rclone fails a close when a file's MD5 sum is not its ETag, which S3 promises for
+    # small unencrypted objects only and the loopback server for none.
+    with suppress(OSError):
+        os.close(fd)
 
 
 def _prepare_parts(access: RawAccess, parts: Sequence[Span]) -> _Reading:

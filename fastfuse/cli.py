@@ -209,10 +209,7 @@ def mount(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Mount an S3 prefix read-only and serve it until interrupted or unmounted.
-
-    The prefix is listed once; the mount is ready, and shows that listing, from then on.
-    """
+    """Mount an S3 prefix read-only, as it is listed now, and serve it until interrupted or unmounted."""
     settings = mount_settings(
         source=source,
         mountpoint=mountpoint,

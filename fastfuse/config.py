@@ -86,7 +86,7 @@ def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: in
     available_bytes = min(ram_bytes, cgroup_limit_bytes or ram_bytes)
     if text is None:
         return min(max(available_bytes // 4, MINIMUM_MEMORY_BYTES), MAXIMUM_DEFAULT_MEMORY_BYTES)
-    percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip(), re.ASCII)
+    percent = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*%", text.strip(), re.ASCII)
     size_bytes = int(available_bytes * Fraction(percent[1]) / 100) if percent else parse_size(text)
     if size_bytes < MINIMUM_MEMORY_BYTES:
         raise ConfigurationError(

@@ -22,6 +22,7 @@ __all__ = [
     "ServiceError",
     "SourceError",
     "StoreUnsuitableError",
+    "ThrottledError",
     "UnavailableError",
     "errno_for",
 ]
@@ -64,6 +65,10 @@ class EmptySourceError(SourceError):
 
 class ServiceError(FastfuseError):
     """The service cannot be used: unreachable, TLS failure, 5xx or throttled after all retries, nonsense replies."""
+
+
+class ThrottledError(ServiceError):
+    """The service asks for fewer requests; the same request may succeed later."""
 
 
 class MountError(FastfuseError):

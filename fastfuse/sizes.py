@@ -12,7 +12,8 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+# Twenty digits: more is no size of anything, and too much for a float.
+_SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 # As in dd and rclone: a bare letter is binary; `MB` is decimal, as disks and networks are sold.
 _UNITS: Final = {"": 1, "b": 1} | {
     unit: factor

@@ -35,7 +35,7 @@ def test_what_stops_a_command_has_its_exit_code_l5(name: str) -> None:
 @pytest.mark.parametrize("name", ERRNOS)
 def test_what_fails_a_read_has_its_errno_d5(name: str) -> None:
     kind = tree()[name]
-    error = kind("x", whole_server=False) if kind is StoreUnsuitableError else kind("x")  # type: ignore[call-arg]
+    error = kind("x", whole_server=False) if kind is StoreUnsuitableError else kind("x")
     assert errno_for(error) == ERRNOS[name]
 
 

@@ -102,7 +102,9 @@ def test_what_a_child_counts_its_parent_and_the_endpoint_see(counters: Counters,
     counters.add(slot, 1 << 40)
     assert wait_child(fork_child(lambda: counters.add(slot, 7))) == 0
     assert counters.get("fastfuse_fetched_bytes") == (1 << 40) + 7
-    [sample] = next(f for f in text_string_to_metric_families(scraped(scrape)) if f.name == "fastfuse_fetched_bytes").samples
+    [sample] = next(
+        f for f in text_string_to_metric_families(scraped(scrape)) if f.name == "fastfuse_fetched_bytes"
+    ).samples
     assert sample.value == (1 << 40) + 7
 
 
@@ -120,7 +122,9 @@ def test_slots_do_not_overlap(counters: Counters) -> None:
     assert len(set(slots)) == sum(len(values) for _, _, values in CONTRACT.values())
 
 
-@pytest.mark.parametrize(("name", "value"), [("fastfuse_nothing", ""), ("fastfuse_errors", "EPERM"), ("fastfuse_errors", "")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("fastfuse_nothing", ""), ("fastfuse_errors", "EPERM"), ("fastfuse_errors", "")]
+)
 def test_what_is_not_declared_has_no_slot(counters: Counters, name: str, value: str) -> None:
     with pytest.raises(KeyError):
         counters.slot(name, value)

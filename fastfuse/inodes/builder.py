@@ -8,7 +8,7 @@ import operator
 import struct
 from array import array
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,8 @@ class TableBuilder:
         self._other_etags: dict[str, int] = {}
         self._storage_classes: dict[str, int] = {}
         self._class_rows = bytearray()
+        # (first key, first row) of each page
+        self._pages: list[tuple[bytes, int]] = []
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -54,6 +56,8 @@ class TableBuilder:
         storage_classes: Sequence[str],
     ) -> None:
         """Add objects: whole keys as bytes, and the other columns in the same order and of the same length."""
+        if keys:
+            self._pages.append((keys[0], len(self._keys)))
         self._keys += keys
         self._sizes.extend(sizes)
         self._mtimes_ns.extend(mtimes_ns)
@@ -100,11 +104,18 @@ class TableBuilder:
         return self._table(order, names, parents, tree), refusals
 
     def _rows_in_key_order(self) -> Sequence[int]:
-        """Rows sorted by key, a key listed twice once. S3 lists in this order; directory buckets do not."""
+        """Rows sorted by key, a key listed twice once.
+
+        S3 lists pages in this order, so it is enough to order the pages that a parallel listing brings; directory
+        buckets have no order.
+        """
         keys = self._keys
-        if all(map(operator.lt, keys, islice(keys, 1, None))):
-            return range(len(keys))
-        rows = sorted(range(len(keys)), key=keys.__getitem__)
+        starts = [*(start for _, start in self._pages), len(keys)]
+        pages = sorted((key, *span) for (key, _), span in zip(self._pages, pairwise(starts), strict=True))
+        rows = list(chain.from_iterable(range(start, end) for _, start, end in pages))
+        if all(map(operator.lt, map(keys.__getitem__, rows), map(keys.__getitem__, islice(rows, 1, None)))):
+            return rows
+        rows.sort(key=keys.__getitem__)
         return [row for previous, row in zip([None, *rows], rows, strict=False) if _differs(keys, previous, row)]
 
     def _table(self, order: _Rows, names: list[bytes], parents: _Rows, tree: "_Tree") -> InodeTable:

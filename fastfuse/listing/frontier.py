@@ -24,7 +24,7 @@ _SERIAL_PAGES: Final = 2
 # How many guesses may be unproven, and pages' worth of keys missing on those listed: four, and one for each four pages.
 _FREE_GUESSES: Final = 4
 _PAGES_PER_GUESS: Final = 4
-# A range is worth cutting where each piece has at least so many pages to bring, for the last page of each is half empty.
+# A range is worth cutting where each piece has so many pages to bring, for the last page of each is half empty.
 # The less there is to list the more it is round trips that count, and the fewer the requests that can be lost.
 _MIN_PAGES_PER_PIECE: Final = 2.0
 _MAX_PAGES_PER_PIECE: Final = 6.0
@@ -89,6 +89,11 @@ class Frontier:
             span.is_done = True
             self.active.remove(span)
         return len(mine)
+
+    def share_done(self) -> float:
+        """About how much of the listing is done, from 0 to 1."""
+        left = sum(max(span.pages_left, 1.0) for span in self.active)
+        return self.page_count / (self.page_count + left)
 
     def cut(self, capacity: int) -> list[Span]:
         """New spans to list, at most `capacity`, cut off from those that have most left."""

@@ -16,7 +16,6 @@ import string
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from os.path import commonprefix
 
 __all__ = ["Alphabets", "KeyRange", "cut_evenly", "cut_galloping", "pages_left"]
 
@@ -85,7 +84,7 @@ def cut_evenly(span: KeyRange, count: int, alphabets: Alphabets) -> list[str]:
 
 
 def pages_left(span: KeyRange, start: str, pages: int, alphabets: Alphabets) -> float:
-    """How many more pages `span` would take if they were as wide as the `pages` pages from `start` to ``span.after``."""
+    """How many more pages `span` would take, if they were as wide as the `pages` from `start` to ``span.after``."""
     line = _NumberLine(span, alphabets, at_least=start)
     return (line.high - line.low) * pages / max(line.low - line.number(start), 1)
 
@@ -113,7 +112,7 @@ class _NumberLine:
         prefix = alphabets.prefix
         known = [key for key in (span.after, span.until, at_least) if key is not None and key > prefix]
         # Positions where nothing can differ are skipped; without an upper bound anything may.
-        self._skipped = len(commonprefix([key[len(prefix) :] for key in known])) if span.until is not None else 0
+        self._skipped = _common_length([key[len(prefix) :] for key in known]) if span.until is not None else 0
         self._common = (known[0] if known else prefix)[: len(prefix) + self._skipped]
         self._bases = self._choose_positions()
         self.low = self.number(span.after)
@@ -170,6 +169,15 @@ class _NumberLine:
             tail = tail[:position]
         key = self._common + tail
         return key if len(key.encode()) <= _MAX_KEY_BYTES else self._span.after
+
+
+def _common_length(keys: list[str]) -> int:
+    """How many characters all `keys` begin with."""
+    if not keys:
+        return 0
+    first, last = min(keys), max(keys)
+    differing = (position for position, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1])
+    return next(differing, len(first))
 
 
 def _completed(seen: set[str]) -> set[str]:

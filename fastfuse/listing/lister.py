@@ -8,18 +8,24 @@ from fastfuse.errors import EmptySourceError, ServiceError, SourceError
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.inodes.names import Refusals
 from fastfuse.inodes.table import InodeTable
-from fastfuse.listing.page import Page, parse_page
+from fastfuse.listing.page import Page
+from fastfuse.listing.pager import Pager
+from fastfuse.listing.sweep import ListingProgress, UnorderedListingError, sweep
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import PageSource
 
-__all__ = ["Listing", "Progress", "list_source"]
+__all__ = ["Listing", "ListingProgress", "ProgressCallback", "list_source"]
 
 _log = logging.getLogger(__name__)
 
 # How many neighbours of a partial name the error shows.
 _MAX_CANDIDATES = 5
 
-Progress = Callable[[int], None]
+ProgressCallback = Callable[[ListingProgress], None]
+
+# Directory buckets (S3 Express) have no start-after and no order.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
+_DIRECTORY_BUCKET = "--x-s3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +43,9 @@ async def list_source(
     *,
     strict: bool = False,
     allow_empty: bool = False,
-    progress: Progress = lambda _: None,
+    progress: ProgressCallback = lambda _: None,
 ) -> Listing:
-    """List all objects of `source`; `progress` is called with the number of objects after each page.
+    """List all objects of `source`, with as many requests at once as it is large; `progress` is called for each page.
 
     Raises:
         SourceError: a partial folder name; with `strict`, keys that cannot be shown.
@@ -60,13 +66,16 @@ _STUCK = "the listing does not advance"
 
 
 class _Lister:
-    def __init__(self, pages: PageSource, source: S3Uri, progress: Progress) -> None:
-        self._pages = pages
+    def __init__(self, pages: PageSource, source: S3Uri, progress: ProgressCallback) -> None:
+        self._pager = Pager(pages)
         self._source = source
         self._progress = progress
         # Every continuation token that was followed: one that comes back would lead round in circles for ever.
         self._tokens: set[str] = set()
-        self.request_count = 0
+
+    @property
+    def request_count(self) -> int:
+        return self._pager.request_count
 
     async def run(self, *, allow_empty: bool) -> TableBuilder:
         path = self._source.path
@@ -80,14 +89,37 @@ class _Lister:
             return await self._all_pages(prefix, page)
         return await self._one_object(path, prefix, allow_empty=allow_empty)
 
-    async def _all_pages(self, prefix: str, page: Page) -> TableBuilder:
+    async def _all_pages(self, prefix: str, first: Page) -> TableBuilder:
+        if not self._source.bucket.endswith(_DIRECTORY_BUCKET):
+            builder = TableBuilder(self._source.bucket, prefix)
+            try:
+                await sweep(self._pager, prefix, first, builder, self._progress)
+            except UnorderedListingError:
+                _log.info("the service does not list in key order: listing %s one page at a time", self._source)
+            else:
+                return builder
+        return await self._all_pages_serially(prefix, first)
+
+    async def _all_pages_serially(self, prefix: str, page: Page) -> TableBuilder:
         builder = TableBuilder(self._source.bucket, prefix)
         while True:
             builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
-            self._progress(len(builder))
+            self._report(builder)
             if not page.is_truncated:
                 return builder
             page = await self._page(prefix, after=page)
+
+    def _report(self, builder: TableBuilder) -> None:
+        pager = self._pager
+        self._progress(
+            ListingProgress(
+                objects=len(builder),
+                requests=pager.request_count,
+                in_flight=pager.in_flight,
+                throttled=pager.throttled_count,
+                share=None,
+            )
+        )
 
     async def _one_object(self, path: str, prefix: str, *, allow_empty: bool) -> TableBuilder:
         """Nothing lies below `path` as a folder: it is one object, a partial name, or nothing at all."""
@@ -99,7 +131,7 @@ class _Lister:
             builder.add(
                 page.keys[one], page.sizes[one], page.mtimes_ns[one], page.etags[one], page.storage_classes[one]
             )
-            self._progress(1)
+            self._report(builder)
             return builder
         candidates = sorted(page.common_prefixes + page.keys)
         if candidates:
@@ -135,6 +167,7 @@ class _Lister:
         return page
 
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
+        """The page `after` another, by its continuation token, or else after its last key."""
         token = after.next_token if after else ""
         last_key = after.keys[-1] if after and not token else b""
         if token in self._tokens:
@@ -145,14 +178,7 @@ class _Lister:
             start_after = last_key.decode()
         except UnicodeDecodeError as error:
             raise ServiceError(f"the listing cannot go on after {last_key!r}, which is not UTF-8") from error
-        body = await self._pages.list_page(
-            prefix=prefix, delimiter=delimiter, continuation_token=token, start_after=start_after
-        )
-        self.request_count += 1
-        page = parse_page(body)
-        start = prefix.encode()
-        if not all(key.startswith(start) for key in page.keys):
-            raise ServiceError(f"the LIST reply for {prefix!r} holds a key that does not begin with it")
+        page = await self._pager.page(prefix, delimiter=delimiter, continuation_token=token, start_after=start_after)
         if last_key and page.keys and min(page.keys) <= last_key:
             raise ServiceError(f"{_STUCK}: the service was asked for the keys after {last_key!r} and sends it again")
         return page

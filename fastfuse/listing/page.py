@@ -186,8 +186,12 @@ def _unquote(keys: list[bytes]) -> list[bytes]:
 
 
 def _decode_texts(texts: tuple[bytes, ...]) -> list[str]:
-    decoded = b"\0".join(texts).decode("utf-8", "replace").split("\0") if texts else []
-    return [_unescape(text) if "&" in text else text for text in decoded]
+    if not texts:
+        return []
+    # Around every ETag, and a hundred times faster than one by one; what else is escaped is undone after the split.
+    joined = b"\0".join(texts).decode("utf-8", "replace").replace("&quot;", '"')
+    decoded = joined.split("\0")
+    return [_unescape(text) if "&" in text else text for text in decoded] if "&" in joined else decoded
 
 
 def _parse_times(times: list[bytes]) -> list[int]:
@@ -203,7 +207,7 @@ def _parse_times(times: list[bytes]) -> list[int]:
         except ValueError:
             pass  # not what it looked like; the slow way names the culprit
         else:
-            if np.all((-_MAX_MOMENT_MS <= moments) & (moments <= _MAX_MOMENT_MS)):
+            if np.all((moments >= -_MAX_MOMENT_MS) & (moments <= _MAX_MOMENT_MS)):
                 in_ns: list[int] = (moments * 1_000_000).tolist()
                 return in_ns
     return [_parse_time(time.decode("ascii", "replace")) for time in times]

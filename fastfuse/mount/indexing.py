@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fastfuse.errors import FastfuseError, ServiceError
-from fastfuse.listing.lister import Listing, list_source
+from fastfuse.listing.lister import Listing, ListingProgress, ProgressCallback, list_source
 from fastfuse.listing.snapshot import save_snapshot
 from fastfuse.mount.children import fork_child, heard, tell_error, wait_child
 from fastfuse.sources.uri import S3Uri
@@ -107,7 +107,7 @@ def _list(
 
 
 async def _list_and_close(
-    source: S3Uri, connection: ConnectionConfig, strict: bool, allow_empty: bool, progress: Callable[[int], None]
+    source: S3Uri, connection: ConnectionConfig, strict: bool, allow_empty: bool, progress: ProgressCallback
 ) -> Listing:
     pages = BotoPageSource(S3Session(connection), source.bucket)
     try:
@@ -117,8 +117,8 @@ async def _list_and_close(
 
 
 @contextmanager
-def _progress(source: S3Uri) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a log line now and then elsewhere; yields what is to be told the number of objects."""
+def _progress(source: S3Uri) -> Iterator[ProgressCallback]:
+    """A bar on a terminal, a log line now and then elsewhere; yields what is to be told how far the listing is."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _LoggedProgress(source)
@@ -128,11 +128,19 @@ def _progress(source: S3Uri) -> Iterator[Callable[[int], None]]:
         TextColumn("listing {task.description}"),
         TextColumn("{task.completed:,} objects"),
         TextColumn("{task.speed:,.0f} objects/s"),
+        TextColumn("{task.fields[in_flight]} requests in flight, {task.fields[throttled]} throttled"),
+        TextColumn("{task.fields[share]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(escape(str(source)), total=None)
-        yield lambda count: bar.update(task, completed=count)
+        task = bar.add_task(escape(str(source)), total=None, in_flight=0, throttled=0, share="")
+        yield lambda listed: bar.update(
+            task,
+            completed=listed.objects,
+            in_flight=listed.in_flight,
+            throttled=listed.throttled,
+            share=_percent(listed),
+        )
 
 
 class _LoggedProgress:
@@ -140,9 +148,21 @@ class _LoggedProgress:
         self._source = source
         self._started_s = self._told_s = time.monotonic()
 
-    def __call__(self, count: int) -> None:
+    def __call__(self, listed: ListingProgress) -> None:
         now_s = time.monotonic()
         if now_s - self._told_s >= _LOG_EVERY_S:
             self._told_s = now_s
             elapsed_s = now_s - self._started_s
-            _log.info("listing %s: %d objects, %.0f objects/s", self._source, count, count / elapsed_s)
+            _log.info(
+                "listing %s: %d objects, %.0f objects/s, %d requests in flight, %d throttled%s",
+                self._source,
+                listed.objects,
+                listed.objects / elapsed_s,
+                listed.in_flight,
+                listed.throttled,
+                _percent(listed),
+            )
+
+
+def _percent(listed: ListingProgress) -> str:
+    return "" if listed.share is None else f", about {listed.share:.0%}"

@@ -95,8 +95,8 @@ class Supervisor:
                 self._start_metrics(*settings.metrics_listen)
             self._notifier.status(f"listing {settings.source}")
             self._index()
-            # From here on there is something to take down again, so signals wait for `_serve`. They stay blocked after it:
-            # the process is about to exit, and one signal too many must not turn its exit code into a death.
+            # From here on there is something to take down again, so signals wait for `_serve`. They stay blocked after
+            # it: the process is about to exit, and one signal too many must not turn its exit code into a death.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self._mount()

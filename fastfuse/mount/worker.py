@@ -30,6 +30,8 @@ READY = b"{}"
 # in the background (mount/session.py) and a thread each of any sane data loader on top.
 _MAX_TASKS = 2048
 
+_MEASURE_EVERY_S = 1.0
+
 # <malloc.h>. Parts of megabytes come and go all the time: by default glibc maps each afresh (page faults, zeroing).
 # One arena, because what is free in one cannot serve another: with a target of 512 MiB and four readers, four arenas
 # held 756 MB when idle, of which 112 were in use; one held 603 and was not measurably slower.
@@ -72,10 +74,20 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(reader, readahead, nursery)
         operations.serve(table, engine)
+        nursery.start_soon(_measure_pool, engine, counters)
         os.write(ready_fd, READY)
         os.close(ready_fd)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
+
+
+async def _measure_pool(engine: ReadEngine, counters: Counters) -> None:
+    """Keep the gauge of the parts' memory; a scrape every few seconds needs it no fresher, and reads are not slowed."""
+    slot = counters.slot("fastfuse_pool_bytes")
+    while True:
+        pool = engine.statistics().pool
+        counters.set(slot, pool.reserved_bytes + pool.held_bytes)
+        await trio.sleep(_MEASURE_EVERY_S)
 
 
 def _tune_malloc() -> None:

@@ -74,7 +74,8 @@ class PageSource(Protocol):
         """The unparsed body of one ListObjectsV2 reply (any length of page; parse it with `listing.page`).
 
         Raises `AccessError`, `SourceError`, `ConfigurationError` (wrong region: names the right one) or
-        `ServiceError`, each after the client's own retries.
+        `ServiceError`, each after the client's own retries; `ThrottledError` (503, 429) at once, because who asks for
+        many pages at a time has to ask for fewer.
         """
         ...
 

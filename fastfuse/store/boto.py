@@ -183,6 +183,8 @@ class BotoPageSource:
                 page = await client.list_objects_v2(**arguments)
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
+            if failure.is_throttled:  # the lister's to answer, with fewer requests
+                raise self._error(failure, region) from safe_cause(error)
             raise RetryableError(self._error(failure, region), attempts=failure.attempts) from safe_cause(error)
         body: bytes = page["RawBody"]
         return body

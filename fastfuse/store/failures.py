@@ -25,6 +25,7 @@ from fastfuse.errors import (
     ReadError,
     ServiceError,
     SourceError,
+    ThrottledError,
     UnavailableError,
 )
 from fastfuse.objects import ObjectRef
@@ -66,6 +67,8 @@ class Failure:
     kind: Kind
     detail: str
     region: str = ""
+    # The service asked for fewer requests.
+    is_throttled: bool = False
 
     @property
     def attempts(self) -> int:
@@ -127,7 +130,8 @@ def failure_of_reply(status: int, code: str, region: str = "") -> Failure:
     region = region if _WORD.fullmatch(region) else ""
     if code == "AuthorizationHeaderMalformed" and not region:
         kind = Kind.BAD_KEYS  # S3 says the same of an empty or garbled access key
-    return Failure(kind=kind, detail=f"{status} {code}".strip(), region=region)
+    is_throttled = kind is Kind.BUSY and status in {429, 503}
+    return Failure(kind=kind, detail=f"{status} {code}".strip(), region=region, is_throttled=is_throttled)
 
 
 def failure_of_exception(error: Exception) -> Failure:
@@ -271,7 +275,8 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) ->
         case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
             return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
         case _:
-            return ServiceError(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
+            error = ThrottledError if failure.is_throttled else ServiceError
+            return error(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
 
 
 def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationError:

@@ -6,7 +6,6 @@ from xml.sax.saxutils import escape
 
 import boto3
 import pytest
-from botocore.config import Config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +22,9 @@ _TIME_NS = 1_704_067_200 * 10**9
 
 # Everything that XML 1.0 can say raw; CR is left out, because parsers make it LF.
 _xml_text = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\ufffe\uffff\r").filter(lambda c: c >= " " or c in "\t\n"),
+    st.characters(exclude_categories=["Cs"], exclude_characters="\ufffe\uffff\r").filter(
+        lambda c: c >= " " or c in "\t\n"
+    ),
     min_size=1,
 )
 _any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -106,7 +107,8 @@ def test_keys_in_bare_xml_come_back_exactly(rows: list[Row]) -> None:
 @given(st.lists(st.binary(min_size=1), max_size=5))
 def test_bytes_that_are_not_utf8_come_back_exactly(keys: list[bytes]) -> None:
     contents = "".join(
-        f"<Contents><Key>{quote(key, safe='/')}</Key><LastModified>{_TIME}</LastModified><ETag/><Size>1</Size></Contents>"
+        f"<Contents><Key>{quote(key, safe='/')}</Key><LastModified>{_TIME}</LastModified><ETag/>"
+        "<Size>1</Size></Contents>"
         for key in keys
     )
     assert parse_page(wrapped(contents)).keys == keys
@@ -188,7 +190,9 @@ def test_entities_are_xmls_own_and_nothing_else(written: str, key: bytes) -> Non
 
 
 def test_what_looks_like_an_object_in_a_comment_or_cdata_is_none() -> None:
-    body = body_of([Row("real")], more=f"<!-- {_AWS_WITH_EVERYTHING} --><Other><![CDATA[{_AWS_WITH_EVERYTHING}]]></Other>")
+    body = body_of(
+        [Row("real")], more=f"<!-- {_AWS_WITH_EVERYTHING} --><Other><![CDATA[{_AWS_WITH_EVERYTHING}]]></Other>"
+    )
     assert parse_page(body).keys == [b"real"]
 
 
@@ -199,7 +203,9 @@ def test_a_nul_in_an_etag_does_not_make_two_of_it() -> None:
         parse_page(body.replace(b"TAG", b"x\0y"))
 
 
-_BOMB = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><ListBucketResult>&b;</ListBucketResult>'
+_BOMB = (
+    '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><ListBucketResult>&b;</ListBucketResult>'
+)
 
 
 def test_a_document_type_is_refused() -> None:
@@ -324,10 +330,12 @@ def test_pages_of_real_servers_are_read_as_botocore_reads_them(
         server.put(f"page/{key}", key.encode())
     bodies: list[bytes] = []
     client = boto3.client(
-        "s3", endpoint_url=server.endpoint_url, region_name="us-east-1", config=Config(retries={"total_max_attempts": 1}),
+        "s3", endpoint_url=server.endpoint_url, region_name="us-east-1",
         aws_access_key_id="AKIATESTTESTTESTTEST", aws_secret_access_key="secret-secret-secret-secret-secret-secret",
     )  # fmt: skip
-    client.meta.events.register("before-parse.s3.ListObjectsV2", lambda response_dict, **_: bodies.append(response_dict["body"]))
+    client.meta.events.register(
+        "before-parse.s3.ListObjectsV2", lambda response_dict, **_: bodies.append(response_dict["body"])
+    )
     reply = client.list_objects_v2(Bucket=server.bucket, Prefix="page/", Delimiter=delimiter, EncodingType="url")
     page = parse_page(bodies[-1])
     listed = reply["Contents"]

@@ -121,5 +121,3 @@ def test_an_error_is_raised_in_the_parent_as_it_was_in_the_child(error: Fastfuse
 
 def test_what_is_no_error_is_what_was_told() -> None:
     assert heard(b'{"files": 3}') == {"files": 3}
-
-

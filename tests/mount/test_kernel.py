@@ -32,4 +32,6 @@ def test_where_sysfs_cannot_be_written_the_mount_goes_on_and_says_what_it_costs(
     assert not raise_readahead(device, directory=bdi)
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"{bdi}/{device}/read_ahead_kb cannot be written ({reason}); let root write 4096 there" in record.getMessage()
+    assert (
+        f"{bdi}/{device}/read_ahead_kb cannot be written ({reason}); let root write 4096 there" in record.getMessage()
+    )

@@ -99,7 +99,12 @@ def test_a_line_of_mountinfo_is_taken_apart_whatever_the_names(
     path: bytes, source: bytes, tags: str, uid: int | None
 ) -> None:
     options = b"rw" + (b",user_id=%d,group_id=0" % uid if uid is not None else b"")
-    line = b"36 35 0:42 / /%s rw,noatime%s - fuse.fastfuse %s %s" % (escaped(path), tags.encode(), escaped(source), options)
+    line = b"36 35 0:42 / /%s rw,noatime%s - fuse.fastfuse %s %s" % (
+        escaped(path),
+        tags.encode(),
+        escaped(source),
+        options,
+    )
     assert mountpoint._entry(line) == MountEntry(
         path=Path(os.fsdecode(b"/" + path)), device="0:42", file_system_type="fuse.fastfuse",
         source=os.fsdecode(source), owner_uid=uid,
@@ -107,7 +112,9 @@ def test_a_line_of_mountinfo_is_taken_apart_whatever_the_names(
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("name", ["plain", "a b", "tab\there", "line\nfeed", "carriage\rreturn", "back\\040slash", "ü#"])
+@pytest.mark.parametrize(
+    "name", ["plain", "a b", "tab\there", "line\nfeed", "carriage\rreturn", "back\\040slash", "ü#"]
+)
 def test_a_real_mount_is_found_by_its_name_and_in_the_list_of_ours(tmp_path: Path, name: str) -> None:
     place = tmp_path / name
     place.mkdir()
@@ -200,7 +207,7 @@ def test_a_dead_mount_of_ours_is_cleared_l4(tmp_path: Path, through_link: bool) 
 def test_a_dead_mount_of_another_kind_is_left_alone_l4(tmp_path: Path) -> None:
     with fuse_mount(tmp_path, "fuse.other") as connection:
         connection.close()
-        with pytest.raises(MountError, match="is a mountpoint already, of type fuse.other"):
+        with pytest.raises(MountError, match=r"is a mountpoint already, of type fuse\.other"):
             prepare_mountpoint(tmp_path, create=False)
         assert find_mount(tmp_path) is not None
 
@@ -268,14 +275,14 @@ def test_a_mount_is_unmounted_through_a_link_too(tmp_path: Path, lazy: bool) -> 
 
 @pytest.fixture
 def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
-    """Takes the ways of an ordinary user, with a script in the place of fusermount3; returns where it notes its words."""
+    """As an ordinary user, with a script in the place of fusermount3; returns where it notes its arguments."""
 
     def prepare(script: str) -> Path:
         tools, words = tmp_path / "tools", tmp_path / "words"
         tools.mkdir()
         (tools / "fusermount3").write_text(f'#!/bin/sh\necho "$@" > {words}\n{script}\n')
         (tools / "fusermount3").chmod(0o755)
-        monkeypatch.setattr(mountpoint.os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
         return words
 
@@ -298,7 +305,10 @@ def test_a_user_unmounts_with_fusermount3(
 @pytest.mark.fuse
 @pytest.mark.parametrize(
     ("complaint", "kind"),
-    [("failed to unmount /x: Device or resource busy", BusyMountError), ("entry for /x not found in /etc/mtab", MountError)],
+    [
+        ("failed to unmount /x: Device or resource busy", BusyMountError),
+        ("entry for /x not found in /etc/mtab", MountError),
+    ],
 )
 def test_what_fusermount3_complains_of_is_told(
     tmp_path: Path, as_user: Callable[[str], Path], complaint: str, kind: type[MountError]
@@ -315,7 +325,7 @@ def test_what_fusermount3_complains_of_is_told(
 @pytest.mark.fuse
 def test_a_user_without_fusermount3_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fuse_mount(tmp_path):
-        monkeypatch.setattr(mountpoint.os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setenv("PATH", str(tmp_path.parent / "nowhere"))
         with pytest.raises(MountError, match="fusermount3 is not installed") as caught:
             unmount(tmp_path)

@@ -152,7 +152,7 @@ CHANGES: dict[str, Callable[[MountOperations], Awaitable[object]]] = {
     "mkdir": lambda o: o.mkdir(ROOT, b"n", 0, CONTEXT),
     "mknod": lambda o: o.mknod(ROOT, b"n", 0, 0, CONTEXT),
     "removexattr": lambda o: o.removexattr(ROOT, b"n", CONTEXT),
-    "rename": lambda o: o.rename(ROOT, "a", ROOT, "b", 0, CONTEXT),
+    "rename": lambda o: o.rename(ROOT, b"a", ROOT, b"b", 0, CONTEXT),
     "rmdir": lambda o: o.rmdir(ROOT, b"n", CONTEXT),
     "setattr": lambda o: o.setattr(ROOT, CONTEXT, CONTEXT, None, CONTEXT),
     "setxattr": lambda o: o.setxattr(ROOT, b"n", b"v", CONTEXT),

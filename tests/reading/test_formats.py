@@ -63,7 +63,7 @@ def test_a_corrupt_record_is_noticed(formats: Formats, tmp_path: Path) -> None:
 def test_records_and_their_checksums_are_read(formats: Formats, buffering: int) -> None:
     """D1"""
     with (formats.path / "records.tfrecord").open("rb", buffering=buffering) as file:
-        assert list(read_records(file)) == formats.records  # type: ignore[arg-type]
+        assert list(read_records(file)) == formats.records
 
 
 def test_tar_unpacks_an_archive_of_the_mount(formats: Formats, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule, r
 from tests.reading.conftest import BORDERS, SIZES, DataSet
 
 # Offsets are drawn near the borders as often as anywhere.
-OFFSETS = st.integers(0, SIZES[-1] + 10_000) | st.builds(int.__add__, st.sampled_from(BORDERS), st.integers(-4096, 4096))
+OFFSETS = st.integers(0, SIZES[-1] + 10_000) | st.builds(
+    int.__add__, st.sampled_from(BORDERS), st.integers(-4096, 4096)
+)
 LENGTHS = st.integers(0, 10_000) | st.integers(0, 3 << 20) | st.sampled_from([4096, 128 * 1024, 1 << 20])
 
 
@@ -80,8 +82,8 @@ class FileMachine(RuleBasedStateMachine):
 
 def test_any_interleaving_of_calls_gives_what_plain_files_give(dataset: DataSet) -> None:
     """D1, D3"""
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: FileMachine(dataset),
+    run_state_machine_as_test(
+        lambda: FileMachine(dataset),  # type: ignore[arg-type] # any factory will do
         settings=settings(
             max_examples=40, stateful_step_count=40, deadline=None, database=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.mounting import mounted
-from tests.servers import S3Server
 from tests.semantics.places import direct_read
+from tests.servers import S3Server
 
 GENERATOR = random.Random(13)
 PREFIX = "tour"

@@ -1,4 +1,4 @@
-"""TFRecord files: ``length, masked crc of length, data, masked crc of data`` (tensorflow/core/lib/io/record_writer.h)."""
+"""TFRecord files: length, its masked checksum, data, its masked checksum (tensorflow/core/lib/io/record_writer.h)."""
 
 import struct
 from collections.abc import Iterable, Iterator

@@ -43,11 +43,13 @@ def place(
 
 
 def refused(
-    objects: MemoryObjects | Mapping[str, bytes], *options: str, uri: str = f"s3://{BUCKET}", faults: Iterable[FaultRule] = ()
+    objects: Mapping[str, bytes], *options: str, uri: str = f"s3://{BUCKET}", faults: Iterable[FaultRule] = ()
 ) -> subprocess.CompletedProcess[str]:
     """How `fastfuse mount` ends that cannot mount."""
-    held = objects if isinstance(objects, MemoryObjects) else MemoryObjects(objects)
-    with LoopbackServer({BUCKET: held}, faults=faults) as server, tempfile.TemporaryDirectory() as directory:
+    with (
+        LoopbackServer({BUCKET: MemoryObjects(objects)}, faults=faults) as server,
+        tempfile.TemporaryDirectory() as directory,
+    ):
         return run_fastfuse(*mount_command(uri, Path(directory), server.endpoint_url, *options)[3:])
 
 

@@ -99,7 +99,7 @@ def test_a_directory_has_the_attributes_that_a_prefix_can_have(here: Place) -> N
 @pytest.mark.parametrize("name", ["user.s3.nothing", "user.other", "security.capability", "system.posix_acl_access"])
 def test_an_attribute_that_is_not_there_is_no_data(here: Place, name: str) -> None:
     """A3"""
-    with pytest.raises(OSError, match="xattr|No data|not supported") as caught:
+    with pytest.raises(OSError, match=r"No data|not supported") as caught:
         os.getxattr(here.path / "one", name)
     assert caught.value.errno in (errno.ENODATA, errno.ENOTSUP)
 

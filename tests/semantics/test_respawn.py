@@ -55,7 +55,7 @@ def test_four_readers_finish_although_the_worker_is_killed_again_and_again() -> 
     """L3"""
     size = 8 * MIB
     data = {f"file{number}": block_bytes(number, size) for number in range(4)}
-    with place(data, "--part-size", "1MiB") as here, ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(4) as threads, place(data, "--part-size", "1MiB") as here:
         # Slow enough that every kill finds readers at work, whatever the kernel reads ahead.
         here.server.faults.add(FaultRule(action=Limit(4 * MIB), operation="GetObject"))
         progress = Progress()
@@ -73,7 +73,7 @@ def test_four_readers_finish_although_the_worker_is_killed_again_and_again() -> 
 
 def test_a_request_in_flight_when_the_worker_dies_is_answered_by_the_next_one() -> None:
     """L3"""
-    with place({"file": block_bytes(1, MIB)}) as here, ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(4) as threads, place({"file": block_bytes(1, MIB)}) as here:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
         readers = [threads.submit(direct_read, here.path / "file", 65536, number << 16) for number in range(4)]
         here.server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 0)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.errors import AccessError, BadReplyError, ConfigurationError, FastfuseError, ServiceError, SourceError
+from fastfuse.errors import (
+    AccessError,
+    BadReplyError,
+    ConfigurationError,
+    FastfuseError,
+    ServiceError,
+    SourceError,
+    ThrottledError,
+)
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.boto import BotoPageSource, BotoRangeReader
@@ -15,6 +23,7 @@ from fastfuse.store.session import S3Session
 from fastfuse.testing import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
+    INTERNAL_ERROR,
     SLOW_DOWN,
     Answer,
     FaultRule,
@@ -115,9 +124,18 @@ async def test_an_unknown_certificate_names_the_option_for_it(tmp_path: Path) ->
 
 async def test_a_passing_fault_does_not_end_a_listing() -> None:
     with LoopbackServer({"bucket": MemoryObjects({"key": b""})}) as server:
-        for action in (SLOW_DOWN, Reset(None), Truncate(20)):
+        for action in (INTERNAL_ERROR, Reset(None), Truncate(20)):
             server.faults.add(FaultRule(action=action, times=1))
         assert b"<Key>key</Key>" in await list_page(config_of(server))
+
+
+@pytest.mark.parametrize("action", [SLOW_DOWN, Answer(429, "TooManyRequests", "m")], ids=["503", "429"])
+async def test_a_throttled_page_is_told_at_once(action: Answer) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}) as server:
+        server.faults.add(FaultRule(action=action, times=1))
+        with pytest.raises(ThrottledError, match=str(action.status)):
+            await list_page(config_of(server))
+        assert len(server.requests) == 1
 
 
 async def test_an_error_under_status_200_is_tried_again() -> None:

@@ -1,0 +1,133 @@
+"""Lists one prefix with many requests at once.
+
+Every page is asked for with ``start-after``, so each can be asked for again and ranges can be cut at any key; what is
+cut where is `frontier`'s business.
+
+A listing is complete or it fails. Servers that have no ``start-after`` or an order of their own are recognised by their
+pages; then everything that was listed is thrown away, and only a serial listing by continuation tokens is safe.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import trio
+
+from fastfuse.inodes.builder import TableBuilder
+from fastfuse.listing.frontier import Frontier, Span
+from fastfuse.listing.page import Page
+from fastfuse.listing.pager import Pager
+
+__all__ = ["ListingProgress", "UnorderedListingError", "sweep"]
+
+# Folder names are asked for this deep, while there is only one folder: train/, train/images/, ...
+_MAX_FOLDER_PROBES: Final = 4
+
+
+class UnorderedListingError(Exception):
+    """The server's pages are not in key order, or do not honour ``start-after``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListingProgress:
+    """How far a listing is; `share` of the key space, from 0 to 1, is an estimate, and None where there is none."""
+
+    objects: int
+    requests: int
+    in_flight: int
+    throttled: int
+    share: float | None
+
+
+class _Sweep:
+    def __init__(
+        self, pager: Pager, prefix: str, builder: TableBuilder, progress: Callable[[ListingProgress], None]
+    ) -> None:
+        self._pager = pager
+        self._prefix = prefix
+        self._builder = builder
+        self._progress = progress
+        self._frontier = Frontier(prefix)
+
+    async def run(self, first: Page) -> None:
+        (span,) = self._frontier.active
+        self._take(span, first)
+        if span.is_done:
+            return
+        start = len(self._prefix.encode())
+        async with trio.open_nursery() as nursery:
+            if any(b"/" in key[start:] for key in first.keys):
+                nursery.start_soon(self._probe_folders)
+            nursery.start_soon(self._list_span, span, nursery)
+
+    async def _list_span(self, span: Span, nursery: trio.Nursery) -> None:
+        while not span.is_done:
+            self._take(span, await self._pager.page(self._prefix, start_after=span.cursor))
+            for begun in self._frontier.cut(self._pager.capacity - len(self._frontier.active)):
+                nursery.start_soon(self._list_span, begun, nursery)
+
+    def _take(self, span: Span, page: Page) -> None:
+        try:
+            keys = [key.decode() for key in page.keys]
+        except UnicodeDecodeError as error:  # nothing that start-after could say
+            raise UnorderedListingError from error
+        is_ordered = all(map(operator.lt, page.keys, islice(page.keys, 1, None)))
+        # An empty page that is not the last goes on by its token only.
+        if not is_ordered or (keys and keys[0] <= span.cursor) or (page.is_truncated and not keys):
+            raise UnorderedListingError
+        mine = slice(self._frontier.advance(span, keys, is_truncated=page.is_truncated))
+        self._builder.add(
+            page.keys[mine], page.sizes[mine], page.mtimes_ns[mine], page.etags[mine], page.storage_classes[mine]
+        )
+        self._report()
+
+    async def _probe_folders(self) -> None:
+        """Learn folders to cut between; the listing can do without."""
+        prefix = self._prefix
+        for _ in range(_MAX_FOLDER_PROBES):
+            page = await self._pager.page(prefix, delimiter="/")
+            try:
+                folders = [folder.decode() for folder in page.common_prefixes]
+            except UnicodeDecodeError:
+                return
+            if len(folders) != 1 or page.keys or page.is_truncated:
+                self._frontier.mark(folders)
+                return
+            (prefix,) = folders
+
+    def _report(self) -> None:
+        self._progress(
+            ListingProgress(
+                objects=len(self._builder),
+                requests=self._pager.request_count,
+                in_flight=self._pager.in_flight,
+                throttled=self._pager.throttled_count,
+                share=self._frontier.share_done(),
+            )
+        )
+
+
+async def sweep(
+    pager: Pager,
+    prefix: str,
+    first: Page,
+    builder: TableBuilder,
+    progress: Callable[[ListingProgress], None],
+) -> None:
+    """List `prefix`, of which `first` is the first page, into `builder`.
+
+    Raises:
+        UnorderedListingError: list serially instead, from the beginning and into a new builder.
+        AccessError, ServiceError: as `Pager.page`; the builder is to be thrown away.
+    """
+    try:
+        await _Sweep(pager, prefix, builder, progress).run(first)
+    except ExceptionGroup as group:
+        # Spans fail side by side; the first failure ended the others.
+        raise _first_of(group) from group
+
+
+def _first_of(error: Exception) -> Exception:
+    return _first_of(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error

@@ -1,0 +1,83 @@
+"""What every refusal has in common, and environments in which something is missing."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fastfuse.mount.mountpoint import find_mount
+from tests.mount.waiting import wait_for_end
+from tests.mounting import ENVIRONMENT
+
+__all__ = ["NOBODY", "as_nobody", "assert_refused", "in_namespace", "refused", "run"]
+
+NOBODY = 65534
+
+_PATIENCE_S = 60.0
+
+# Set for every command: whatever is still running afterwards can be told by it.
+_MARK = "FASTFUSE_TEST_MARK"
+
+
+def run(command: list[str], *, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
+    """Run to the end, and check that no process of it is left."""
+    mark = os.urandom(8).hex()
+    done = subprocess.run(
+        command, env={**environment, _MARK: mark}, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+    )
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and _has_mark(process, mark):
+            with contextlib.suppress(ProcessLookupError):
+                wait_for_end(os.pidfd_open(int(process.name)))  # a daemon ends a moment after its mount
+    return done
+
+
+def _has_mark(process: Path, mark: str) -> bool:
+    try:
+        return f"{_MARK}={mark}".encode() in (process / "environ").read_bytes()
+    except OSError:
+        return False  # it has ended, or is a zombie, whose environment is gone
+
+
+def assert_refused(
+    done: subprocess.CompletedProcess[str], exit_code: int, *messages: str, environment: Mapping[str, str] = ENVIRONMENT
+) -> None:
+    """One line that says what is wrong, at most one that says what to do, and nothing that nobody should see."""
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if " INFO fastfuse." not in line]
+    assert lines, f"exit code {done.returncode} without a word"
+    assert lines[0].startswith("fastfuse: error: "), done.stderr
+    assert [line.startswith("hint: ") for line in lines[1:]] in ([], [True]), done.stderr
+    for message in messages:
+        assert message in "\n".join(lines)
+    for name, value in environment.items():
+        if name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            assert value not in done.stderr + done.stdout
+    assert done.returncode == exit_code, done.stderr
+    assert not done.stdout
+
+
+def refused(
+    path: Path, exit_code: int, *messages: str, arguments: list[str], environment: Mapping[str, str] = ENVIRONMENT
+) -> None:
+    """``fastfuse`` with `arguments` is refused with this code and these words, and mounts nothing at `path`."""
+    done = run([sys.executable, "-m", "fastfuse", *arguments], environment=environment)
+    assert_refused(done, exit_code, *messages, environment=environment)
+    assert find_mount(path) is None
+
+
+def in_namespace(command: list[str], preparation: str) -> list[str]:
+    """`command` in a mount namespace of its own, after the shell commands `preparation`."""
+    return ["unshare", "-m", "sh", "-e", "-c", f'{preparation}\nexec "$@"', "sh", *command]
+
+
+def as_nobody(command: list[str]) -> list[str]:
+    """`command` as an ordinary user.
+
+    It keeps one capability, to read files whatever their mode: the interpreter may lie in somebody's home directory.
+    That gives no right to mount.
+    """
+    keep = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *keep, "--", *command]

@@ -1,0 +1,170 @@
+"""Places and machines on which nothing can be mounted: exit code 5, and what to do about it."""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.bad_input.checks import NOBODY, as_nobody, assert_refused, in_namespace, refused, run
+from tests.mounting import mount_command, mounted, run_fastfuse
+
+pytestmark = pytest.mark.fuse
+
+URI = "s3://bucket/data"
+
+# An ordinary user may open /dev/fuse (udev's default); the machine's own node is not touched.
+DEV_FUSE_FOR_ALL = """
+mount -t tmpfs none /mnt
+mknod -m 666 /mnt/fuse c 10 229
+mount --bind /mnt/fuse /dev/fuse
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"data of a"})}) as server:
+        yield server
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty directory that anybody may look at and `NOBODY` owns."""
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    place = tmp_path / "place"
+    place.mkdir()
+    os.chown(place, NOBODY, NOBODY)
+    return place
+
+
+def command(server: LoopbackServer, place: Path, *options: str) -> list[str]:
+    return mount_command(URI, place, server.endpoint_url, *options)
+
+
+def mount_arguments(server: LoopbackServer, place: Path) -> list[str]:
+    words = command(server, place)
+    return words[words.index("mount") :]
+
+
+def test_a_missing_mountpoint(server: LoopbackServer, tmp_path: Path) -> None:
+    place = tmp_path / "missing"
+    refused(place, 5, "does not exist", f"hint: mkdir -p {place}", arguments=mount_arguments(server, place))
+    assert not place.exists()
+
+
+def test_a_mountpoint_that_is_not_empty(server: LoopbackServer, place: Path) -> None:
+    (place / "file").touch()
+    refused(place, 5, f"{place} is not empty", arguments=mount_arguments(server, place))
+
+
+def test_a_mountpoint_that_is_a_file(server: LoopbackServer, tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.touch()
+    refused(place, 5, f"{place} is not a directory", arguments=mount_arguments(server, place))
+
+
+def test_a_bad_mountpoint_is_told_before_anything_is_listed(server: LoopbackServer, tmp_path: Path) -> None:
+    before = server.statistics().requests
+    refused(tmp_path / "missing", 5, arguments=mount_arguments(server, tmp_path / "missing"))
+    assert server.statistics().requests == before
+
+
+def test_a_mountpoint_that_is_mounted_already(server: LoopbackServer, place: Path) -> None:
+    with mounted(URI, server.endpoint_url, path=place) as mount:
+        done = run(command(server, place))
+        assert_refused(done, 5, f"{place} is mounted already, with s3://bucket/data", f"fastfuse unmount {place} first")
+        assert (place / "a").read_bytes() == b"data of a"
+        assert mount.stop() == 0
+
+
+def test_a_dead_mount_is_cleared_and_mounted(server: LoopbackServer, place: Path) -> None:
+    with mounted(URI, server.endpoint_url, path=place) as dead:
+        assert dead.stop(signal.SIGKILL) == -signal.SIGKILL
+        assert find_mount(place) is not None
+        again = run_fastfuse(*mount_arguments(server, place), "--daemon")
+        assert (again.returncode, again.stderr.count("error")) == (0, 0), again.stderr
+        assert (place / "a").read_bytes() == b"data of a"
+        assert run_fastfuse("unmount", str(place)).returncode == 0
+    assert find_mount(place) is None
+
+
+def test_a_link_to_a_directory_is_a_mountpoint(server: LoopbackServer, place: Path) -> None:
+    link = place.parent / "link"
+    link.symlink_to(place)
+    with mounted(URI, server.endpoint_url, path=link) as mount:
+        assert (place / "a").read_bytes() == b"data of a"
+        assert mount.stop() == 0
+    assert find_mount(place) is None
+
+
+@pytest.mark.parametrize(
+    ("preparation", "message"),
+    [
+        ("mount -t tmpfs none /dev", "/dev/fuse is missing"),
+        ("mount -t tmpfs -o nodev none /mnt; mknod -m 666 /mnt/fuse c 10 229; mount --bind /mnt/fuse /dev/fuse",
+         "/dev/fuse may not be opened: Permission denied"),
+    ],
+    ids=["missing", "not permitted"],
+)  # fmt: skip
+def test_dev_fuse_that_cannot_be_used(server: LoopbackServer, place: Path, preparation: str, message: str) -> None:
+    done = run(in_namespace(command(server, place), preparation))
+    assert_refused(done, 5, message, "hint: in a container: --device /dev/fuse --cap-add SYS_ADMIN")
+    assert find_mount(place) is None
+
+
+def test_a_container_without_the_right_to_mount(server: LoopbackServer, place: Path) -> None:
+    done = run(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--", *command(server, place)])
+    assert_refused(done, 5, "Operation not permitted", "hint: in a container: --device /dev/fuse --cap-add SYS_ADMIN")
+    assert find_mount(place) is None
+
+
+def test_an_ordinary_user_who_may_not_open_dev_fuse(server: LoopbackServer, place: Path) -> None:
+    preparation = DEV_FUSE_FOR_ALL.replace("666", "600")
+    done = run(in_namespace(as_nobody(command(server, place)), preparation))
+    assert_refused(done, 5, "/dev/fuse may not be opened: Permission denied", "--device /dev/fuse")
+
+
+def test_an_ordinary_user_without_fusermount3(server: LoopbackServer, place: Path) -> None:
+    setpriv = shutil.which("setpriv")
+    # Nothing is left of the directory of fusermount3; setpriv, which may live beside it, is started by its descriptor.
+    hide = f"exec 9<{setpriv}; mount -t tmpfs none {Path(shutil.which('fusermount3') or '/usr/bin/x').parent}"
+    confined = in_namespace(["/proc/self/fd/9", *as_nobody(command(server, place))[1:]], f"{DEV_FUSE_FOR_ALL}\n{hide}")
+    done = run(confined)
+    assert_refused(done, 5, "fusermount3 is not installed", "hint: install the package fuse3")
+
+
+def test_an_ordinary_user_and_a_place_of_somebody_else(server: LoopbackServer, place: Path) -> None:
+    os.chown(place, 0, 0)
+    place.chmod(0o755)
+    done = run(in_namespace(as_nobody(command(server, place)), DEV_FUSE_FOR_ALL))
+    assert_refused(done, 5, f"{place} cannot be mounted on", "no write access")
+
+
+def test_an_ordinary_user_and_allow_other_that_fuse_conf_does_not_allow(server: LoopbackServer, place: Path) -> None:
+    preparation = f"{DEV_FUSE_FOR_ALL}\ntouch /mnt/fuse.conf; mount --bind /mnt/fuse.conf /etc/fuse.conf"
+    done = run(in_namespace(as_nobody(command(server, place, "--allow-other")), preparation))
+    assert_refused(done, 5, "user_allow_other", "hint: add the line user_allow_other to /etc/fuse.conf")
+
+
+def test_an_ordinary_user_mounts_reads_and_unmounts_with_fusermount3(server: LoopbackServer, place: Path) -> None:
+    script = f"""
+    {" ".join(command(server, place, "--daemon", "--log-file", str(place.parent / "log")))}
+    cat {place}/a
+    stat -c ' %u %a' {place}/a
+    {sys.executable} -m fastfuse unmount {place}
+    """
+    (place.parent / "log").touch()
+    os.chown(place.parent / "log", NOBODY, NOBODY)
+    shell = ["sh", "-e", "-c", script]
+    mark = in_namespace(as_nobody(shell), DEV_FUSE_FOR_ALL)
+    done = run(mark)
+    log = (place.parent / "log").read_text()
+    assert (done.returncode, done.stdout) == (0, f"data of a {NOBODY} 444\nunmounted {place}\n"), done.stderr + log
+    assert "Traceback" not in log
+    assert "was unmounted" in log

@@ -1,0 +1,359 @@
+"""The import rules and the sizes of the package, checked by reading the source (nothing is imported).
+
+`LAYERS` says for each module, or for a whole package (``store.*``), what of this package and which third-party
+packages it may import. A module's own row goes before its package's; one without either fails: it needs a decision.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "fastfuse"
+
+MAX_MODULE_LINES = 450
+MAX_FUNCTION_LINES = 60
+
+
+class Row(NamedTuple):
+    """What a module may import; ``own`` names modules, or packages with everything in them (``store.*``)."""
+
+    own: frozenset[str] = frozenset()
+    third_party: frozenset[str] = frozenset()
+
+
+def row(own: str = "", third_party: str = "") -> Row:
+    return Row(frozenset(own.split()), frozenset(third_party.split()))
+
+
+LAYERS: Mapping[str, Row] = {
+    # What everybody may use.
+    "__init__": row(),
+    "errors": row(),
+    "objects": row(),
+    "sizes": row("errors"),
+    "notify": row(),
+    "cgroup": row(),
+    "daemon": row(),
+    "fstab": row("errors"),
+    "log": row("errors"),
+    "metrics": row("errors", "prometheus_client"),
+    # The pure middle: numpy and nothing that waits.
+    "inodes.names": row(),
+    "inodes.table": row("objects", "numpy"),
+    "inodes.builder": row("inodes.names inodes.table", "numpy"),
+    "inodes.*": row("inodes.*"),
+    "sources.*": row("errors"),
+    # S3: only here is a client library known, and obstore only in one module.
+    "store.base": row("objects"),
+    "store.counted": row("errors metrics objects store.base", "trio"),
+    "store.rust": row("errors objects store.*", "obstore trio"),
+    "store.memory": row("errors objects store.replies", "trio"),
+    "store.*": row("errors objects store.*", "aiobotocore botocore httpx2 trio"),
+    "listing.page": row("errors", "numpy"),
+    "listing.keyspace": row(),
+    "listing.frontier": row("listing.keyspace"),
+    "listing.snapshot": row("errors inodes.table", "numpy"),
+    "listing.*": row("errors inodes.* listing.* sources.uri store.base", "trio"),
+    "readahead.window": row("readahead.config"),
+    "readahead.*": row("errors objects readahead.* store.base", "cachetools trio"),
+    # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
+    "mount.settings": row("sources.uri store.base"),
+    "mount.kernel": row(),
+    "mount.mountpoint": row("errors"),
+    "mount.children": row("errors"),
+    "mount.indexing": row(
+        "errors listing.lister listing.snapshot mount.children sources.uri store.base store.boto store.session",
+        "rich trio",
+    ),
+    "mount.session": row("errors mount.mountpoint", "pyfuse3 trio"),
+    "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
+    "mount.worker": row(
+        "errors listing.snapshot metrics mount.children mount.operations readahead store.base store.counted "
+        "store.router",
+        "pyfuse3 trio",
+    ),
+    # No trio and no S3 client: it forks for as long as it lives.
+    "mount.supervisor": row("errors metrics mount.* notify readahead"),
+    "mount.*": row(),
+    # The server for tests, benches and the demo knows nothing of the mount.
+    "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
+    # The edge.
+    "config": row("cgroup errors mount.settings sizes sources.uri store.base"),
+    "options": row("config log store.base", "typer"),
+    "demo": row("config demo.* errors"),
+    "demo.*": row(
+        "config demo.* errors mount.mountpoint sizes store.base testing.*", "google_crc32c numpy prometheus_client rich"
+    ),
+    "cli": row(
+        "__init__ config daemon demo errors fstab log mount.mountpoint mount.settings mount.supervisor options "
+        "store.base",
+        "typer",
+    ),
+    "__main__": row("cli"),
+}
+
+# Who reads the environment.
+READS_ENVIRONMENT = {"cli", "config", "options"}
+# Modules without a clock, without waiting and without I/O: their tests start no event loop.
+PURE = {"readahead.window", "inodes.names", "inodes.table", "inodes.builder", "listing.keyspace"}
+IMPURE_IMPORTS = {
+    *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),
+    *("subprocess", "tempfile", "threading", "time", "datetime", "trio"),
+}
+# Arithmetic on strings, whatever the name of its home.
+PURE_IMPORTS = {"os.path.commonprefix"}
+
+
+class Module(NamedTuple):
+    name: str
+    text: str
+    tree: ast.Module
+
+    def imports(self) -> Iterator[str]:
+        """Every name imported anywhere in it, type checking and functions included."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                dots = "." * node.level
+                yield from (f"{dots}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def modules_of(package: Path) -> dict[str, Module]:
+    """By name without ``fastfuse.``; a package has the name of its folder, the whole one is ``__init__``."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "__init__"
+        found[name] = Module(name, path.read_text(), ast.parse(path.read_text()))
+    return found
+
+
+def own_target(imported: str, known: Iterable[str]) -> str | None:
+    """The module of this package that an import names, or None for somebody else's."""
+    root, _, rest = imported.partition(".")
+    if root != PACKAGE.name:
+        return None
+    if rest in known:
+        return rest
+    return rest.rpartition(".")[0] or "__init__"
+
+
+def layer_of(name: str) -> Row | None:
+    package = name.rpartition(".")[0] or name
+    return LAYERS.get(name) or LAYERS.get(f"{package}.*")
+
+
+def is_allowed(target: str, own: frozenset[str]) -> bool:
+    return any(target == one or (one.endswith(".*") and f"{target}.".startswith(one[:-1])) for one in own)
+
+
+def import_violations(modules: Mapping[str, Module]) -> list[str]:
+    violations = []
+    for module in modules.values():
+        layer = layer_of(module.name)
+        if layer is None:
+            violations.append(f"{module.name} has no row in LAYERS")
+            continue
+        for imported in module.imports():
+            root = imported.partition(".")[0]
+            target = own_target(imported, modules)
+            is_bad = (
+                imported.startswith(".")
+                or (target is not None and not _may_import(module.name, target, layer))
+                or (target is None and root not in sys.stdlib_module_names and root not in layer.third_party)
+            )
+            if is_bad:
+                violations.append(f"{module.name} may not import {imported}")
+    return violations
+
+
+def _may_import(name: str, target: str, layer: Row) -> bool:
+    is_package_of_its_own = target.startswith(f"{name}.")  # an __init__ that gathers its modules
+    return is_package_of_its_own or is_allowed(target, layer.own)
+
+
+def cycle_of(modules: Mapping[str, Module]) -> list[str]:
+    graph = {
+        module.name: {target for imported in module.imports() if (target := own_target(imported, modules)) is not None}
+        for module in modules.values()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
+def environment_violations(modules: Mapping[str, Module]) -> list[str]:
+    return [
+        f"{module.name} reads the environment in line {node.lineno}"
+        for module in modules.values()
+        if module.name not in READS_ENVIRONMENT
+        for node in ast.walk(module.tree)
+        if (isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv"})
+        or (isinstance(node, ast.ImportFrom) and any(alias.name in {"environ", "getenv"} for alias in node.names))
+    ]
+
+
+def purity_violations(modules: Mapping[str, Module]) -> list[str]:
+    violations = []
+    for name in sorted(PURE & modules.keys()):
+        module = modules[name]
+        violations += [
+            f"{name} imports {imported}"
+            for imported in module.imports()
+            if imported.partition(".")[0] in IMPURE_IMPORTS and imported not in PURE_IMPORTS
+        ]
+        violations += [
+            f"{name} is asynchronous in line {node.lineno}"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await)
+        ]
+    return violations
+
+
+# Functions that are a list of the options of a command and their help: as long as the list.
+OPTION_LISTS = {"cli.mount", "cli.demo", "options.connection"}
+
+
+def size_violations(modules: Mapping[str, Module]) -> list[str]:
+    violations = []
+    for module in modules.values():
+        lines = module.text.count("\n")
+        if lines > MAX_MODULE_LINES:
+            violations.append(f"{module.name} has {lines} lines")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES and f"{module.name}.{node.name}" not in OPTION_LISTS:
+                    violations.append(f"{module.name}.{node.name} has {length} lines")
+    return violations
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, Module]:
+    found = modules_of(PACKAGE)
+    assert {"errors", "mount.supervisor", "store.rust", "__init__"} <= found.keys()
+    return found
+
+
+def test_every_module_imports_only_what_its_layer_allows(modules: dict[str, Module]) -> None:
+    assert import_violations(modules) == []
+
+
+def test_imports_form_no_cycle(modules: dict[str, Module]) -> None:
+    assert cycle_of(modules) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "users"),
+    [
+        ("pyfuse3", {"mount.operations", "mount.session", "mount.worker"}),
+        ("obstore", {"store.rust"}),
+        # The demo reads the endpoint of the mount that it shows.
+        ("prometheus_client", {"metrics", "demo.mounting"}),
+        ("typer", {"cli", "options"}),
+    ],
+)
+def test_a_library_is_imported_where_it_belongs_and_nowhere_else(
+    modules: dict[str, Module], library: str, users: set[str]
+) -> None:
+    found = {
+        module.name
+        for module in modules.values()
+        if any(imported.partition(".")[0] == library for imported in module.imports())
+    }
+    assert found == users
+
+
+def test_s3_clients_are_known_to_the_stores_alone(modules: dict[str, Module]) -> None:
+    clients = {"aiobotocore", "botocore", "httpx2", "obstore", "boto3"}
+    for module in modules.values():
+        if not module.name.startswith("store."):
+            assert not {imported.partition(".")[0] for imported in module.imports()} & clients, module.name
+
+
+def test_the_environment_is_read_at_the_edge_alone(modules: dict[str, Module]) -> None:
+    assert environment_violations(modules) == []
+
+
+def test_what_only_decides_neither_waits_nor_looks_at_a_clock(modules: dict[str, Module]) -> None:
+    assert modules.keys() >= PURE
+    assert purity_violations(modules) == []
+
+
+def test_modules_and_functions_are_small(modules: dict[str, Module]) -> None:
+    assert size_violations(modules) == []
+
+
+def test_every_row_is_some_modules(modules: dict[str, Module]) -> None:
+    packages = {f"{name.rpartition('.')[0]}.*" for name in modules} | {f"{name}.*" for name in modules}
+    assert [name for name in LAYERS if name not in modules and name not in packages] == []
+
+
+def planted(tmp_path: Path, files: Mapping[str, str]) -> dict[str, Module]:
+    """A package of its own with these files."""
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return modules_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "violation"),
+    [
+        ("errors.py", "import fastfuse.log", "errors may not import fastfuse.log"),
+        ("log.py", "from fastfuse.metrics import Counters", "log may not import fastfuse.metrics.Counters"),
+        ("readahead/window.py", "from fastfuse.readahead import pool", "readahead.window may not import"),
+        ("store/boto.py", "import obstore.store", "store.boto may not import obstore.store"),
+        ("store/rust.py", "from fastfuse.mount import worker", "store.rust may not import fastfuse.mount.worker"),
+        ("listing/lister.py", "def f():\n    import pyfuse3", "listing.lister may not import pyfuse3"),
+        ("mount/supervisor.py", "from trio import run", "mount.supervisor may not import trio.run"),
+        ("objects.py", "import numpy as np", "objects may not import numpy"),
+        ("log.py", "from . import errors", "log may not import ..errors"),
+        ("log.py", "if TYPE_CHECKING:\n    from fastfuse import cli", "log may not import fastfuse.cli"),
+        ("novel.py", "", "novel has no row in LAYERS"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, path: str, text: str, violation: str) -> None:
+    known = {"cli.py": "", "mount/worker.py": "", "readahead/pool.py": ""}
+    found = import_violations(planted(tmp_path, known | {path: text}))
+    assert len(found) == 1
+    assert found[0].startswith(violation)
+
+
+def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
+    files = {"a.py": "from fastfuse.b import x", "b.py": "from fastfuse import c", "c.py": "import fastfuse.a"}
+    assert set(cycle_of(planted(tmp_path, files))) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("text", ["import os\nos.environ['X']", "import os\nos.getenv('X')", "from os import environ"])
+def test_a_planted_look_at_the_environment_is_found(tmp_path: Path, text: str) -> None:
+    assert len(environment_violations(planted(tmp_path, {"log.py": text}))) == 1
+    assert environment_violations(planted(tmp_path, {"log.py": "", "config.py": text})) == []
+
+
+@pytest.mark.parametrize("text", ["import time", "from trio import sleep", "async def f(): ...", "import os.path"])
+def test_planted_waiting_in_a_pure_module_is_found(tmp_path: Path, text: str) -> None:
+    assert len(purity_violations(planted(tmp_path, {"readahead/window.py": text}))) == 1
+
+
+def test_a_planted_giant_is_found(tmp_path: Path) -> None:
+    body = "".join(f"    x{number} = {number}\n" for number in range(MAX_FUNCTION_LINES))
+    files = {
+        "long.py": "x = 1\n" * (MAX_MODULE_LINES + 1),
+        "short.py": "x = 1\n" * MAX_MODULE_LINES,
+        "functions.py": f"async def giant():\n{body}\ndef fits():\n{body.partition(chr(10))[2]}",
+    }
+    assert size_violations(planted(tmp_path, files)) == [
+        f"functions.giant has {MAX_FUNCTION_LINES + 1} lines",
+        f"long has {MAX_MODULE_LINES + 1} lines",
+    ]
