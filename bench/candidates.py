@@ -144,7 +144,7 @@ def rclone(server: ServerProcess, place: Path, _: Limits, *options: str) -> Iter
 
 @contextmanager
 def rclone_unchecked(server: ServerProcess, place: Path, limits: Limits) -> Iterator[Target]:
-    """The same without the MD5 sum that rclone computes of a file that it reads from its start: a good part of a core."""
+    """The same without the MD5 sum that rclone computes of a file read from its start: a good part of a core."""
     with rclone(server, place, limits, "--no-checksum") as target:
         yield target
 

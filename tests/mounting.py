@@ -118,8 +118,8 @@ def _wait_ready(mount: Mount) -> None:
     pid_fd = os.pidfd_open(mount.process.pid)
     try:
         while True:
-            readable, _, _ = select.select([mount.notify_socket, pid_fd], [], [], _PATIENCE_S)
-            assert mount.notify_socket in readable, f"the mount did not get ready: {mount.log}"
+            readable, _, _ = select.select([mount.notify_socket.fileno(), pid_fd], [], [], _PATIENCE_S)
+            assert mount.notify_socket.fileno() in readable, f"the mount did not get ready: {mount.log}"
             if mount.notify_socket.recv(4096) == b"READY=1":
                 return
     finally:

@@ -100,7 +100,10 @@ LAYERS: Mapping[str, Row] = {
 # Who reads the environment.
 READS_ENVIRONMENT = {"cli", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
-PURE = {"readahead.window", "inodes.names", "inodes.table", "inodes.builder", "listing.keyspace"}
+PURE = {
+    *("readahead.window", "inodes.names", "inodes.table", "inodes.builder"),
+    *("listing.keyspace", "listing.frontier", "listing.page"),
+}
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),
     *("subprocess", "tempfile", "threading", "time", "datetime", "trio"),

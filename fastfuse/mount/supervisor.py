@@ -255,7 +255,7 @@ class Supervisor:
             signal.sigtimedwait((), min(_FIRST_BACKOFF_S * 2 ** (len(self._deaths) - 2), _MAX_BACKOFF_S))
 
     def _resume(self) -> None:
-        """Go on with the connection, or with a new one: it was aborted, or the kernel cannot ask again (Linux < 6.9)."""
+        """Go on with the connection, or with a new one if it was aborted or the kernel cannot ask again (< 6.9)."""
         # A worker ends by itself only when its connection has: ``umount -f``, or the connection's `abort` in fusectl.
         assert self._session is not None
         if self._session.can_resend and self._worker_exit_code != 0:

@@ -192,6 +192,8 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             # trio's text repeats the address; a name that does not resolve has a number below 0 and a good text.
             return os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror
+    if isinstance(error, boto.ConnectTimeoutError):
+        return "no answer in time"
     # botocore's wrapper says nothing; what it wraps (httpx2's RemoteProtocolError, say) does by its name.
     return type([*_causes(error)][-1]).__name__
 
