@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean system-run system-dev
+.PHONY: help demo test check bench clean system-run system-dev
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ check: $(VENV)/.dev ## Run the linters and the type checker only.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/.dev ## Measure beside raw GETs, FUSE alone and rclone (some minutes, on a quiet machine).
+	$(BIN)/python -m bench --workloads sequential-1,sequential-4 --runs 5 --check
 
 clean: ## Remove what was installed and built here.
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

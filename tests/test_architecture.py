@@ -102,7 +102,7 @@ READS_ENVIRONMENT = {"cli", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("readahead.window", "inodes.names", "inodes.table", "inodes.builder"),
-    *("listing.keyspace", "listing.frontier", "listing.page"),
+    *("listing.keyspace", "listing.frontier"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),
