@@ -91,8 +91,7 @@ def parse_page(body: bytes) -> Page:
 
 def _parse_any_order(body: bytes) -> Page:
     try:
-        # The encoding is not the document's to choose: in EBCDIC a document type would have gone unnoticed.
-        root = ElementTree.fromstring(body, ElementTree.XMLParser(encoding="utf-8"))
+        root = ElementTree.fromstring(body)
     except ElementTree.ParseError as error:
         raise ServiceError(f"the LIST reply is not XML: {error}", hint="is the endpoint an S3 service?") from error
     for element in root.iter():

@@ -131,6 +131,11 @@ def test_a_foreign_file_is_refused() -> None:
         opened(b"PK\3\4" + bytes(100))
 
 
+def test_a_header_with_another_byte_is_refused_although_it_is_still_json(snapshot: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(snapshot.replace(b'"bucket": "bucket"', b'"bucket": "bucjet"'))
+
+
 def test_an_empty_file_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="cut short"):
         opened(b"")
