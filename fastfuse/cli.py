@@ -88,6 +88,7 @@ def mount(
         typer.Argument(
             metavar="MOUNTPOINT",
             envvar="FASTFUSE_MOUNTPOINT",
+            readable=False,  # whether it can be mounted on is checked where that is done
             help="An existing directory. Left out, it is /opt/ml/input/data/CHANNEL, made if it is missing.",
         ),
     ] = None,

@@ -1,5 +1,11 @@
 """Fixtures for every test."""
 
+from hypothesis import settings
+
 from tests.servers import aws_environment, moto_server, rclone_server
 
 __all__ = ["aws_environment", "moto_server", "rclone_server"]
+
+# How long an example takes is no property of the code on a machine that others use, too.
+settings.register_profile("fastfuse", deadline=None)
+settings.load_profile("fastfuse")

@@ -25,6 +25,7 @@ from fastfuse.mount.mountpoint import SUBTYPE, find_mount
 __all__ = ["InitialisedOperations", "Session"]
 
 _DEVICE = Path("/dev/fuse")
+_DEVICE_NUMBER = os.makedev(10, 229)  # https://www.kernel.org/doc/html/latest/admin-guide/devices.html
 
 # <linux/fuse.h>: fuse_in_header, fuse_init_in, fuse_init_out, fuse_out_header.
 _IN_HEADER_BYTES = 40
@@ -152,6 +153,8 @@ def _session_fd() -> int:
 
 def _check_device() -> None:
     try:
+        if os.stat(_DEVICE).st_rdev != _DEVICE_NUMBER:
+            raise MountError("/dev/fuse is not the FUSE device", hint=_CONTAINER)
         os.close(os.open(_DEVICE, os.O_RDWR))
     except FileNotFoundError as error:
         raise MountError("/dev/fuse is missing", hint=_CONTAINER) from error

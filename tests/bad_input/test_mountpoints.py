@@ -107,10 +107,11 @@ def test_a_link_to_a_directory_is_a_mountpoint(server: LoopbackServer, place: Pa
     ("preparation", "message"),
     [
         ("mount -t tmpfs none /dev", "/dev/fuse is missing"),
+        ("mount --bind /dev/null /dev/fuse", "/dev/fuse is not the FUSE device"),
         ("mount -t tmpfs -o nodev none /mnt; mknod -m 666 /mnt/fuse c 10 229; mount --bind /mnt/fuse /dev/fuse",
          "/dev/fuse may not be opened: Permission denied"),
     ],
-    ids=["missing", "not permitted"],
+    ids=["missing", "another device", "not permitted"],
 )  # fmt: skip
 def test_dev_fuse_that_cannot_be_used(server: LoopbackServer, place: Path, preparation: str, message: str) -> None:
     done = run(in_namespace(command(server, place), preparation))

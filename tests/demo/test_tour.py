@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -50,8 +49,6 @@ def wait_for(process: subprocess.Popen[str], text: str) -> list[str]:
     lines: list[str] = []
     assert process.stdout is not None
     while not lines or text not in lines[-1]:
-        readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-        assert readable, lines
         lines.append(process.stdout.readline())
         assert lines[-1], lines
     return lines

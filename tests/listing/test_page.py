@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 
 import boto3
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ServiceError
@@ -87,7 +87,6 @@ def check(page: Page, rows: list[Row]) -> None:
     assert page.mtimes_ns == [_TIME_NS] * len(rows)
 
 
-@settings(deadline=None)
 @given(_rows)
 def test_url_encoded_keys_of_any_characters_come_back_exactly(rows: list[Row]) -> None:
     body = body_of(rows)
@@ -95,7 +94,6 @@ def test_url_encoded_keys_of_any_characters_come_back_exactly(rows: list[Row]) -
     assert slow(body) == parse_page(body)
 
 
-@settings(deadline=None)
 @given(_raw_rows)
 def test_keys_in_bare_xml_come_back_exactly(rows: list[Row]) -> None:
     body = body_of(rows, is_url=False)
@@ -103,7 +101,6 @@ def test_keys_in_bare_xml_come_back_exactly(rows: list[Row]) -> None:
     assert slow(body) == parse_page(body)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(min_size=1), max_size=5))
 def test_bytes_that_are_not_utf8_come_back_exactly(keys: list[bytes]) -> None:
     contents = "".join(
@@ -119,7 +116,6 @@ def test_raw_bytes_that_are_not_utf8_are_kept_for_the_name_rules() -> None:
     assert parse_page(body).keys == [b"a\xff&b", b"c"]
 
 
-@settings(deadline=None)
 @given(_rows, st.permutations(["Key", "LastModified", "ETag", "Size", "StorageClass", "ChecksumAlgorithm", "Owner"]))
 def test_elements_in_any_order_with_owner_and_checksum_are_understood(rows: list[Row], order: list[str]) -> None:
     extra = {
@@ -232,14 +228,12 @@ def test_what_is_no_listing_is_refused(body: bytes) -> None:
         parse_page(body)
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_garbage_is_refused_and_never_an_accident(body: bytes) -> None:
     with pytest.raises(ServiceError):
         parse_page(body)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_page_with_a_damaged_byte_is_read_or_refused(data: st.DataObject) -> None:
     body = bytearray(body_of([Row("a/b c"), Row("a/ü&<")], is_url=data.draw(st.booleans()), truncated=True, token="t"))
@@ -305,7 +299,6 @@ def test_a_truncated_page_without_objects_goes_on_by_its_token() -> None:
     assert (page.keys, page.is_truncated, page.next_token) == ([], True, "next")
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=8, unique=True), st.booleans())
 def test_the_loopback_servers_pages_are_read_exactly(keys: list[str], url_encoded: bool) -> None:
     if not url_encoded:

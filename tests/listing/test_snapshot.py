@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
@@ -73,7 +73,6 @@ def snapshot() -> bytes:
     )
 
 
-@settings(deadline=None)
 @given(_objects)
 def test_what_was_saved_is_what_is_mapped(objects: dict[str, tuple[int, int, str, str]]) -> None:
     table = table_of(objects)
@@ -178,7 +177,6 @@ def test_a_header_that_contradicts_the_file_is_refused(
         opened(with_header(snapshot, header))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_damaged_byte_is_refused_or_makes_errors_of_single_files(snapshot: bytes, data: st.DataObject) -> None:
     damaged = bytearray(snapshot)

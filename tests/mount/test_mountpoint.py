@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import MountError
@@ -93,7 +93,6 @@ _names = st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in nam
 )
 
 
-@settings(deadline=None)
 @given(_names, _names, st.sampled_from(["", " shared:1", " shared:1 master:2"]), st.none() | st.integers(0, 1 << 31))
 def test_a_line_of_mountinfo_is_taken_apart_whatever_the_names(
     path: bytes, source: bytes, tags: str, uid: int | None

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
@@ -24,7 +24,6 @@ def test_a_uri_is_a_bucket_and_the_rest_verbatim(text: str, bucket: str, path: s
     assert S3Uri.parse(text) == S3Uri(bucket, path)
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_any_key_survives_being_written_as_a_uri(path: str) -> None:
     uri = S3Uri("bucket", path)

@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
@@ -69,7 +69,6 @@ def test_any_two_parts_and_any_two_keys_have_other_bytes() -> None:
     assert len({synthetic_bytes(f"{number:08d}", 0, 64) for number in range(500)}) == 500
 
 
-@settings(deadline=None)  # tens of megabytes an example
 @given(st.integers(0, 1 << 50), st.integers(0, 40 << 20), st.integers(0, 1000))
 def test_bytes_do_not_depend_on_how_they_are_asked_for(start: int, length: int, offset: int) -> None:
     whole = synthetic_bytes("key", start, start + length)
