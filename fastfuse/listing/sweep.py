@@ -56,11 +56,28 @@ class _Sweep:
         self._take(span, first)
         if span.is_done:
             return
+        await self._take_second(span, first)
         start = len(self._prefix.encode())
         async with trio.open_nursery() as nursery:
             if any(b"/" in key[start:] for key in first.keys):
                 nursery.start_soon(self._probe_folders)
             nursery.start_soon(self._list_span, span, nursery)
+
+    async def _take_second(self, span: Span, first: Page) -> None:
+        """The page after the first, by its last key and by its token: only in key order are they the same."""
+        followed: list[Page] = []
+
+        async def follow() -> None:
+            followed.append(await self._pager.page(self._prefix, continuation_token=first.next_token))
+
+        async with trio.open_nursery() as nursery:
+            if first.next_token:
+                nursery.start_soon(follow)
+            second = await self._pager.page(self._prefix, start_after=span.cursor)
+        for page in followed:
+            if any(map(operator.ne, page.keys, second.keys)) or bool(page.keys) != bool(second.keys):
+                raise UnorderedListingError
+        self._take(span, second)
 
     async def _list_span(self, span: Span, nursery: trio.Nursery) -> None:
         while not span.is_done:
@@ -74,8 +91,10 @@ class _Sweep:
         except UnicodeDecodeError as error:  # nothing that start-after could say
             raise UnorderedListingError from error
         is_ordered = all(map(operator.lt, page.keys, islice(page.keys, 1, None)))
-        # An empty page that is not the last goes on by its token only.
-        if not is_ordered or (keys and keys[0] <= span.cursor) or (page.is_truncated and not keys):
+        # An empty page that is not the last goes on by its token only, and an empty last page after one that had more
+        # to follow contradicts it.
+        is_odd = not keys and (page.is_truncated or (span.pages > 0 and span.range.until is None))
+        if not is_ordered or is_odd or (keys and keys[0] <= span.cursor):
             raise UnorderedListingError
         mine = slice(self._frontier.advance(span, keys, is_truncated=page.is_truncated))
         self._builder.add(

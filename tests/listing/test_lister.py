@@ -345,7 +345,7 @@ async def test_hostile_keys_arrive_over_http_in_pages_of_three(server: LoopbackS
     server.faults.add(FaultRule(action=ShortPage(0), operation="ListObjectsV2", skip=1, times=1))
     listing = await listed(server, "hostile/")
     assert paths(listing.table) == sorted(key.removeprefix("hostile/") for key in _HOSTILE)
-    assert listing.request_count == 5
+    assert listing.request_count == 6  # the second page twice, by its token and by its last key
 
 
 async def test_one_object_with_a_hostile_key_is_mounted_alone(server: LoopbackServer) -> None:
