@@ -116,7 +116,7 @@ async def test_empty_pages_in_between_lead_to_the_same_table(server: LoopbackSer
 class WithoutStartAfter(PagedStore):
     """A service that continues by tokens only, as directory buckets do."""
 
-    async def list_page(self, *, start_after: str = "", **arguments: Any) -> bytes:
+    async def list_page(self, *, start_after: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
         return await super().list_page(**arguments)
 
 
