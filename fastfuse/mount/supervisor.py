@@ -196,7 +196,8 @@ class Supervisor:
                 break
         if is_over:
             _log.warning("files are still open: detaching %s", self._mountpoint)
-            unmount(self._mountpoint, lazy=True)
+            with contextlib.suppress(MountError):  # somebody else may have been faster
+                unmount(self._mountpoint, lazy=True)
             self._is_detached = True
         return 0
 
