@@ -70,11 +70,12 @@ async def _serve(
     ready_fd: int,
 ) -> None:
     table = open_snapshot(snapshot_fd)
-    reader = CountingReader(open_reader(connection), counters)
+    reader = open_reader(connection)
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(reader, readahead, nursery)
+        engine = ReadEngine(CountingReader(reader, counters), readahead, nursery)
         operations.serve(table, engine)
         nursery.start_soon(_measure_pool, engine, counters)
+        nursery.start_soon(reader.prepare, table.metadata.bucket)
         os.write(ready_fd, READY)
         os.close(ready_fd)
         await pyfuse3.main(max_tasks=_MAX_TASKS)

@@ -24,8 +24,8 @@ class ReadaheadConfig:
     # most small files (images, single samples) still take one GET.
     first_part_bytes: int = _MIB
     # How far ahead of one reader, if it is alone: at the rates above a connection brings 74 MB/s in parts of 8 MiB, so
-    # the 24 parts that it may have on their way carry 1.8 GB/s, and a few more lie ready.
-    max_window_bytes: int = 256 * _MIB
+    # the 36 parts that it may have on their way carry 2.6 GB/s, and a few more lie ready.
+    max_window_bytes: int = 384 * _MIB
     # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
     # The store's connections (`ConnectionConfig.max_connections`): more GETs than that would only queue there.

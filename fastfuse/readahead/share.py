@@ -7,11 +7,14 @@ from fastfuse.readahead.parts import FileParts
 
 __all__ = ["FairShare"]
 
+_LEAST_FREE_DIVISOR = 4
+
 
 class FairShare:
-    """Divides the readahead in `total` between the files that are being read, with one share free for the next one.
+    """Divides the readahead in `total` between the files that are being read, with some left free for the next one.
 
-    The free share is what a new reader starts with, even if every other file has its share in flight and stalls.
+    What is free is what a new reader starts with, even if every other file has its share in flight and stalls: a share
+    like theirs, or a quarter where there are few of them, for a reader that is alone should not wait for nobody.
 
     A file is idle when all files together have fetched `idle_after_bytes` since it was last read: by then others have
     had the use of the whole memory, while in a pause of everybody nobody becomes idle.
@@ -51,5 +54,12 @@ class FairShare:
             self._divide()
 
     def _divide(self) -> None:
-        total, shares = self._total, self.active + 1
-        self.share = Share(total.window_bytes // shares, max(1, total.parts_in_flight // shares))
+        total, active = self._total, self.active
+        if not active:
+            self.share = total
+            return
+        shares = max(active + 1, _LEAST_FREE_DIVISOR)
+        self.share = Share(
+            total.window_bytes * (shares - 1) // (shares * active),
+            max(1, total.parts_in_flight * (shares - 1) // (shares * active)),
+        )

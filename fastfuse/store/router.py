@@ -1,5 +1,6 @@
 """The reader that a mount uses: obstore where it can, aiobotocore where it must."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import NoReturn
@@ -61,6 +62,13 @@ class RoutingReader:
             raise
         except FastfuseError as error:
             _raise_as_read_error(error, ref)
+
+    async def prepare(self, bucket: str) -> None:
+        """Do what the first read of `bucket` would otherwise wait for; what goes wrong is left for that read to say."""
+        reader = _of(self._fast, self._make_fast, bucket)
+        if isinstance(reader, RustRangeReader):
+            with contextlib.suppress(FastfuseError):
+                await reader.prepare()
 
     def _note(self, reason: StoreUnsuitableError, ref: ObjectRef) -> None:
         if reason.whole_server:

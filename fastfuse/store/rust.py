@@ -97,6 +97,10 @@ class RustRangeReader:
             return await trio.to_thread.run_sync(fetch, abandon_on_cancel=True, limiter=self._threads)
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 
+    async def prepare(self) -> None:
+        """Do what the first read would otherwise wait for: credentials, region and client. Raises as it would."""
+        await self._ready_store()
+
     async def _ready_store(self) -> S3Store:
         if self._closed:
             raise RuntimeError("the store is closed")

@@ -27,7 +27,7 @@ def test_a_shard_has_the_size_asked_for_and_consists_of_whole_records(tmp_path: 
 
 
 def test_shards_differ_and_their_checksums_are_those_of_the_files(tmp_path: Path) -> None:
-    shards = create_shards(tmp_path, 2, 300_000)
+    shards = create_shards(tmp_path, 2, 9_000_000)  # more than is written at once
     assert [shard.checksum for shard in shards] == [
         google_crc32c.value((tmp_path / shard.name).read_bytes()) for shard in shards
     ]

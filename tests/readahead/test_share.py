@@ -8,13 +8,20 @@ def a_file(inode: int) -> FileParts:
     return FileParts(inode, listed(f"file-{inode}", 100))
 
 
-def test_each_reader_has_the_same_share_and_one_is_free_for_the_next() -> None:
+def test_each_reader_has_the_same_share_and_a_quarter_is_free_for_the_next() -> None:
     share = FairShare(Share(1200, 12), idle_after_bytes=500)
     assert share.share == Share(1200, 12)
     share.touch(a_file(1), 0)
-    assert share.share == Share(600, 6)
+    assert share.share == Share(900, 9)
     share.touch(a_file(2), 0)
-    assert (share.active, share.share) == (2, Share(400, 4))
+    assert (share.active, share.share) == (2, Share(450, 4))
+
+
+def test_among_four_readers_and_more_a_share_like_theirs_is_free() -> None:
+    share = FairShare(Share(1200, 12), idle_after_bytes=500)
+    for inode in range(5):
+        share.touch(a_file(inode), 0)
+    assert share.share == Share(200, 2)
 
 
 def test_a_file_is_idle_once_others_have_fetched_more_than_the_bound_since_it_was_read() -> None:
@@ -23,7 +30,7 @@ def test_a_file_is_idle_once_others_have_fetched_more_than_the_bound_since_it_wa
     share.touch(first, 0)
     assert share.touch(second, 500) == []
     assert share.touch(second, 501) == [first]
-    assert share.share == Share(500, 6)
+    assert share.share == Share(750, 9)
 
 
 def test_a_file_that_is_read_again_in_time_stays_active() -> None:
@@ -52,7 +59,7 @@ def test_a_closed_file_gives_its_share_back() -> None:
     share.touch(second, 0)
     share.forget(first)
     share.forget(first)
-    assert (share.active, share.share) == (1, Share(500, 6))
+    assert (share.active, share.share) == (1, Share(750, 9))
     share.forget(second)
     assert (share.active, share.share) == (0, Share(1000, 12))
 
