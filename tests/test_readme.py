@@ -11,6 +11,9 @@ from fastfuse.metrics import METRICS
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
+# Options of docker, systemctl, rclone and the bench.
+OTHERS = {"--device", "--cap-add", "--security-opt", "--now", "--no-checksum", "--runs", "--help"}
+
 
 def test_the_table_of_metrics_is_complete() -> None:
     rows = dict(re.findall(r"^\| `(fastfuse_\w+)[^|]*` \| (.*) \|$", README, re.MULTILINE))
