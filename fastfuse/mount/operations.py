@@ -63,7 +63,7 @@ def _answered(
 
     async def answer(self: "MountOperations", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
-            return await handler(self, *args, **kwargs)
+            result = await handler(self, *args, **kwargs)
         except pyfuse3.FUSEError as error:
             self.count_error(error.errno)
             raise
@@ -75,8 +75,9 @@ def _answered(
             _log.exception("%s failed for an unforeseen reason; the mount goes on", handler.__name__)
             self.count_failure()
             raise pyfuse3.FUSEError(errno.EIO) from error
-        finally:
-            self.count_request()
+        # Not for what is cancelled: a dying worker answers nothing, and the crash-loop guard goes by this count.
+        self.count_request()
+        return result
 
     return answer
 
@@ -113,6 +114,7 @@ class MountOperations(InitialisedOperations):
         self._counters.add(self._requests_slot)
 
     def count_error(self, number: int) -> None:
+        self.count_request()
         if number != errno.ENOENT and number != errno.ENODATA:  # questions, not failures
             name = errno.errorcode.get(number, "other")
             slot = self._counters.slot("fastfuse_errors", name if name in ERRNO_LABELS else "other")
@@ -141,7 +143,13 @@ class MountOperations(InitialisedOperations):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         ref = self._ref(inode)
         if ref.storage_class in ARCHIVE_STORAGE_CLASSES:
-            await self._require_restored(inode, ref)
+            try:
+                await self._require_restored(inode, ref)
+            except BaseException:
+                if inode not in self._open_counts:  # no release will come for an open that failed
+                    self._refs.pop(inode, None)
+                    self._engine.release(inode)
+                raise
         self._open_counts[inode] = self._open_counts.get(inode, 0) + 1
         self._counters.add(self._opened_slot)
         self._counters.add(self._open_slot)

@@ -52,8 +52,9 @@ async def resolve_credentials(session: AioSession) -> Credentials:
                 "or use --no-sign-request for a public bucket.",
             )
         frozen = await found.get_frozen_credentials()
-    except (BotoCoreError, ClientError, RuntimeError, ValueError) as error:
-        # RuntimeError: refreshed credentials that are already expired. ValueError: an unreadable expiry time.
+    except (BotoCoreError, ClientError, OSError, RuntimeError, ValueError) as error:
+        # OSError: no token file, or no credential program. RuntimeError: refreshed credentials that are already
+        # expired. ValueError: an unreadable expiry time.
         raise resolution_error(error) from safe_cause(error)
     return Credentials(
         access_key=frozen.access_key,
