@@ -122,7 +122,7 @@ class Frontier:
         marks = self._marks_in(span.rest)
         if marks:
             return len(marks) / self._marks_per_page(span)
-        return pages_left(span.rest, span.last_page_after, 1, self._alphabets)
+        return pages_left(span.rest, span.last_page_after, self._alphabets)
 
     def _cut(self, span: Span, capacity: int) -> list[Span]:
         cuts = self._choose_cuts(span, min(capacity, int(span.pages_left / self._piece_pages())))
@@ -147,7 +147,7 @@ class Frontier:
             return cut_evenly(rest, count, self._alphabets)
         if any(other.range.after >= span.cursor and not other.pages for other in self.active if other is not span):
             return []  # guesses behind it are under way and will tell how far the keys reach
-        return cut_galloping(rest, span.last_page_after, 1, count, self._alphabets)
+        return cut_galloping(rest, span.last_page_after, count, self._alphabets)
 
     def _marks_in(self, span: KeyRange) -> range:
         """Indexes of the marks strictly inside `span`."""

@@ -83,20 +83,20 @@ def cut_evenly(span: KeyRange, count: int, alphabets: Alphabets) -> list[str]:
     return line.keys(line.low + (line.high - line.low) * step // (count + 1) for step in range(1, count + 1))
 
 
-def pages_left(span: KeyRange, start: str, pages: int, alphabets: Alphabets) -> float:
-    """How many more pages `span` would take, if they were as wide as the `pages` from `start` to ``span.after``."""
+def pages_left(span: KeyRange, start: str, alphabets: Alphabets) -> float:
+    """How many more pages `span` would take, if they were as wide as the one from `start` to ``span.after``."""
     line = _NumberLine(span, alphabets, at_least=start)
-    return (line.high - line.low) * pages / max(line.low - line.number(start), 1)
+    return (line.high - line.low) / max(line.low - line.number(start), 1)
 
 
-def cut_galloping(span: KeyRange, start: str, pages: int, count: int, alphabets: Alphabets) -> list[str]:
+def cut_galloping(span: KeyRange, start: str, count: int, alphabets: Alphabets) -> list[str]:
     """Up to `count` increasing keys strictly inside `span`, at 1, 3, 7, 15 ... pages' distance behind its beginning.
 
-    For a range of which nobody knows how far its keys reach. A page's width is what `pages` pages between `start` and
-    ``span.after`` took.
+    For a range of which nobody knows how far its keys reach. A page is as wide as the one from `start` to
+    ``span.after``.
     """
     line = _NumberLine(span, alphabets, at_least=start)
-    page_width = max((line.low - line.number(start)) // max(pages, 1), 1)
+    page_width = max(line.low - line.number(start), 1)
     return line.keys(
         min(line.low + page_width * ((2 << step) - 1), line.high - 1)
         for step in range(min(count, _RESOLUTION.bit_length()))

@@ -1,7 +1,6 @@
 """Lists a source into an inode table: what does the URI name (clause N1), then every page of it."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastfuse.errors import EmptySourceError, ServiceError, SourceError
@@ -10,7 +9,7 @@ from fastfuse.inodes.names import Refusals
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.page import Page
 from fastfuse.listing.pager import Pager
-from fastfuse.listing.sweep import ListingProgress, UnorderedListingError, sweep
+from fastfuse.listing.sweep import ListingProgress, ProgressCallback, UnorderedListingError, report, sweep
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import PageSource
 
@@ -20,8 +19,6 @@ _log = logging.getLogger(__name__)
 
 # How many neighbours of a partial name the error shows.
 _MAX_CANDIDATES = 5
-
-ProgressCallback = Callable[[ListingProgress], None]
 
 # Directory buckets (S3 Express) have no start-after and no order.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
@@ -55,7 +52,7 @@ async def list_source(
     lister = _Lister(pages, source, progress)
     builder = await lister.run(allow_empty=allow_empty)
     table, refusals = builder.build()
-    _report(source, refusals, strict=strict)
+    _report_refusals(source, refusals, strict=strict)
     if not table.metadata.file_count and not allow_empty:
         raise EmptySourceError(f"{source} holds no object that can be shown", hint=_ALLOW_EMPTY)
     return Listing(table, refusals, lister.request_count)
@@ -104,22 +101,10 @@ class _Lister:
         builder = TableBuilder(self._source.bucket, prefix)
         while True:
             builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
-            self._report(builder)
+            report(self._progress, self._pager, builder)
             if not page.is_truncated:
                 return builder
             page = await self._page(prefix, after=page)
-
-    def _report(self, builder: TableBuilder) -> None:
-        pager = self._pager
-        self._progress(
-            ListingProgress(
-                objects=len(builder),
-                requests=pager.request_count,
-                in_flight=pager.in_flight,
-                throttled=pager.throttled_count,
-                share=None,
-            )
-        )
 
     async def _one_object(self, path: str, prefix: str, *, allow_empty: bool) -> TableBuilder:
         """Nothing lies below `path` as a folder: it is one object, a partial name, or nothing at all."""
@@ -131,7 +116,7 @@ class _Lister:
             builder.add(
                 page.keys[one], page.sizes[one], page.mtimes_ns[one], page.etags[one], page.storage_classes[one]
             )
-            self._report(builder)
+            report(self._progress, self._pager, builder)
             return builder
         candidates = sorted(page.common_prefixes + page.keys)
         if candidates:
@@ -184,7 +169,7 @@ class _Lister:
         return page
 
 
-def _report(source: S3Uri, refusals: Refusals, *, strict: bool) -> None:
+def _report_refusals(source: S3Uri, refusals: Refusals, *, strict: bool) -> None:
     """Tell which keys were left out (N2-N4); with `strict`, refuse the mount instead."""
     if not refusals.total:
         return

@@ -20,7 +20,7 @@ from fastfuse.listing.frontier import Frontier, Span
 from fastfuse.listing.page import Page
 from fastfuse.listing.pager import Pager
 
-__all__ = ["ListingProgress", "UnorderedListingError", "sweep"]
+__all__ = ["ListingProgress", "ProgressCallback", "UnorderedListingError", "report", "sweep"]
 
 # Folder names are asked for this deep, while there is only one folder: train/, train/images/, ...
 _MAX_FOLDER_PROBES: Final = 4
@@ -41,10 +41,11 @@ class ListingProgress:
     share: float | None
 
 
+ProgressCallback = Callable[[ListingProgress], None]
+
+
 class _Sweep:
-    def __init__(
-        self, pager: Pager, prefix: str, builder: TableBuilder, progress: Callable[[ListingProgress], None]
-    ) -> None:
+    def __init__(self, pager: Pager, prefix: str, builder: TableBuilder, progress: ProgressCallback) -> None:
         self._pager = pager
         self._prefix = prefix
         self._builder = builder
@@ -100,7 +101,7 @@ class _Sweep:
         self._builder.add(
             page.keys[mine], page.sizes[mine], page.mtimes_ns[mine], page.etags[mine], page.storage_classes[mine]
         )
-        self._report()
+        report(self._progress, self._pager, self._builder, share=self._frontier.share_done())
 
     async def _probe_folders(self) -> None:
         """Learn folders to cut between; the listing can do without."""
@@ -116,25 +117,21 @@ class _Sweep:
                 return
             (prefix,) = folders
 
-    def _report(self) -> None:
-        self._progress(
-            ListingProgress(
-                objects=len(self._builder),
-                requests=self._pager.request_count,
-                in_flight=self._pager.in_flight,
-                throttled=self._pager.throttled_count,
-                share=self._frontier.share_done(),
-            )
+
+def report(progress: ProgressCallback, pager: Pager, builder: TableBuilder, *, share: float | None = None) -> None:
+    """Tell `progress` what has been listed into `builder` through `pager`."""
+    progress(
+        ListingProgress(
+            objects=len(builder),
+            requests=pager.request_count,
+            in_flight=pager.in_flight,
+            throttled=pager.throttled_count,
+            share=share,
         )
+    )
 
 
-async def sweep(
-    pager: Pager,
-    prefix: str,
-    first: Page,
-    builder: TableBuilder,
-    progress: Callable[[ListingProgress], None],
-) -> None:
+async def sweep(pager: Pager, prefix: str, first: Page, builder: TableBuilder, progress: ProgressCallback) -> None:
     """List `prefix`, of which `first` is the first page, into `builder`.
 
     Raises:

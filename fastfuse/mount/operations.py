@@ -65,18 +65,18 @@ def _answered(
         try:
             result = await handler(self, *args, **kwargs)
         except pyfuse3.FUSEError as error:
-            self.count_error(error.errno)
+            self.count_answer(error.errno)
             raise
         except FastfuseError as error:
             number = errno_for(error)
-            self.count_error(number)
+            self.count_answer(number)
             raise pyfuse3.FUSEError(number) from error
         except Exception as error:
             _log.exception("%s failed for an unforeseen reason; the mount goes on", handler.__name__)
             self.count_failure()
             raise pyfuse3.FUSEError(errno.EIO) from error
         # Not for what is cancelled: a dying worker answers nothing, and the crash-loop guard goes by this count.
-        self.count_request()
+        self.count_answer()
         return result
 
     return answer
@@ -110,19 +110,17 @@ class MountOperations(InitialisedOperations):
         self._table = table
         self._engine = engine
 
-    def count_request(self) -> None:
+    def count_answer(self, number: int = 0) -> None:
+        """Count an answered request, and its errno if that is a failure."""
         self._counters.add(self._requests_slot)
-
-    def count_error(self, number: int) -> None:
-        self.count_request()
-        if number != errno.ENOENT and number != errno.ENODATA:  # questions, not failures
+        if number not in {0, errno.ENOENT, errno.ENODATA}:  # the latter two answer questions
             name = errno.errorcode.get(number, "other")
             slot = self._counters.slot("fastfuse_errors", name if name in ERRNO_LABELS else "other")
             self._counters.add(slot)
 
     def count_failure(self) -> None:
         self._counters.add(self._failures_slot)
-        self.count_error(errno.EIO)
+        self.count_answer(errno.EIO)
 
     @_answered
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -143,13 +141,7 @@ class MountOperations(InitialisedOperations):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         ref = self._ref(inode)
         if ref.storage_class in ARCHIVE_STORAGE_CLASSES:
-            try:
-                await self._require_restored(inode, ref)
-            except BaseException:
-                if inode not in self._open_counts:  # no release will come for an open that failed
-                    self._refs.pop(inode, None)
-                    self._engine.release(inode)
-                raise
+            await self._require_restored(inode, ref)
         self._open_counts[inode] = self._open_counts.get(inode, 0) + 1
         self._counters.add(self._opened_slot)
         self._counters.add(self._open_slot)
@@ -229,8 +221,11 @@ class MountOperations(InitialisedOperations):
         """A restored object is still listed with its archive class: only a GET tells, and one byte is enough."""
         try:
             await self._engine.read(inode, ref, 0, 1)
-        except ObjectArchivedError:
-            if inode not in self._archived_logged:
+        except BaseException as error:
+            if inode not in self._open_counts:  # no release will come for an open that failed
+                self._refs.pop(inode, None)
+                self._engine.release(inode)
+            if isinstance(error, ObjectArchivedError) and inode not in self._archived_logged:
                 self._archived_logged.add(inode)
                 _log.warning("%r is archived as %s: restore first", ref.key, ref.storage_class)
             raise

@@ -24,7 +24,7 @@ def test_cuts_lie_strictly_inside_and_increase(
     if until is not None and until < after:
         after, until = until, after
     span, alphabets = KeyRange(after, until), learned("", seen)
-    cuts = cut_galloping(span, "", 1, count, alphabets) if gallops else cut_evenly(span, count, alphabets)
+    cuts = cut_galloping(span, "", count, alphabets) if gallops else cut_evenly(span, count, alphabets)
     assert len(cuts) <= count
     assert cuts == sorted(set(cuts))
     assert all(after < cut and (until is None or cut < until) for cut in cuts)
@@ -53,14 +53,14 @@ def test_hexadecimal_names_are_cut_into_equal_parts() -> None:
 
 def test_galloping_doubles_the_distance_from_the_last_page() -> None:
     alphabets = learned("", [f"{number:06}" for number in range(1000)])
-    cuts = cut_galloping(KeyRange("000999"), "000000", 1, 4, alphabets)
+    cuts = cut_galloping(KeyRange("000999"), "000000", 4, alphabets)
     assert [round(int(cut.ljust(6, "0")) / 1000) for cut in cuts] == [2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(("until", "expected"), [("009999", 9), ("001999", 1), (None, 999)])
 def test_what_is_left_is_told_in_pages_like_the_last(until: str | None, expected: int) -> None:
     alphabets = learned("", [f"{number:06}" for number in range(1000)])
-    assert round(pages_left(KeyRange("000999", until), "000000", 1, alphabets)) == pytest.approx(expected, rel=0.01)
+    assert round(pages_left(KeyRange("000999", until), "000000", alphabets)) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_single_letter_is_a_fixed_word_and_two_are_an_alphabet() -> None:
