@@ -119,7 +119,8 @@ def mount(
         typer.Option(
             envvar="FASTFUSE_METRICS_LISTEN",
             metavar="[HOST:]PORT",
-            help="Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise.",
+            help="Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
+            "and logs it.",
         ),
     ] = None,
     grace_s: Annotated[

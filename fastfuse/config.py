@@ -128,13 +128,15 @@ def parse_part_size(text: str, memory_bytes: int) -> int:
 def parse_listen_address(text: str) -> tuple[str, int]:
     """``PORT``, ``:PORT``, ``HOST:PORT`` or ``[ADDRESS]:PORT`` as (host, port), on loopback where no host is given.
 
+    Port 0 is any that is free; the log tells which.
+
     Raises:
         ConfigurationError: `text` is none of these, or the port is none.
     """
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     digits = re.fullmatch(r"\d{1,5}", port, re.ASCII)
-    if not digits or not 0 < int(port) < 65536 or set(host) & set("[]/ "):
+    if not digits or int(port) >= 65536 or set(host) & set("[]/ "):
         raise ConfigurationError(
             f"--metrics-listen {text!r} is not an address to listen on", hint="write it as 9567 or 127.0.0.1:9567"
         )

@@ -20,7 +20,16 @@ from prometheus_client.registry import Collector
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["ERRNO_LABELS", "METRICS", "OUTCOMES", "Counter", "Counters", "bind_metrics", "serve_metrics"]
+__all__ = [
+    "ERRNO_LABELS",
+    "METRICS",
+    "OUTCOMES",
+    "Counter",
+    "Counters",
+    "bind_metrics",
+    "endpoint_url",
+    "serve_metrics",
+]
 
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
 OUTCOMES = ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "cancelled", "other")
@@ -124,6 +133,12 @@ def bind_metrics(host: str, port: int) -> socket.socket:
         raise ConfigurationError(
             f"cannot listen on {host}:{port} for metrics: {error.strerror or error}", hint="see --metrics-listen"
         ) from error
+
+
+def endpoint_url(listener: socket.socket) -> str:
+    """Where `listener` can be scraped."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
 
 
 def serve_metrics(listener: socket.socket, counters: Counters) -> None:

@@ -4,6 +4,7 @@ Nothing waits for a time: a mount is there when it says READY=1 on a notify sock
 """
 
 import os
+import re
 import select
 import signal
 import socket
@@ -55,6 +56,12 @@ class Mount:
 
     def worker(self) -> int:
         return self.children()[-1]
+
+    def metrics_port(self) -> int:
+        """Where a mount with ``--metrics-listen 0`` serves its metrics."""
+        match = re.search(r"metrics are served at http://127\.0\.0\.1:(\d+)/", self.log)
+        assert match is not None, self.log
+        return int(match[1])
 
     def notified(self) -> str:
         """The next message to the service manager; blocks until it comes."""

@@ -108,12 +108,13 @@ class TestListenAddress:
             ("0.0.0.0:9567", ("0.0.0.0", 9567)),
             ("node-1.local:1", ("node-1.local", 1)),
             ("[::1]:65535", ("::1", 65535)),
+            ("0", ("127.0.0.1", 0)),
         ],
     )
     def test_it_is_on_loopback_unless_a_host_is_given(self, text: str, address: tuple[str, int]) -> None:
         assert parse_listen_address(text) == address
 
-    @pytest.mark.parametrize("text", ["", ":", "localhost", "h:0", "65536", "h:-1", "http://h:1", "h:1/metrics", "h:٣"])
+    @pytest.mark.parametrize("text", ["", ":", "localhost", "65536", "h:-1", "http://h:1", "h:1/metrics", "h:٣"])
     def test_anything_else_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="is not an address to listen on"):
             parse_listen_address(text)

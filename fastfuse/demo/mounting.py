@@ -28,6 +28,7 @@ _GRACE_S = 5.0
 # Ending takes a second more than that; a mount that needs longer is killed.
 _STOP_S = 15.0
 _LISTED = re.compile(r"listed .*: ([\d,]+) objects, .* ([\d,]+) objects/s")
+_METRICS = re.compile(r"metrics are served at http://(\S+)/metrics")
 _WARNING = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) ")
 
 
@@ -66,11 +67,10 @@ class MountProcess:
         arguments: Sequence[str] = (),
     ) -> None:
         self.mountpoint = mountpoint
-        self.metrics_address = _free_address()
         self._log_path = log_path
         self._environment = environment
         self._command = [sys.executable, "-m", "fastfuse", "mount", uri, str(mountpoint), *arguments]
-        self._command += ["--grace-s", str(_GRACE_S), "--metrics-listen", self.metrics_address]
+        self._command += ["--grace-s", str(_GRACE_S), "--metrics-listen", "0"]
 
     @property
     def pid(self) -> int:
@@ -101,6 +101,13 @@ class MountProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+
+    @property
+    def metrics_address(self) -> str:
+        """``host:port`` of the metrics, which the mount chose and logged."""
+        match = _METRICS.search(self._log_path.read_text())
+        assert match is not None
+        return match[1]
 
     def wait(self) -> None:
         """Block until the mount is unmounted by somebody else."""
@@ -161,8 +168,3 @@ class MountProcess:
                 self._process.kill()
         if find_mount(self.mountpoint) is not None:
             unmount(self.mountpoint, lazy=True)
-
-
-def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"

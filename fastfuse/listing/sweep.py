@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from fastfuse.errors import FastfuseError
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.listing.frontier import Frontier, Span
 from fastfuse.listing.page import Page
@@ -59,10 +60,12 @@ class _Sweep:
             return
         await self._take_second(span, first)
         start = len(self._prefix.encode())
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as probing:
             if any(b"/" in key[start:] for key in first.keys):
-                nursery.start_soon(self._probe_folders)
-            nursery.start_soon(self._list_span, span, nursery)
+                probing.start_soon(self._probe_folders)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._list_span, span, nursery)
+            probing.cancel_scope.cancel()  # too late to be of use
 
     async def _take_second(self, span: Span, first: Page) -> None:
         """The page after the first, by its last key and by its token: only in key order are they the same."""
@@ -104,13 +107,13 @@ class _Sweep:
         report(self._progress, self._pager, self._builder, share=self._frontier.share_done())
 
     async def _probe_folders(self) -> None:
-        """Learn folders to cut between; the listing can do without."""
+        """Learn folders to cut between; the listing can do without, so whatever goes wrong here ends only this."""
         prefix = self._prefix
         for _ in range(_MAX_FOLDER_PROBES):
-            page = await self._pager.page(prefix, delimiter="/")
             try:
+                page = await self._pager.page(prefix, delimiter="/")
                 folders = [folder.decode() for folder in page.common_prefixes]
-            except UnicodeDecodeError:
+            except (FastfuseError, UnicodeDecodeError):
                 return
             if len(folders) != 1 or page.keys or page.is_truncated:
                 self._frontier.mark(folders)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
 from fastfuse.inodes.builder import TableBuilder
@@ -104,6 +106,27 @@ async def test_a_listing_that_cannot_be_completed_fails_with_one_error(server: L
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2", skip=skip))
     with pytest.raises(AccessError, match="denies listing"):
         await listed(server)
+
+
+@dataclass
+class WithoutFolders(PagedStore):
+    """A service of which the folders cannot be had."""
+
+    is_silent: bool = False
+
+    async def list_page(self, *, delimiter: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+        if delimiter and self.is_silent:
+            await trio.sleep_forever()
+        if delimiter:
+            raise AccessError("no delimiter here")
+        return await super().list_page(**arguments)
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "never answered"])
+async def test_a_listing_can_do_without_folder_names(is_silent: bool, autojump_clock: trio.testing.MockClock) -> None:
+    with trio.fail_after(1):
+        listing = await list_source(WithoutFolders(KEYS, 3, is_silent=is_silent), S3Uri("b", "data/"))
+    assert paths(listing.table) == [key.decode().removeprefix("data/") for key in KEYS]
 
 
 async def test_empty_pages_in_between_lead_to_the_same_table(server: LoopbackServer) -> None:

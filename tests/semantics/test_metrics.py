@@ -3,18 +3,12 @@
 import itertools
 import os
 import signal
-import socket
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Scrape:
@@ -74,8 +68,8 @@ def objects() -> MemoryObjects:
 
 def test_the_metrics_of_a_workload_are_exact() -> None:
     """D2, D5"""
-    port = free_port()
-    with place(objects(), "--metrics-listen", f"127.0.0.1:{port}") as here:
+    with place(objects(), "--metrics-listen", "127.0.0.1:0") as here:
+        port = here.mount.metrics_port()
         start = Scrape(port)
         assert start["objects_listed_total",] == 6
         assert start["table_files",] == 5
@@ -105,8 +99,8 @@ def test_the_metrics_of_a_workload_are_exact() -> None:
 
 def test_counters_survive_the_worker_that_counted() -> None:
     """L3"""
-    port = free_port()
-    with place(objects(), "--metrics-listen", f"127.0.0.1:{port}") as here:
+    with place(objects(), "--metrics-listen", "127.0.0.1:0") as here:
+        port = here.mount.metrics_port()
         workload(here)
         with (here.path / "small").open("rb"):
             settle(here)
@@ -128,8 +122,8 @@ def test_counters_survive_the_worker_that_counted() -> None:
 
 def test_a_second_epoch_is_read_from_the_page_cache_without_a_request() -> None:
     """D1"""
-    port = free_port()
-    with place(objects(), "--metrics-listen", str(port)) as here:
+    with place(objects(), "--metrics-listen", "0") as here:
+        port = here.mount.metrics_port()
         for _ in range(3):
             assert (here.path / "folder" / "large").read_bytes() == block_bytes(1, 100_000)
         assert len(gets(here.server)) == 1
@@ -138,8 +132,8 @@ def test_a_second_epoch_is_read_from_the_page_cache_without_a_request() -> None:
 
 def test_metrics_name_no_key_and_no_bucket() -> None:
     """D5"""
-    port = free_port()
-    with place({"very-special-key": b"x"}, "--metrics-listen", str(port)) as here:
+    with place({"very-special-key": b"x"}, "--metrics-listen", "0") as here:
+        port = here.mount.metrics_port()
         (here.path / "very-special-key").read_bytes()
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}/") as reply:
             text = reply.read().decode()
