@@ -10,6 +10,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.metrics import Counters
 from fastfuse.mount.indexing import run_lister
@@ -37,9 +38,9 @@ def main() -> None:
     endpoint_url, bucket, mountpoint = sys.argv[1:]
     connection = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
     source = S3Uri(bucket, "")
-    snapshot_fd, _ = run_lister(source, connection, strict=False, allow_empty=False)
+    snapshot_fd, _ = run_lister(source, IndexOrigin(), connection)
     operations = MountOperations(Counters(), uid=os.getuid(), gid=os.getgid())
-    operations.serve(open_snapshot(snapshot_fd), _MemoryEngine())
+    operations.serve(open_snapshot(snapshot_fd).table, _MemoryEngine())
     session = Session.mount(operations, Path(mountpoint), source=str(source), allow_other=False)
     raise_readahead(session.device)
     trio.run(pyfuse3.main)

@@ -8,6 +8,7 @@ import argparse
 import os
 import statistics
 
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.mount.indexing import IndexReport, run_lister
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
@@ -24,7 +25,7 @@ def _measure(endpoint_url: str, bucket: str) -> IndexReport:
     connection = ConnectionConfig(
         endpoint_url=endpoint_url, region="us-east-1", sign_request=True, force_path_style=True
     )
-    snapshot_fd, report = run_lister(S3Uri(bucket, ""), connection, strict=False, allow_empty=False)
+    snapshot_fd, report = run_lister(S3Uri(bucket, ""), IndexOrigin(), connection)
     os.close(snapshot_fd)
     return report
 

@@ -11,10 +11,12 @@ import typer
 from typer.core import TyperCommand
 
 from fastfuse import __version__, daemon, fstab, log, options
-from fastfuse.config import demo_settings, mount_settings
+from fastfuse.config import demo_settings, mount_settings, parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.log import LogConfig
 from fastfuse.mount.settings import MountSettings
+from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["app", "main"]
@@ -75,7 +77,7 @@ def fastfuse(
     epilog="Every option can be set in the environment, under the name that is shown with it. In fstab: "
     "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
 )
-@options.takes(connection=options.connection, logs=options.logs)
+@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
 def mount(
     source: Annotated[
         str,
@@ -171,24 +173,6 @@ def mount(
             help="Let other users in (unless you are root, /etc/fuse.conf must have user_allow_other).",
         ),
     ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            envvar="FASTFUSE_STRICT",
-            rich_help_panel=_VIEW,
-            help="Refuse to mount if any key cannot be shown as a file, instead of leaving it out.",
-        ),
-    ] = False,
-    allow_empty: Annotated[
-        bool,
-        typer.Option(
-            "--allow-empty",
-            envvar="FASTFUSE_ALLOW_EMPTY",
-            rich_help_panel=_VIEW,
-            help="Mount a prefix without objects as an empty directory, instead of refusing.",
-        ),
-    ] = False,
     memory_target: Annotated[
         str | None,
         typer.Option(
@@ -208,6 +192,7 @@ def mount(
             help="Bytes fetched by one request, 1MiB to 64MiB.",
         ),
     ] = "8MiB",
+    origin: IndexOrigin,
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
@@ -217,6 +202,7 @@ def mount(
         mountpoint=mountpoint,
         channel=channel,
         connection=connection,
+        origin=origin,
         memory_target=memory_target,
         part_size=part_size,
         uid=uid,
@@ -224,8 +210,6 @@ def mount(
         umask=umask,
         allow_other=allow_other,
         mount_options=mount_option or (),
-        strict=strict,
-        allow_empty=allow_empty,
         grace_s=grace_s,
         metrics_listen=metrics_listen,
         # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
@@ -281,6 +265,47 @@ def unmount(
     for path in mounts.fastfuse_mounts() if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
         mounts.unmount(path, lazy=lazy)
         typer.echo(f"unmounted {path}")
+    return 0
+
+
+@app.command()
+@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
+def index(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted."),
+    ],
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE|S3_URI", help="Where to write it, for 'fastfuse mount --index'."),
+    ] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Print what it holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print that as JSON.")] = False,
+    origin: IndexOrigin,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Make the index of a source once, so that no mount of it has to list again; or look at what it holds."""
+    if output is None and not summary:
+        raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
+    if as_json and not summary:
+        raise ConfigurationError("--json is how to print the --summary", hint="give both")
+    place = None if output is None else parse_index_place(output)
+    log.configure(logs)
+    from fastfuse.indexing import command
+
+    return command.run(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
+
+
+@app.command()
+def refresh(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", help="Where fastfuse is mounted.")],
+) -> int:
+    """List the source of a mount again and show what it holds now; open files keep what they had."""
+    from fastfuse.mount import control
+
+    typer.echo(control.request_refresh(Path(os.path.abspath(mountpoint))))
     return 0
 
 

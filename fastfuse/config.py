@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.mount.settings import MountSettings
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
 from fastfuse.sources.uri import S3Uri
@@ -26,8 +27,11 @@ __all__ = [
     "channel_mountpoint",
     "connection_config",
     "demo_settings",
+    "index_origin",
     "memory_target_bytes",
     "mount_settings",
+    "parse_duration_s",
+    "parse_index_place",
     "parse_listen_address",
     "parse_part_size",
     "parse_size",
@@ -49,6 +53,8 @@ MINIMUM_PART_BYTES: Final = MIB
 MAXIMUM_PART_BYTES: Final = 64 * MIB
 # Parts meet at page borders, so that a page comes from one part.
 PAGE_BYTES: Final = 4 * KIB
+
+_UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _AWS_REGION: Final = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 _ANY_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -206,6 +212,82 @@ def connection_config(
     )
 
 
+def index_origin(
+    *,
+    index: str | None = None,
+    inventory: str | None = None,
+    keys_from: Path | None = None,
+    index_cache: Path | None = None,
+    no_index_cache: bool = False,
+    index_max_age: str | None = None,
+    strict: bool = False,
+    allow_empty: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> IndexOrigin:
+    """Where an index comes from; `environ` is asked for the user's cache directory.
+
+    Raises:
+        ConfigurationError: an option that cannot be right, or two that contradict each other.
+    """
+    given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigurationError(
+            f"{named[0]} and {named[1]} contradict each other: the index comes from one place", hint="give one of them"
+        )
+    if no_index_cache and (index_cache is not None or index_max_age is not None):
+        other = "--index-max-age" if index_cache is None else "--index-cache"
+        raise ConfigurationError(f"--no-index-cache and {other} contradict each other", hint="give one of them")
+    return IndexOrigin(
+        saved=None if index is None else parse_index_place(index),
+        inventory=None if inventory is None else S3Uri.parse(inventory),
+        # A daemon changes to the root directory.
+        keys_from=None if keys_from is None else keys_from.absolute(),
+        cache=None if no_index_cache else _index_cache(index_cache, environ),
+        max_age_s=0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age),
+        strict=strict,
+        allow_empty=allow_empty,
+    )
+
+
+def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The directory of kept listings; None for a user without a home."""
+    if given is not None:
+        return given.absolute()
+    # systemd.exec(5), CacheDirectory=; then the XDG base directory specification, which ignores relative paths.
+    for variable, below in (("CACHE_DIRECTORY", "index"), ("XDG_CACHE_HOME", "fastfuse/index")):
+        if environ.get(variable, "").startswith("/"):
+            return Path(environ[variable].partition(":")[0], below)
+    home = environ.get("HOME", "")
+    return Path(home, ".cache/fastfuse/index") if home.startswith("/") else None
+
+
+def parse_index_place(text: str) -> Path | S3Uri:
+    """A file, or an object of S3.
+
+    Raises:
+        ConfigurationError: an S3 URI that names no object.
+    """
+    if "://" not in text:
+        return Path(text).absolute()
+    uri = S3Uri.parse(text)
+    if not uri.path or uri.path.endswith("/"):
+        raise ConfigurationError(f"{text!r} names no object", hint="write it as s3://BUCKET/KEY")
+    return uri
+
+
+def parse_duration_s(option: str, text: str) -> float:
+    """``90``, ``90s``, ``15m``, ``12h`` or ``7d`` in seconds.
+
+    Raises:
+        ConfigurationError: `text` is none of these.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", text, re.ASCII)
+    if match is None:
+        raise ConfigurationError(f"{option} {text!r} is not a time", hint="write it as 90s, 15m, 12h or 7d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
 def _check_endpoint(url: str) -> None:
     try:
         parts = urlsplit(url)
@@ -236,6 +318,7 @@ def mount_settings(
     mountpoint: Path | None = None,
     channel: str | None = None,
     connection: ConnectionConfig,
+    origin: IndexOrigin | None = None,
     memory_target: str | None = None,
     part_size: str = "8MiB",
     uid: int | None = None,
@@ -243,8 +326,6 @@ def mount_settings(
     umask: str = "000",
     allow_other: bool = False,
     mount_options: Sequence[str] = (),
-    strict: bool = False,
-    allow_empty: bool = False,
     grace_s: float = 30.0,
     metrics_listen: str | None = None,
     notify_socket: str | None = None,
@@ -269,6 +350,7 @@ def mount_settings(
         source=S3Uri.parse(source),
         mountpoint=place,
         connection=connection,
+        origin=origin or IndexOrigin(),
         memory_target_bytes=memory_bytes,
         part_size_bytes=parse_part_size(part_size, memory_bytes),
         uid=os.getuid() if uid is None else uid,
@@ -278,8 +360,6 @@ def mount_settings(
         # A channel's place is ours to make, whoever names it; elsewhere a missing directory is a mistyped one.
         create_mountpoint=place.parent == CHANNELS_ROOT,
         mount_options=tuple(mount_options),
-        strict=strict,
-        allow_empty=allow_empty,
         grace_s=grace_s,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
         notify_socket=notify_socket,

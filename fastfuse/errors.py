@@ -21,6 +21,7 @@ __all__ = [
     "ReadError",
     "ServiceError",
     "SourceError",
+    "StaleInodeError",
     "StoreUnsuitableError",
     "ThrottledError",
     "UnavailableError",
@@ -85,6 +86,12 @@ class ReadError(FastfuseError):
 
 class ObjectChangedError(ReadError):
     """The object is not the one that was listed any more: replaced or deleted (semantics D2)."""
+
+    errno = _errno.ESTALE
+
+
+class StaleInodeError(ReadError):
+    """The kernel asks for an inode that a refresh has taken away; told so, it looks the path up again (L6)."""
 
     errno = _errno.ESTALE
 

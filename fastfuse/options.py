@@ -12,14 +12,16 @@ from typing import Annotated
 
 import typer
 
-from fastfuse.config import connection_config
+from fastfuse.config import connection_config, index_origin
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.log import LogConfig
 from fastfuse.store.base import ConnectionConfig
 
-__all__ = ["LogFormat", "connection", "logs", "takes"]
+__all__ = ["LogFormat", "connection", "logs", "origin", "takes"]
 
 _CONNECTION = "Connection"
 _LOGS = "Logs"
+_INDEX = "Index"
 _MAX_CONNECTIONS = ConnectionConfig().max_connections
 
 
@@ -93,6 +95,62 @@ MaxConnections = Annotated[
     ),
 ]  # fmt: skip
 
+Index = Annotated[
+    str | None,
+    typer.Option(
+        "--index", envvar="FASTFUSE_INDEX", metavar="FILE|S3_URI", rich_help_panel=_INDEX,
+        help="Take the index that 'fastfuse index' wrote there, instead of listing.",
+    ),
+]  # fmt: skip
+Inventory = Annotated[
+    str | None,
+    typer.Option(
+        "--inventory", envvar="FASTFUSE_INVENTORY", metavar="S3_URI", rich_help_panel=_INDEX,
+        help="Take the objects from this manifest.json of an S3 Inventory report (CSV or Parquet), instead of listing.",
+    ),
+]  # fmt: skip
+KeysFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys-from", envvar="FASTFUSE_KEYS_FROM", metavar="FILE", rich_help_panel=_INDEX,
+        help="Show the keys in this file only, one on each line, instead of listing. Each is asked for its size.",
+    ),
+]  # fmt: skip
+IndexCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--index-cache", envvar="FASTFUSE_INDEX_CACHE", metavar="DIR", rich_help_panel=_INDEX,
+        help="Keep the last listing of each source here (left out, below your cache directory).",
+    ),
+]  # fmt: skip
+NoIndexCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-index-cache", envvar="FASTFUSE_NO_INDEX_CACHE", rich_help_panel=_INDEX, help="Keep no listing.",
+    ),
+]  # fmt: skip
+IndexMaxAge = Annotated[
+    str | None,
+    typer.Option(
+        "--index-max-age", envvar="FASTFUSE_INDEX_MAX_AGE", metavar="TIME", rich_help_panel=_INDEX,
+        help="Take the kept listing if it is no older (90s, 15m, 12h, 7d), instead of listing.",
+    ),
+]  # fmt: skip
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", envvar="FASTFUSE_STRICT", rich_help_panel=_INDEX,
+        help="Fail if any key cannot be shown as a file, instead of leaving it out.",
+    ),
+]  # fmt: skip
+AllowEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--allow-empty", envvar="FASTFUSE_ALLOW_EMPTY", rich_help_panel=_INDEX,
+        help="Take a prefix without objects as an empty directory, instead of failing.",
+    ),
+]  # fmt: skip
+
 Verbose = Annotated[
     bool,
     typer.Option(
@@ -138,6 +196,29 @@ def connection(
         no_verify_ssl=no_verify_ssl,
         request_payer=request_payer,
         max_connections=max_connections,
+    )
+
+
+def origin(
+    index: Index = None,
+    inventory: Inventory = None,
+    keys_from: KeysFrom = None,
+    index_cache: IndexCache = None,
+    no_index_cache: NoIndexCache = False,
+    index_max_age: IndexMaxAge = None,
+    strict: Strict = False,
+    allow_empty: AllowEmpty = False,
+) -> IndexOrigin:
+    """The group of options that say where the index comes from."""
+    return index_origin(
+        index=index,
+        inventory=inventory,
+        keys_from=keys_from,
+        index_cache=index_cache,
+        no_index_cache=no_index_cache,
+        index_max_age=index_max_age,
+        strict=strict,
+        allow_empty=allow_empty,
     )
 
 

@@ -44,8 +44,10 @@ LAYERS: Mapping[str, Row] = {
     "metrics": row("errors", "prometheus_client"),
     # The pure middle: numpy and nothing that waits.
     "inodes.names": row(),
-    "inodes.table": row("objects", "numpy"),
-    "inodes.builder": row("inodes.names inodes.table", "numpy"),
+    "inodes.table": row("errors objects", "numpy"),
+    "inodes.tree": row("inodes.names", "numpy"),
+    "inodes.builder": row("errors inodes.names inodes.table inodes.tree", "numpy"),
+    "inodes.changes": row("inodes.table", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.*": row("errors"),
     # S3: only here is a client library known, and obstore only in one module.
@@ -57,18 +59,33 @@ LAYERS: Mapping[str, Row] = {
     "listing.page": row("errors", "numpy"),
     "listing.keyspace": row(),
     "listing.frontier": row("listing.keyspace"),
-    "listing.snapshot": row("errors inodes.table", "numpy"),
+    "listing.snapshot": row("errors inodes.names inodes.table", "numpy"),
     "listing.*": row("errors inodes.* listing.* sources.uri store.base", "trio"),
+    # An index, wherever it comes from; nothing here knows of FUSE.
+    "indexing.origin": row("sources.uri"),
+    "indexing.files": row(),
+    "indexing.progress": row("listing.sweep sources.uri", "rich"),
+    "indexing.summary": row("inodes.table listing.snapshot sizes", "numpy rich"),
+    "indexing.command": row(
+        "indexing.make indexing.origin indexing.saved indexing.summary listing.snapshot sizes sources.uri store.base",
+        "rich",
+    ),
+    "indexing.*": row(
+        "errors indexing.* listing.* sources.uri store.base store.boto store.session store.whole", "trio"
+    ),
     "readahead.window": row("readahead.config"),
     "readahead.*": row("errors objects readahead.* store.base", "cachetools trio"),
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
-    "mount.settings": row("sources.uri store.base"),
+    "mount.settings": row("indexing.origin sources.uri store.base"),
     "mount.kernel": row(),
     "mount.mountpoint": row("errors"),
     "mount.children": row("errors"),
-    "mount.indexing": row(
-        "errors listing.lister listing.snapshot mount.children sources.uri store.base store.boto store.session",
-        "rich trio",
+    "mount.indexing": row("errors indexing.make indexing.origin mount.children sources.uri store.base"),
+    "mount.control": row("errors mount.children mount.mountpoint"),
+    "mount.notices": row("inodes.changes"),
+    "mount.refresh": row(
+        "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
+        "mount.notices sources.uri store.base"
     ),
     "mount.session": row("errors mount.mountpoint", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
@@ -83,15 +100,15 @@ LAYERS: Mapping[str, Row] = {
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
-    "config": row("cgroup errors mount.settings sizes sources.uri store.base"),
-    "options": row("config log store.base", "typer"),
+    "config": row("cgroup errors indexing.origin mount.settings sizes sources.uri store.base"),
+    "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(
         "config demo.* errors mount.mountpoint sizes store.base testing.*", "google_crc32c numpy prometheus_client rich"
     ),
     "cli": row(
-        "__init__ config daemon demo errors fstab log mount.mountpoint mount.settings mount.supervisor options "
-        "store.base",
+        "__init__ config daemon demo errors fstab indexing.command indexing.origin log mount.control mount.mountpoint "
+        "mount.settings mount.supervisor options sources.uri store.base",
         "typer",
     ),
     "__main__": row("cli"),
@@ -101,7 +118,7 @@ LAYERS: Mapping[str, Row] = {
 READS_ENVIRONMENT = {"cli", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("readahead.window", "inodes.names", "inodes.table", "inodes.builder"),
+    *("readahead.window", "inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("listing.keyspace", "listing.frontier"),
 }
 IMPURE_IMPORTS = {

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,16 @@ from fastfuse.config import (
     channel_mountpoint,
     connection_config,
     demo_settings,
+    index_origin,
     memory_target_bytes,
     mount_settings,
+    parse_duration_s,
+    parse_index_place,
     parse_listen_address,
     parse_part_size,
 )
 from fastfuse.errors import ConfigurationError
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -97,6 +102,67 @@ class TestPartSize:
         assert parse_part_size("32MiB", 128 * MIB) == 32 * MIB
         with pytest.raises(ConfigurationError, match="too large for a memory target of 128 MiB"):
             parse_part_size("36MiB", 128 * MIB)
+
+
+class TestIndexOrigin:
+    def test_left_out_the_source_is_listed_and_the_listing_kept_in_the_users_cache(self) -> None:
+        assert index_origin(environ={"HOME": "/home/u"}) == IndexOrigin(cache=Path("/home/u/.cache/fastfuse/index"))
+
+    @pytest.mark.parametrize(
+        ("environ", "cache"),
+        [
+            ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, Path("/x/fastfuse/index")),
+            ({"HOME": "/h", "XDG_CACHE_HOME": "relative"}, Path("/h/.cache/fastfuse/index")),
+            ({"HOME": "/h", "CACHE_DIRECTORY": "/var/cache/fastfuse"}, Path("/var/cache/fastfuse/index")),
+            ({"CACHE_DIRECTORY": "/a:/b"}, Path("/a/index")),
+            ({}, None),
+        ],
+    )
+    def test_the_cache_is_where_the_environment_says(self, environ: dict[str, str], cache: Path | None) -> None:
+        assert index_origin(environ=environ).cache == cache
+
+    def test_each_option_reaches_its_field(self) -> None:
+        origin = index_origin(index_cache=Path("/c"), index_max_age="2h", strict=True, allow_empty=True)
+        assert origin == IndexOrigin(cache=Path("/c"), max_age_s=7200, strict=True, allow_empty=True)
+        assert index_origin(no_index_cache=True).cache is None
+        assert index_origin(index="s3://b/k", no_index_cache=True) == IndexOrigin(saved=S3Uri("b", "k"))
+        assert index_origin(index="x.index").saved == Path("x.index").absolute()
+        assert index_origin(inventory="s3://b/manifest.json").inventory == S3Uri("b", "manifest.json")
+        assert index_origin(keys_from=Path("keys")).keys_from == Path("keys").absolute()
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"index": "x", "inventory": "s3://b/m"}, "--index and --inventory contradict"),
+            ({"inventory": "s3://b/m", "keys_from": Path("k")}, "--inventory and --keys-from contradict"),
+            ({"keys_from": Path("k"), "index_max_age": "1h"}, "--keys-from and --index-max-age contradict"),
+            ({"no_index_cache": True, "index_max_age": "1h"}, "--no-index-cache and --index-max-age contradict"),
+            ({"no_index_cache": True, "index_cache": Path("c")}, "--no-index-cache and --index-cache contradict"),
+            ({"index_max_age": "soon"}, "--index-max-age 'soon' is not a time"),
+            ({"index": "s3://b/folder/"}, "names no object"),
+            ({"inventory": "/file"}, "is not an S3 URI"),
+        ],
+    )
+    def test_what_cannot_be_right_is_refused(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            index_origin(**options)
+
+    @pytest.mark.parametrize(
+        ("text", "seconds"), [("90", 90), ("0.5s", 0.5), ("15m", 900), ("12h", 43200), ("7d", 604800), ("0", 0)]
+    )
+    def test_times_have_units(self, text: str, seconds: float) -> None:
+        assert parse_duration_s("--index-max-age", text) == seconds
+
+    @pytest.mark.parametrize("text", ["", "-1", "1w", "1h30m", "inf", "h", "٣s", "1e9"])
+    def test_anything_else_is_no_time(self, text: str) -> None:
+        with pytest.raises(ConfigurationError, match="is not a time"):
+            parse_duration_s("--index-max-age", text)
+
+    def test_a_place_is_a_file_or_an_object(self) -> None:
+        assert parse_index_place("s3://b/a/x.index") == S3Uri("b", "a/x.index")
+        assert parse_index_place("/a/x.index") == Path("/a/x.index")
+        with pytest.raises(ConfigurationError, match="names no object"):
+            parse_index_place("s3://b")
 
 
 class TestListenAddress:
@@ -235,8 +301,7 @@ class TestMount:
             umask="027",
             allow_other=True,
             mount_options=["nodev"],
-            strict=True,
-            allow_empty=True,
+            origin=IndexOrigin(strict=True),
             grace_s=1.5,
             metrics_listen="9567",
             notify_socket="@manager",
@@ -246,8 +311,7 @@ class TestMount:
         assert (settings.uid, settings.gid, settings.umask) == (1000, 100, 0o027)
         assert settings.mount_options == ("nodev",)
         assert settings.allow_other
-        assert settings.strict
-        assert settings.allow_empty
+        assert settings.origin == IndexOrigin(strict=True)
         assert settings.grace_s == 1.5
         assert settings.metrics_listen == ("127.0.0.1", 9567)
         assert settings.notify_socket == "@manager"

@@ -1,7 +1,6 @@
 """`InodeTable`: the whole namespace of a mount in a handful of columns.
 
-Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. Rows are in breadth-first order and the
-children of a directory are contiguous and sorted by name (bytes), so that
+Rows are in breadth-first order and the children of a directory are contiguous and sorted by name (bytes), so that
 
 * ``lookup`` is a bisection among the children,
 * ``readdir`` is a slice whose resume offset is the position in it,
@@ -22,10 +21,19 @@ column                  type      meaning
                                   directory: row of the first child and number of children, two uint64
 ======================  ========  ==============================================================================
 
+Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
+(`inodes.changes`) whatever has not changed keeps its number, and two more columns say which it is:
+
+======================  ========  ==============================================================================
+``inodes``              uint64    inode number of the row
+``inode_rows``          uint32    the rows, in the order of their inode numbers
+======================  ========  ==============================================================================
+
 The columns may lie in a mapped snapshot: nothing is copied and nothing is written.
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -34,9 +42,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastfuse.errors import StaleInodeError
 from fastfuse.objects import ObjectRef
 
-__all__ = ["COLUMN_TYPES", "ROOT", "Attributes", "InodeTable", "Kind", "TableMetadata"]
+__all__ = ["COLUMN_TYPES", "INODE_COLUMN_TYPES", "ROOT", "Attributes", "InodeTable", "Kind", "TableMetadata"]
 
 ROOT = 1
 
@@ -51,6 +60,8 @@ COLUMN_TYPES: Mapping[str, str] = {
     "mtimes_ns": "int64",
     "etags": "V16",
 }
+
+INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint32"}
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 _ETAG_INDEX = struct.Struct("<Q8x")
@@ -86,13 +97,15 @@ class TableMetadata:
     total_bytes: int
     storage_classes: tuple[str, ...] = ("STANDARD",)
     other_etags: tuple[str, ...] = field(default=())
+    # Above every inode number of the table and of those whose place it took; 0 where the numbers are the rows plus one.
+    next_inode: int = 0
 
 
 class InodeTable:
     """A read-only view of the columns. Cheap to make; safe to share; never changes."""
 
     def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """`columns` has the arrays of `COLUMN_TYPES`; they are kept, not copied."""
+        """`columns` has the arrays of `COLUMN_TYPES` and may have `INODE_COLUMN_TYPES`; they are kept, not copied."""
         self.metadata = metadata
         self.columns = columns
         # memoryview items are plain ints, three times faster to take than numpy scalars.
@@ -105,62 +118,103 @@ class InodeTable:
         self._sizes = columns["sizes"].data
         self._mtimes_ns = columns["mtimes_ns"].data
         self._etags = columns["etags"].view("uint8").data
+        self._inodes = columns["inodes"].data if "inodes" in columns else None
+        self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
 
     def __len__(self) -> int:
         return len(self._kinds)
 
     def __contains__(self, inode: int) -> bool:
-        return 0 < inode <= len(self._kinds)
+        try:
+            self.row(inode)
+        except StaleInodeError:
+            return False
+        return True
+
+    @property
+    def next_inode(self) -> int:
+        """The first inode number that neither this table nor one whose place it took has used."""
+        return self.metadata.next_inode or len(self) + 1
+
+    def row(self, inode: int) -> int:
+        """Where the columns describe `inode`; `StaleInodeError` if nothing here has this number."""
+        rows = self._inode_rows
+        if rows is None:
+            if 0 < inode <= len(self._kinds):
+                return inode - 1
+        else:
+            at = bisect_left(rows, inode, key=self.inode)
+            if at < len(rows) and self.inode(rows[at]) == inode:
+                row: int = rows[at]
+                return row
+        raise StaleInodeError(f"inode {inode} is not in the table")
+
+    def inode(self, row: int) -> int:
+        """The inode number of a row."""
+        if self._inodes is None:
+            return row + 1
+        inode: int = self._inodes[row]
+        return inode
 
     def attributes(self, inode: int) -> Attributes:
-        row = inode - 1
-        return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])
+        return self._attributes(self.row(inode), inode)
 
     def is_directory(self, inode: int) -> bool:
-        return self._kinds[inode - 1] == Kind.DIRECTORY
+        return self._kinds[self.row(inode)] == Kind.DIRECTORY
 
     def parent(self, inode: int) -> int:
         """The directory that holds `inode`; the root's is the root."""
-        return self._parents[inode - 1] + 1
+        return self.inode(self._parents[self.row(inode)])
 
     def name(self, inode: int) -> bytes:
         """The last path segment; empty for the root."""
-        return self._name(inode - 1)
+        return self.name_at(self.row(inode))
 
     def lookup(self, parent: int, name: bytes) -> int | None:
         """The inode called `name` in the directory `parent`, or None."""
-        low, count = self._span(parent - 1)
+        low, count = self.span(self.row(parent))
         end = high = low + count
         while low < high:
             middle = (low + high) // 2
-            if self._name(middle) < name:
+            if self.name_at(middle) < name:
                 low = middle + 1
             else:
                 high = middle
-        return low + 1 if low < end and self._name(low) == name else None
+        return self.inode(low) if low < end and self.name_at(low) == name else None
 
     def child_count(self, directory: int) -> int:
-        return self._span(directory - 1)[1]
+        return self.span(self.row(directory))[1]
 
     def children(self, directory: int, start: int = 0) -> Iterator[tuple[int, bytes, Attributes]]:
         """``(resume offset, name, attributes)`` in byte order of names, from the `start`-th child on.
 
         The resume offset of a child is the `start` that continues right after it.
         """
-        first, count = self._span(directory - 1)
+        first, count = self.span(self.row(directory))
         for position in range(start, count):
-            inode = first + position + 1
-            yield position + 1, self.name(inode), self.attributes(inode)
+            row = first + position
+            yield position + 1, self.name_at(row), self._attributes(row, self.inode(row))
+
+    def name_at(self, row: int) -> bytes:
+        """The last path segment of a row."""
+        return bytes(self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]])
+
+    def span(self, row: int) -> tuple[int, int]:
+        """``(row of the first child, number of children)`` of the directory at `row`; `ValueError` for a file."""
+        if self._kinds[row] != Kind.DIRECTORY:
+            raise ValueError(f"row {row} is not a directory")
+        first, count = _DIRECTORY_SPAN.unpack_from(self._etags, 16 * row)
+        return first, count
 
     def storage_class(self, inode: int) -> str:
-        return self.metadata.storage_classes[self._storage_classes[inode - 1]]
+        return self.metadata.storage_classes[self._storage_classes[self.row(inode)]]
 
     def key(self, inode: int) -> str:
         """The whole S3 key of a file, or the prefix with its ``/`` of a directory."""
         segments = [b"/" if self.is_directory(inode) and inode != ROOT else b""]
-        row = inode - 1
+        row = self.row(inode)
         while row:
-            segments.append(self._name(row))
+            segments.append(self.name_at(row))
             parent = self._parents[row]
             if parent >= row:  # only in a damaged snapshot, which must not lead round in circles
                 raise ValueError(f"inode {inode} lies in a directory that comes after it")
@@ -171,7 +225,7 @@ class InodeTable:
 
     def etag(self, inode: int) -> str:
         """As the service listed it, quotes included."""
-        row = inode - 1
+        row = self.row(inode)
         packed = self._etags[16 * row : 16 * row + 16]
         match self._kinds[row]:
             case Kind.FILE_MD5:
@@ -186,7 +240,7 @@ class InodeTable:
 
     def ref(self, inode: int) -> ObjectRef:
         """The object behind a file; `ValueError` for a directory."""
-        row = inode - 1
+        row = self.row(inode)
         return ObjectRef(
             bucket=self.metadata.bucket,
             key=self.key(inode),
@@ -210,10 +264,10 @@ class InodeTable:
         for row in range(count):
             if self._kinds[row] != Kind.DIRECTORY:
                 continue
-            first, children = self._span(row)
+            first, children = self.span(row)
             assert first == next_child, f"children of row {row} do not follow on"
             next_child += children
-            names = [self.name(child + 1) for child in range(first, first + children)]
+            names = [self.name_at(child) for child in range(first, first + children)]
             assert names == sorted(set(names)), f"children of row {row} are not sorted and unique"
             assert all(names), f"row {row} has a child without a name"
             assert all(self._parents[child] == row for child in range(first, first + children))
@@ -224,12 +278,11 @@ class InodeTable:
         assert self.metadata.file_count == files
         assert self.metadata.directory_count == count - files
         assert self.metadata.total_bytes == int(self.columns["sizes"].sum())
+        inodes = [self.inode(row) for row in range(count)]
+        assert inodes[0] == ROOT
+        assert len(set(inodes)) == count
+        assert max(inodes) < self.next_inode
+        assert [self.row(inode) for inode in inodes] == list(range(count))
 
-    def _name(self, row: int) -> bytes:
-        return bytes(self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]])
-
-    def _span(self, row: int) -> tuple[int, int]:
-        if self._kinds[row] != Kind.DIRECTORY:
-            raise ValueError(f"inode {row + 1} is not a directory")
-        first, count = _DIRECTORY_SPAN.unpack_from(self._etags, 16 * row)
-        return first, count
+    def _attributes(self, row: int, inode: int) -> Attributes:
+        return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])

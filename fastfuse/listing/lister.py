@@ -1,12 +1,10 @@
 """Lists a source into an inode table: what does the URI name (clause N1), then every page of it."""
 
 import logging
-from dataclasses import dataclass
 
 from fastfuse.errors import EmptySourceError, ServiceError, SourceError
 from fastfuse.inodes.builder import TableBuilder
-from fastfuse.inodes.names import Refusals
-from fastfuse.inodes.table import InodeTable
+from fastfuse.listing.acceptance import ALLOW_EMPTY_HINT, Listing, accept
 from fastfuse.listing.page import Page
 from fastfuse.listing.pager import Pager
 from fastfuse.listing.sweep import ListingProgress, ProgressCallback, UnorderedListingError, report, sweep
@@ -23,15 +21,6 @@ _MAX_CANDIDATES = 5
 # Directory buckets (S3 Express) have no start-after and no order.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
 _DIRECTORY_BUCKET = "--x-s3"
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A complete listing; there is no other kind."""
-
-    table: InodeTable
-    refusals: Refusals
-    request_count: int
 
 
 async def list_source(
@@ -52,13 +41,10 @@ async def list_source(
     lister = _Lister(pages, source, progress)
     builder = await lister.run(allow_empty=allow_empty)
     table, refusals = builder.build()
-    _report_refusals(source, refusals, strict=strict)
-    if not table.metadata.file_count and not allow_empty:
-        raise EmptySourceError(f"{source} holds no object that can be shown", hint=_ALLOW_EMPTY)
+    accept(source, table, refusals, strict=strict, allow_empty=allow_empty)
     return Listing(table, refusals, lister.request_count)
 
 
-_ALLOW_EMPTY = "check the prefix, or mount it anyway with --allow-empty"
 _STUCK = "the listing does not advance"
 
 
@@ -82,7 +68,7 @@ class _Lister:
             if prefix != path:
                 await self._warn_of_neighbours(path)
             if not page.keys and not allow_empty:
-                raise EmptySourceError(f"{self._source} holds no objects", hint=_ALLOW_EMPTY)
+                raise EmptySourceError(f"{self._source} holds no objects", hint=ALLOW_EMPTY_HINT)
             return await self._all_pages(prefix, page)
         return await self._one_object(path, prefix, allow_empty=allow_empty)
 
@@ -125,7 +111,7 @@ class _Lister:
                 hint="give the whole name of one folder or object",
             )
         if not allow_empty:
-            raise EmptySourceError(f"{self._source} names no folder and no object", hint=_ALLOW_EMPTY)
+            raise EmptySourceError(f"{self._source} names no folder and no object", hint=ALLOW_EMPTY_HINT)
         return TableBuilder(self._source.bucket, prefix)
 
     async def _warn_of_neighbours(self, path: str) -> None:
@@ -167,17 +153,3 @@ class _Lister:
         if last_key and page.keys and min(page.keys) <= last_key:
             raise ServiceError(f"{_STUCK}: the service was asked for the keys after {last_key!r} and sends it again")
         return page
-
-
-def _report_refusals(source: S3Uri, refusals: Refusals, *, strict: bool) -> None:
-    """Tell which keys were left out (N2-N4); with `strict`, refuse the mount instead."""
-    if not refusals.total:
-        return
-    examples = "; ".join(f"{key!r}: {reason}" for key, reason in refusals.examples)
-    summary = f"{refusals.total} keys of {source} cannot be shown as files ({examples})"
-    if strict:
-        raise SourceError(summary, hint="rename them, or mount without --strict to leave them out")
-    for key, reason in refusals.examples:
-        _log.warning("left out: key %r has %s", key, reason)
-    if refusals.total > len(refusals.examples):
-        _log.warning("left out: %d keys in all; the first %d are above", refusals.total, len(refusals.examples))

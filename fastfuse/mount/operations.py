@@ -3,20 +3,23 @@
 Every handler goes through `_answered`, because pyfuse3 lets any exception but `FUSEError` end the mount: there, what
 went wrong becomes an errno, is counted, and is logged if nobody foresaw it.
 
-Forgets need no counting: the table is immutable and knows every inode for as long as the mount lives. `fh` is the inode
-number, so that a new worker understands the handles that its predecessor gave out.
+Forgets need no counting: a table is immutable and knows every inode until a refresh takes its place, and then the
+kernel looks up again what it is told is stale. `fh` is the inode number, so that a new worker understands the handles
+that its predecessor gave out; that of a directory also says in which table it was opened, so that a refresh in the
+middle of a listing leaves nothing out.
 """
 
 import errno
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyfuse3
 
-from fastfuse.errors import FastfuseError, ObjectArchivedError, errno_for
+from fastfuse.errors import FastfuseError, ObjectArchivedError, ObjectChangedError, StaleInodeError, errno_for
 from fastfuse.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.mount.session import InitialisedOperations
@@ -26,9 +29,16 @@ __all__ = ["MountOperations", "ReadEngine"]
 
 _log = logging.getLogger(__name__)
 
-# The table never changes while it is mounted, so the kernel may keep what it was told. Ten years, in seconds: the
-# kernel clips what its clock cannot count, and pyfuse3 has no "for ever".
+# Nothing changes but by a refresh, which tells the kernel what to forget. Ten years, in seconds: the kernel clips what
+# its clock cannot count, and pyfuse3 has no "for ever".
 _FOREVER_S = 10 * 365 * 24 * 3600.0
+
+# Of the objects that were replaced or deleted since the listing so many are named in the log.
+_MAX_CHANGED_LOGGED = 20
+
+# In the handle of a directory: the inode below, the generation of the table above.
+_GENERATION_SHIFT = 48
+_INODE_MASK = (1 << _GENERATION_SHIFT) - 1
 
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
 _FILE_MODE = stat.S_IFREG | 0o444
@@ -98,6 +108,13 @@ class MountOperations(InitialisedOperations):
         self._refs: dict[int, ObjectRef] = {}
         self._open_counts: dict[int, int] = {}
         self._archived_logged: set[int] = set()
+        self._changed_logged: set[int] = set()
+        # Attributes of open files that a refresh has taken out of the table.
+        self._retired: dict[int, Attributes] = {}
+        self._generation = 0
+        # How many directories are open in the table of each generation, and the earlier ones of these tables.
+        self._open_directories: Counter[int] = Counter()
+        self._earlier_tables: dict[int, InodeTable] = {}
         self._requests_slot = counters.slot("fastfuse_requests")
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
         self._failures_slot = counters.slot("fastfuse_handler_failures")
@@ -109,6 +126,19 @@ class MountOperations(InitialisedOperations):
         """From now on answer from `table` and `engine`."""
         self._table = table
         self._engine = engine
+
+    def swap(self, table: InodeTable) -> None:
+        """From now on answer from `table`; what is open keeps what it has (clause L6)."""
+        for inode in self._open_counts:
+            if inode in self._table and inode not in table:
+                self._retired[inode] = self._table.attributes(inode)
+        # Read again where nothing is open; where something is, the object of the handle stays.
+        self._refs = {inode: ref for inode, ref in self._refs.items() if inode in self._open_counts}
+        self._changed_logged.clear()
+        if self._open_directories[self._generation]:
+            self._earlier_tables[self._generation] = self._table
+        self._generation += 1
+        self._table = table
 
     def count_answer(self, number: int = 0) -> None:
         """Count an answered request, and its errno if that is a failure."""
@@ -131,7 +161,12 @@ class MountOperations(InitialisedOperations):
 
     @_answered
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(self._table.attributes(inode))
+        try:
+            return self._entry(self._table.attributes(inode))
+        except StaleInodeError:
+            if inode not in self._retired:
+                raise
+            return self._entry(self._retired[inode])
 
     @_answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
@@ -149,7 +184,12 @@ class MountOperations(InitialisedOperations):
 
     @_answered
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
-        buffer = await self._engine.read(fh, self._ref(fh), off, size)
+        ref = self._ref(fh)
+        try:
+            buffer = await self._engine.read(fh, ref, off, size)
+        except ObjectChangedError:
+            self._log_changed(fh, ref)
+            raise
         self._counters.add(self._served_slot, len(buffer))
         return buffer
 
@@ -163,24 +203,40 @@ class MountOperations(InitialisedOperations):
             return
         self._open_counts.pop(fh, None)
         self._refs.pop(fh, None)
+        self._retired.pop(fh, None)
         self._engine.release(fh)
 
     @_answered
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        return inode
+        self._table.row(inode)  # a stale one is looked up again
+        self._open_directories[self._generation] += 1
+        return self._generation << _GENERATION_SHIFT | inode
 
     @_answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        directory = fh & _INODE_MASK
+        # A handle of a dead worker's generation, which nobody knows any more, goes on in the table there is.
+        table = self._earlier_tables.get(fh >> _GENERATION_SHIFT, self._table)
+        # What an earlier table says must not be remembered beyond the answer.
+        timeout_s = _FOREVER_S if table is self._table else 0.0
         entry = pyfuse3.EntryAttributes()  # readdir_reply copies it, so one serves for all
-        for position, name, inode in ((1, b".", fh), (2, b"..", self._table.parent(fh))):
+        for position, name, inode in ((1, b".", directory), (2, b"..", table.parent(directory))):
             if start_id < position:
-                self._fill(entry, self._table.attributes(inode))
+                self._fill(entry, table.attributes(inode), timeout_s)
                 if not pyfuse3.readdir_reply(token, name, entry, position):
                     return
-        for resume, name, attributes in self._table.children(fh, max(start_id - _DOTS, 0)):
-            self._fill(entry, attributes)
+        for resume, name, attributes in table.children(directory, max(start_id - _DOTS, 0)):
+            self._fill(entry, attributes, timeout_s)
             if not pyfuse3.readdir_reply(token, name, entry, resume + _DOTS):
                 return
+
+    @_answered
+    async def releasedir(self, fh: int) -> None:
+        generation = fh >> _GENERATION_SHIFT
+        self._open_directories[generation] -= 1
+        if self._open_directories[generation] <= 0:
+            del self._open_directories[generation]
+            self._earlier_tables.pop(generation, None)
 
     @_answered
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
@@ -230,12 +286,22 @@ class MountOperations(InitialisedOperations):
                 _log.warning("%r is archived as %s: restore first", ref.key, ref.storage_class)
             raise
 
+    def _log_changed(self, inode: int, ref: ObjectRef) -> None:
+        if inode not in self._changed_logged and len(self._changed_logged) < _MAX_CHANGED_LOGGED:
+            self._changed_logged.add(inode)
+            _log.warning(
+                "%r was replaced or deleted since the listing, so reading it fails (ESTALE): "
+                "'fastfuse refresh' shows what is there now%s",
+                ref.key,
+                "; more of these are not logged" if len(self._changed_logged) == _MAX_CHANGED_LOGGED else "",
+            )
+
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()
         self._fill(entry, attributes)
         return entry
 
-    def _fill(self, entry: pyfuse3.EntryAttributes, attributes: Attributes) -> None:
+    def _fill(self, entry: pyfuse3.EntryAttributes, attributes: Attributes, timeout_s: float = _FOREVER_S) -> None:
         inode, is_directory, size_bytes, mtime_ns = attributes
         entry.st_ino = inode
         entry.st_mode = self._directory_mode if is_directory else self._file_mode
@@ -246,7 +312,7 @@ class MountOperations(InitialisedOperations):
         entry.st_blocks = -(-size_bytes // _ST_BLOCK_BYTES)
         entry.st_blksize = _BLOCK_BYTES
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = mtime_ns
-        entry.entry_timeout = entry.attr_timeout = _FOREVER_S
+        entry.entry_timeout = entry.attr_timeout = timeout_s
 
     def _xattrs(self, inode: int) -> dict[bytes, bytes]:
         table = self._table

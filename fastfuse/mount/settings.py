@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -16,6 +17,7 @@ class MountSettings:
     source: S3Uri
     mountpoint: Path
     connection: ConnectionConfig
+    origin: IndexOrigin
     # Bytes of object data held or in flight, whoever reads; resolved to bytes by `config` (default: a quarter of
     # the RAM or of the cgroup's limit, at most 4 GiB, at least 128 MiB).
     memory_target_bytes: int
@@ -29,8 +31,6 @@ class MountSettings:
     create_mountpoint: bool = False
     # Options of `-o` that the kernel's mount understands and that are passed through (`nodev`, `noatime`, ...).
     mount_options: tuple[str, ...] = ()
-    strict: bool = False
-    allow_empty: bool = False
     grace_s: float = 30.0
     # (host, port) of the Prometheus endpoint, or None.
     metrics_listen: tuple[str, int] | None = None

@@ -12,12 +12,13 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
 
 from fastfuse.errors import MountError, ServiceError
-from fastfuse.metrics import Counters, bind_metrics, serve_metrics
+from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.mount.children import fork_child, heard, is_over_within, wait_child
 from fastfuse.mount.indexing import run_lister
 from fastfuse.mount.kernel import raise_readahead
@@ -81,6 +82,8 @@ class Supervisor:
         self._snapshot_fd = -1
         self._worker_pid = 0
         self._worker_exit_code = 0
+        # Where the worker takes newer tables from.
+        self._tables: socket.socket | None = None
         self._metrics_pid = 0
         self._is_detached = False
         # (when, requests answered until then) of each death in the last minute
@@ -115,13 +118,12 @@ class Supervisor:
     def _start_metrics(self, host: str, port: int) -> None:
         # Forked before the mount: it must not hold a copy of the connection to the kernel.
         with bind_metrics(host, port) as listener:
+            _log.info("metrics are served at %s", endpoint_url(listener))
             self._metrics_pid = fork_child(lambda: serve_metrics(listener, self._counters))
 
     def _index(self) -> None:
         settings = self._settings
-        self._snapshot_fd, report = run_lister(
-            settings.source, settings.connection, strict=settings.strict, allow_empty=settings.allow_empty
-        )
+        self._snapshot_fd, report = run_lister(settings.source, settings.origin, settings.connection)
         _log.info("listed %s: %s", settings.source, report)
         self._counters.set(self._counters.slot("fastfuse_objects_listed"), report.files + report.refused)
         self._counters.set(self._counters.slot("fastfuse_table_files"), report.files)
@@ -143,6 +145,9 @@ class Supervisor:
     def _start_worker(self) -> None:
         """Fork a worker and wait until it serves, or raise what it could not start with."""
         reading_fd, writing_fd = os.pipe()
+        if self._tables is not None:
+            self._tables.close()
+        self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._worker_pid = fork_child(
             lambda: run_worker(
                 self._operations,
@@ -151,9 +156,11 @@ class Supervisor:
                 self._readahead,
                 snapshot_fd=self._snapshot_fd,
                 ready_fd=writing_fd,
+                tables=theirs,
             )
         )
         os.close(writing_fd)
+        theirs.close()
         with os.fdopen(reading_fd, "rb") as pipe:
             told = pipe.read()
         if told == READY:
@@ -289,6 +296,8 @@ class Supervisor:
                 os.kill(self._worker_pid, signal.SIGKILL)
             wait_child(self._worker_pid)
         self._disconnect()
+        if self._tables is not None:
+            self._tables.close()
         os.close(self._snapshot_fd)
 
 

@@ -1,12 +1,14 @@
 """The process that serves: maps the table, owns the S3 clients and the read engine, and may die at any time.
 
 Everything here can be rebuilt, so nothing here is told to anybody but through the shared counters. The supervisor's
-signals are not for the worker: it lives until its session ends, or until it is killed.
+signals are not for the worker: it lives until its session ends, or until it is killed. After a refresh it is handed
+another table, through a socket.
 """
 
 import ctypes
 import os
 import signal
+import socket
 
 import pyfuse3
 import trio
@@ -21,10 +23,13 @@ from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.counted import CountingReader
 from fastfuse.store.router import open_reader
 
-__all__ = ["READY", "run_worker"]
+__all__ = ["READY", "SWAPPED", "run_worker"]
 
 # What the worker writes to its supervisor's pipe once it takes requests.
 READY = b"{}"
+
+# And to the socket once it answers from the table that it was handed there.
+SWAPPED = b"swapped"
 
 # With all tasks busy pyfuse3 serves nothing, not even another file (D6): more than the kernel may have waiting
 # in the background (mount/session.py) and a thread each of any sane data loader on top.
@@ -47,16 +52,18 @@ def run_worker(
     *,
     snapshot_fd: int,
     ready_fd: int,
+    tables: socket.socket,
 ) -> None:
     """Serve the inherited session until it ends; to be called in a process that was just forked.
 
-    `ready_fd` is told `READY`, or the error that keeps the worker from serving.
+    `ready_fd` is told `READY`, or the error that keeps the worker from serving. Descriptors of newer snapshots come
+    through `tables` and are answered with `SWAPPED`.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the supervisor decides
     _tune_malloc()
     try:
-        trio.run(_serve, operations, counters, connection, readahead, snapshot_fd, ready_fd)
+        trio.run(_serve, operations, counters, connection, readahead, snapshot_fd, ready_fd, tables)
     except FastfuseError as error:
         tell_error(ready_fd, error)
 
@@ -68,18 +75,31 @@ async def _serve(
     readahead: ReadaheadConfig,
     snapshot_fd: int,
     ready_fd: int,
+    tables: socket.socket,
 ) -> None:
-    table = open_snapshot(snapshot_fd)
+    table = open_snapshot(snapshot_fd).table
     reader = open_reader(connection)
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(CountingReader(reader, counters), readahead, nursery)
         operations.serve(table, engine)
         nursery.start_soon(_measure_pool, engine, counters)
+        nursery.start_soon(_take_tables, tables, operations)
         nursery.start_soon(reader.prepare, table.metadata.bucket)
         os.write(ready_fd, READY)
         os.close(ready_fd)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
+
+
+async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(tables)
+        _, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
+        if not descriptors:
+            return  # the supervisor is dead, and so will we be
+        operations.swap(open_snapshot(descriptors[0]).table)
+        os.close(descriptors[0])
+        tables.send(SWAPPED)
 
 
 async def _measure_pool(engine: ReadEngine, counters: Counters) -> None:

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import ConfigurationError, StaleInodeError
 from fastfuse.inodes.builder import TableBuilder
+from fastfuse.inodes.changes import take_over
+from fastfuse.inodes.names import Reason, Refusals
 from fastfuse.inodes.table import COLUMN_TYPES, ROOT, InodeTable
-from fastfuse.listing.snapshot import open_snapshot, save_snapshot
+from fastfuse.listing.snapshot import Snapshot, open_snapshot, save_snapshot, verify_snapshot
 
-_HEAD_BYTES = 20
+_HEAD_BYTES = 24
 _MD5 = '"0123456789abcdef0123456789abcdef"'
 
 _segments = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=5)
@@ -48,19 +50,30 @@ def memfd(data: bytes = b"") -> int:
     return fd
 
 
+def refusals() -> Refusals:
+    refused = Refusals()
+    refused.add(b"a//\xff\n", Reason.EMPTY_SEGMENT)
+    refused.add("ü/..".encode(), Reason.DOT_SEGMENT)
+    return refused
+
+
 def saved(table: InodeTable) -> bytes:
     fd = memfd()
     try:
-        save_snapshot(table, fd)
+        save_snapshot(Snapshot(source="s3://bucket/prefix/", listed_at_ns=17, table=table, refusals=refusals()), fd)
         return os.pread(fd, 1 << 24, 0)
     finally:
         os.close(fd)
 
 
 def opened(data: bytes) -> InodeTable:
+    return read(data, open_snapshot).table
+
+
+def read(data: bytes, how: Callable[[int], Snapshot]) -> Snapshot:
     fd = memfd(data)
     try:
-        return open_snapshot(fd)
+        return how(fd)
     finally:
         os.close(fd)
 
@@ -83,6 +96,36 @@ def test_what_was_saved_is_what_is_mapped(objects: dict[str, tuple[int, int, str
         assert np.array_equal(again.columns[name], table.columns[name])
 
 
+@given(_objects, _objects)
+def test_inode_numbers_are_saved_with_a_table_that_has_its_own(
+    before: dict[str, tuple[int, int, str, str]], after: dict[str, tuple[int, int, str, str]]
+) -> None:
+    table, _ = take_over(table_of(before), table_of(after))
+    again = opened(saved(table))
+    again.check_invariants()
+    assert [again.inode(row) for row in range(len(again))] == [table.inode(row) for row in range(len(table))]
+
+
+def test_what_was_listed_and_when_and_what_was_refused_is_saved_too(snapshot: bytes) -> None:
+    again = read(snapshot, verify_snapshot)
+    assert (again.source, again.listed_at_ns) == ("s3://bucket/prefix/", 17)
+    assert again.refusals == refusals()
+
+
+@given(st.data())
+def test_verifying_finds_any_byte_that_changed(snapshot: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(snapshot)
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(ConfigurationError, match=r"damaged|not a fastfuse index|has format \d+"):
+        read(bytes(damaged), verify_snapshot)
+
+
+def test_a_longer_file_is_refused(snapshot: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(snapshot + b"\0")
+
+
 def test_columns_are_aligned_mapped_and_not_to_be_written(snapshot: bytes) -> None:
     for column in opened(snapshot).columns.values():
         assert column.ctypes.data % 64 == 0
@@ -95,33 +138,26 @@ def test_the_mapping_outlives_the_descriptor(snapshot: bytes) -> None:
 
 
 def test_a_file_cut_anywhere_is_refused(snapshot: bytes) -> None:
-    # What the last column is padded with may go.
-    last_column = table_end(snapshot)
-    for size in range(last_column):
+    for size in range(len(snapshot)):
         with pytest.raises(ConfigurationError, match=r"cut short|not a fastfuse index|damaged"):
             opened(snapshot[:size])
 
 
-def table_end(data: bytes) -> int:
-    header = header_of(data)
-    entry = header["columns"]["etags"]
-    base = -(-(_HEAD_BYTES + len(json.dumps(header))) // 64) * 64
-    return int(base + entry["offset"] + 16 * entry["count"])
-
-
 def header_of(data: bytes) -> dict[str, Any]:
     (size,) = struct.unpack_from("<I", data, 12)
-    header: dict[str, Any] = json.loads(data[_HEAD_BYTES : _HEAD_BYTES + size])
+    header: dict[str, Any] = json.loads(data[_HEAD_BYTES : _HEAD_BYTES + size].rstrip(b"\0"))
     return header
 
 
 def with_header(data: bytes, header: object) -> bytes:
-    """The same columns under another header, whose sum is right; padded with spaces to the old length."""
+    """The same columns under another header, whose sum is right; padded to the old length."""
     (size,) = struct.unpack_from("<I", data, 12)
-    text = json.dumps(header).encode().ljust(size)
+    text = json.dumps(header).encode().ljust(size, b"\0")
     file = io.BytesIO(data)
     file.seek(12)
-    file.write(struct.pack("<II", len(text), zlib.crc32(text)) + text)
+    file.write(struct.pack("<II", len(text), zlib.crc32(text)))
+    file.seek(_HEAD_BYTES)
+    file.write(text)
     return file.getvalue()
 
 
@@ -164,7 +200,8 @@ def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         _change("columns.sizes.offset", "0"),
         _change("columns.kinds.count", 0), _change("columns.names.count", 1), _change("columns.parents.type", "uint64"),
         _change("columns", []), _change("columns", {}), _change("metadata", {}), _change("metadata.extra", 1),
-        _change("metadata.storage_classes", None),
+        _change("metadata.storage_classes", None), _change("refusals.counts", {"odd": 1}),
+        _change("refusals.examples", 1), _change("listed_at_ns", "x"), _change("columns_bytes", 0),
     ],
 )  # fmt: skip
 def test_a_header_that_contradicts_the_file_is_refused(
@@ -194,7 +231,7 @@ def test_any_damaged_byte_is_refused_or_makes_errors_of_single_files(snapshot: b
             lambda n: table.lookup(n, b"e"),
             lambda n: [*table.children(n)],
         ):
-            with contextlib.suppress(ValueError, IndexError):  # what the mount answers with EIO
+            with contextlib.suppress(ValueError, IndexError, StaleInodeError):  # what the mount answers with EIO
                 use(inode)
 
 
@@ -205,7 +242,7 @@ def test_a_directory_that_is_its_own_ancestor_is_an_error_and_no_loop(snapshot: 
     inner = table.lookup(directory, b"d")
     assert inner is not None
     header = header_of(snapshot)
-    base = -(-(_HEAD_BYTES + len(json.dumps(header))) // 64) * 64
+    base = _HEAD_BYTES + struct.unpack_from("<I", snapshot, 12)[0]
     damaged = bytearray(snapshot)
     struct.pack_into("<I", damaged, base + header["columns"]["parents"]["offset"] + 4 * (directory - 1), inner - 1)
     with pytest.raises(ValueError, match="comes after it"):

@@ -1,0 +1,52 @@
+"""``fastfuse index``."""
+
+import json
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from fastfuse.indexing.make import make_index
+from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.indexing.saved import store_index
+from fastfuse.indexing.summary import summarise
+from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.sizes import format_size
+from fastfuse.sources.uri import S3Uri
+from fastfuse.store.base import ConnectionConfig
+
+__all__ = ["run"]
+
+
+def run(
+    source: S3Uri,
+    origin: IndexOrigin,
+    connection: ConnectionConfig,
+    *,
+    output: Path | S3Uri | None,
+    summary: bool,
+    as_json: bool,
+) -> int:
+    """Make the index, write it to `output`, print its summary; the exit code.
+
+    Raises:
+        FastfuseError: it could not be made or written.
+    """
+    console = Console()
+    fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
+    try:
+        report = make_index(source, origin, connection, fd)
+        if output is not None:
+            store_index(output, connection, fd)
+            written = f"wrote {output}: {report}, {format_size(os.fstat(fd).st_size)}"
+            # Standard output is the summary's.
+            Console(stderr=True).print(written, markup=False, highlight=False, soft_wrap=True)
+        if summary:
+            found = summarise(open_snapshot(fd))
+            if as_json:
+                console.print_json(json.dumps(found.as_json()))
+            else:
+                console.print(found.render())
+    finally:
+        os.close(fd)
+    return 0

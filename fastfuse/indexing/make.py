@@ -1,0 +1,135 @@
+"""Makes the index of a source, wherever it comes from, and says how."""
+
+import gc
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+
+from fastfuse.indexing.cache import IndexCache
+from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.indexing.progress import shown_progress
+from fastfuse.indexing.saved import load_index
+from fastfuse.listing.acceptance import accept
+from fastfuse.listing.lister import Listing, list_source
+from fastfuse.listing.snapshot import Snapshot, save_snapshot
+from fastfuse.listing.sweep import ProgressCallback
+from fastfuse.sources.uri import S3Uri
+from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.boto import BotoPageSource
+from fastfuse.store.session import S3Session
+
+__all__ = ["IndexReport", "make_index"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """What was indexed, and what it took."""
+
+    files: int
+    directories: int
+    total_bytes: int
+    refused: int
+    requests: int
+    elapsed_s: float
+    listed_at_ns: int
+
+    def __str__(self) -> str:
+        rate = self.files / self.elapsed_s if self.elapsed_s else 0.0
+        return f"{self.files:,} objects, {self.total_bytes:,} bytes, {self.elapsed_s:.1f} s, {rate:,.0f} objects/s"
+
+
+def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> IndexReport:
+    """Write the index of `source` into the empty file (or memfd) `fd`; for a process of its own, which soon ends.
+
+    Raises:
+        FastfuseError: there is no complete index to be had; `fd` holds nothing of use.
+    """
+    gc.disable()  # millions of objects are made that all live until the process exits
+    started_s = time.monotonic()
+    snapshot, requests = _snapshot(source, origin, connection, fd)
+    metadata = snapshot.table.metadata
+    return IndexReport(
+        files=metadata.file_count,
+        directories=metadata.directory_count,
+        total_bytes=metadata.total_bytes,
+        refused=snapshot.refusals.total,
+        requests=requests,
+        elapsed_s=time.monotonic() - started_s,
+        listed_at_ns=snapshot.listed_at_ns,
+    )
+
+
+def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
+    """The snapshot that `fd` holds then, and how many requests it took."""
+    if origin.saved is not None:
+        snapshot = load_index(origin.saved, connection, source, fd)
+        _accept(source, origin, snapshot)
+        return snapshot, 0
+    is_listed = origin.inventory is None and origin.keys_from is None
+    cache = IndexCache(origin.cache) if origin.cache is not None and is_listed else None
+    kept_at = cache.path(source, S3Session(connection).endpoint_url) if cache is not None else Path()
+    if cache is not None and origin.max_age_s:
+        kept = cache.find(kept_at, source, origin.max_age_s, fd)
+        if kept is not None:
+            _accept(source, origin, kept)
+            return kept, 0
+    listed_at_ns = time.time_ns()
+    with shown_progress(source) as progress:
+        listing = trio.run(_list, source, origin, connection, progress)
+    snapshot = Snapshot(source=str(source), listed_at_ns=listed_at_ns, table=listing.table, refusals=listing.refusals)
+    save_snapshot(snapshot, fd)
+    if cache is not None:
+        cache.keep(kept_at, fd)
+    return snapshot, listing.request_count
+
+
+def _accept(source: S3Uri, origin: IndexOrigin, snapshot: Snapshot) -> None:
+    accept(source, snapshot.table, snapshot.refusals, strict=origin.strict, allow_empty=origin.allow_empty)
+    listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
+    _log.info("using the listing of %s, made at %s", snapshot.source, listed_at.isoformat(timespec="seconds"))
+
+
+async def _list(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, progress: ProgressCallback
+) -> Listing:
+    session = S3Session(connection)
+    if origin.inventory is None and origin.keys_from is None:
+        pages = BotoPageSource(session, source.bucket)
+        try:
+            return await list_source(
+                pages, source, strict=origin.strict, allow_empty=origin.allow_empty, progress=progress
+            )
+        finally:
+            await pages.aclose()
+    from fastfuse.listing.inventory import list_inventory
+    from fastfuse.listing.keys import list_keys
+    from fastfuse.store.whole import WholeObjects
+
+    objects = WholeObjects(session)
+    try:
+        if origin.inventory is not None:
+            return await list_inventory(
+                objects,
+                origin.inventory,
+                source,
+                strict=origin.strict,
+                allow_empty=origin.allow_empty,
+                progress=progress,
+            )
+        assert origin.keys_from is not None
+        return await list_keys(
+            objects,
+            origin.keys_from,
+            source,
+            strict=origin.strict,
+            allow_empty=origin.allow_empty,
+            progress=progress,
+        )
+    finally:
+        await objects.aclose()

@@ -1,0 +1,82 @@
+"""Indexes that were saved: to a file or to S3, and back."""
+
+import logging
+import os
+from pathlib import Path
+
+import trio
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.indexing.files import copy_into, open_file, replace_file
+from fastfuse.listing.snapshot import Snapshot, verify_snapshot
+from fastfuse.sources.uri import S3Uri
+from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.session import S3Session
+
+__all__ = ["load_index", "store_index"]
+
+_log = logging.getLogger(__name__)
+
+
+def load_index(place: Path | S3Uri, connection: ConnectionConfig, source: S3Uri, fd: int) -> Snapshot:
+    """Read the index of `source` from `place` into the empty file `fd` and check every byte of it.
+
+    Raises:
+        ConfigurationError: there is no such file, it is damaged or no index, or it is one of another source.
+        SourceError, AccessError, ServiceError: S3 does not give it.
+    """
+    if isinstance(place, S3Uri):
+        trio.run(_download, place, connection, fd)
+    else:
+        try:
+            with open_file(place) as file:
+                copy_into(fd, file)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
+            ) from error
+    try:
+        snapshot = verify_snapshot(fd)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{place}: {error}", hint=error.hint) from error
+    if snapshot.source.rstrip("/") != str(source).rstrip("/"):
+        raise ConfigurationError(f"{place} is an index of {snapshot.source}, not of {source}")
+    return snapshot
+
+
+def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> None:
+    """Write the index in `fd` to `place`, all or nothing.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+        SourceError, AccessError, ServiceError: S3 does not take it.
+    """
+    if isinstance(place, S3Uri):
+        trio.run(_upload, place, connection, fd)
+        return
+    try:
+        replace_file(place, fd)
+    except OSError as error:
+        raise ConfigurationError(f"the index {place} cannot be written: {error.strerror or error}") from error
+
+
+async def _download(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
+    from fastfuse.store.whole import WholeObjects
+
+    objects = WholeObjects(S3Session(connection))
+    try:
+        ref = await objects.head(place.bucket, place.path)
+        os.ftruncate(fd, ref.size_bytes)
+        await objects.read_into(ref, fd)
+    finally:
+        await objects.aclose()
+
+
+async def _upload(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
+    from fastfuse.store.whole import WholeObjects
+
+    objects = WholeObjects(S3Session(connection))
+    try:
+        await objects.write_from(fd, place.bucket, place.path)
+    finally:
+        await objects.aclose()

@@ -1,0 +1,98 @@
+"""How other commands talk to a running mount: through an abstract Unix socket that is named after its device.
+
+To connect is to ask for a refresh; the answer is one JSON object, a report or an error, and the end of the connection.
+Nothing is left behind by a mount that is killed, and nobody but its user and root is listened to.
+"""
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfuse.errors import MountError
+from fastfuse.mount.children import heard
+from fastfuse.mount.mountpoint import find_mount
+
+__all__ = ["RefreshReport", "accept_request", "listen", "request_refresh"]
+
+_PEER = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
+_BACKLOG = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshReport:
+    """What a refresh changed."""
+
+    added: int
+    removed: int
+    replaced: int
+    files: int
+    elapsed_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.added:,} added, {self.removed:,} removed, {self.replaced:,} replaced; "
+            f"{self.files:,} objects now, {self.elapsed_s:.1f} s"
+        )
+
+
+def listen(device: str) -> socket.socket:
+    """The socket of the mount with this ``major:minor``; never waits."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    listener.bind(_name(device))
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def accept_request(listener: socket.socket) -> socket.socket | None:
+    """The next connection of somebody who may ask; None when there is no more."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return None
+        if _peer_uid(connection) in {0, os.geteuid()}:
+            return connection
+        connection.close()
+
+
+def request_refresh(mountpoint: Path) -> RefreshReport:
+    """Have the mount at `mountpoint` list its source again, and wait until it shows what there is.
+
+    Raises:
+        MountError: there is no mount of fastfuse, it is not yours, or it does not answer.
+        FastfuseError: why it could not list, as it would have kept the mount from starting.
+    """
+    entry = find_mount(mountpoint)
+    if entry is None or not entry.is_ours:
+        raise MountError(f"nothing of fastfuse is mounted at {mountpoint}", hint="fastfuse mount mounts it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(_name(entry.device))
+        except OSError as error:
+            raise MountError(
+                f"the mount at {mountpoint} does not answer: {error.strerror}",
+                hint="it may be dead, or of another container: send its process SIGHUP there",
+            ) from error
+        if _peer_uid(connection) not in {0, entry.owner_uid}:
+            raise MountError(f"what answers for the mount at {mountpoint} is not its process")
+        told = bytearray()
+        with suppress(ConnectionError):
+            while received := connection.recv(4096):
+                told += received
+    if not told:
+        raise MountError(
+            f"the mount at {mountpoint} did not refresh", hint="it ended, or it is another user's: see its log"
+        )
+    return RefreshReport(**heard(bytes(told)))
+
+
+def _name(device: str) -> str:
+    return f"\0fastfuse-{device}"
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(uid)
