@@ -68,6 +68,7 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
     with os.fdopen(os.dup(fd), "wb") as file:
+        file.seek(0)  # somebody may have read it before
         file.write(_HEAD.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header), body_crc) + header)
         for column in columns.values():
             file.write(column.view("uint8").data)

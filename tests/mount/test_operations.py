@@ -18,6 +18,7 @@ from fastfuse.errors import (
     UnavailableError,
 )
 from fastfuse.inodes.builder import TableBuilder
+from fastfuse.inodes.changes import take_over
 from fastfuse.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.mount.operations import MountOperations
@@ -238,3 +239,80 @@ async def test_an_inode_that_is_not_in_the_table_is_stale_so_that_its_path_is_lo
     assert await errno_of(mounted.operations.open(999, os.O_RDONLY, CONTEXT)) == errno.ESTALE
     assert await errno_of(mounted.operations.lookup(999, b"x", CONTEXT)) == errno.ESTALE
     assert mounted.counters.get("fastfuse_handler_failures") == 0
+
+
+def refreshed(mounted: Mounted, objects: dict[bytes, int]) -> InodeTable:
+    """A table with these keys and sizes, in the place of the one there was."""
+    builder = TableBuilder("bucket", "p/")
+    count = len(objects)
+    builder.add(list(objects), list(objects.values()), [2 * 10**18] * count, [ETAG] * count, ["STANDARD"] * count)
+    return take_over(mounted.table, builder.build()[0])[0]
+
+
+async def listed(mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, int, float]]:
+    """Names, inodes and timeouts of a directory as `readdir` fills them in."""
+    entries: list[tuple[bytes, int, float]] = []
+
+    def reply(token: object, name: bytes, entry: pyfuse3.EntryAttributes, resume: int) -> bool:
+        entries.append((name, entry.st_ino, entry.entry_timeout))
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    token: Any = None
+    await mounted.operations.readdir(handle, 0, token)
+    return entries
+
+
+async def test_an_open_file_that_a_refresh_takes_away_keeps_object_and_attributes_until_it_is_closed_l6(
+    mounted: Mounted,
+) -> None:
+    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
+    assert (await mounted.operations.getattr(mounted.file, CONTEXT)).st_size == 10
+    assert await mounted.operations.read(handle, 0, 100) == b"x" * 10
+    await mounted.operations.release(handle)
+    assert await errno_of(mounted.operations.getattr(mounted.file, CONTEXT)) == errno.ESTALE
+    assert await errno_of(mounted.operations.read(handle, 0, 100)) == errno.ESTALE
+
+
+async def test_a_file_that_was_open_before_a_refresh_is_read_anew_after_it_l6(mounted: Mounted) -> None:
+    for _ in range(2):
+        handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+        await mounted.operations.release(handle)
+        mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 10, b"p/dir/more": 1}))
+    entry = await mounted.operations.lookup(mounted.directory, b"file", CONTEXT)
+    assert entry.st_ino == mounted.file
+
+
+async def test_a_directory_is_listed_in_the_table_that_it_was_opened_in_and_not_remembered_l6(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await mounted.operations.opendir(mounted.directory, CONTEXT)
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/other": 1}))
+    after = await mounted.operations.opendir(mounted.directory, CONTEXT)
+    assert (b"file", mounted.file, 0.0) in await listed(mounted, before, monkeypatch)
+    [_, _, (name, _, timeout_s)] = await listed(mounted, after, monkeypatch)
+    assert name == b"other"
+    assert timeout_s > 0
+    await mounted.operations.releasedir(before)
+    # Closed, and so forgotten: whoever asks now is answered from the table there is.
+    assert [name for name, _, _ in await listed(mounted, before, monkeypatch)] == [b".", b"..", b"other"]
+    await mounted.operations.releasedir(after)
+    assert not mounted.operations._open_directories
+    assert not mounted.operations._earlier_tables
+
+
+async def test_changed_objects_are_named_in_the_log_once_each_and_not_without_end(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [b"p/%03d" % number for number in range(30)]
+    mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
+    mounted.engine.error = ObjectChangedError("x")
+    for name in names:
+        inode = (await mounted.operations.lookup(ROOT, name.removeprefix(b"p/"), CONTEXT)).st_ino
+        for _ in range(2):
+            assert await errno_of(mounted.operations.read(inode, 0, 1)) == errno.ESTALE
+    assert len(caplog.records) == 20
+    assert "'p/000' was replaced or deleted since the listing" in caplog.messages[0]
+    assert "'fastfuse refresh' shows what is there now" in caplog.messages[0]
+    assert caplog.messages[-1].endswith("more of these are not logged")
