@@ -67,8 +67,9 @@ class S3Server:
         """Creates or replaces the object and returns it as the server lists it."""
         self.client.put_object(Bucket=self.bucket, Key=key, Body=data, **extra)
         listed = self.client.list_objects_v2(Bucket=self.bucket, Prefix=key)["Contents"]
-        etag = next(entry["ETag"] for entry in listed if entry["Key"] == key)
-        return ObjectRef(self.bucket, key, len(data), etag)
+        entry = next(entry for entry in listed if entry["Key"] == key)
+        modified_ns = round(entry["LastModified"].timestamp() * 1000) * 10**6
+        return ObjectRef(self.bucket, key, len(data), entry["ETag"], modified_ns)
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=key)

@@ -38,8 +38,9 @@ class RangeReader(Protocol):
         """Exactly ``end - start`` bytes of the listed version of `ref`; `end` is exclusive.
 
         Requires ``0 <= start < end <= ref.size_bytes``; anything else is a `ValueError`, without a request.
-        The GET carries ``If-Match`` with ``ref.etag`` (where there is one) and the reply's length, Content-Range
-        and ETag are checked. The result is owned by the caller and never changed afterwards.
+        The GET carries ``If-Match`` with ``ref.etag`` (where there is none, ``If-Unmodified-Since`` with
+        ``ref.modified_ns``), and the reply's length, Content-Range and ETag (or time) are checked. The result is owned
+        by the caller and never changed afterwards.
 
         A checkpoint. Cancelling returns promptly; a fetch that cannot be stopped (a thread) runs to its own
         deadline and its result is dropped. The reader stays usable after any error or cancellation.
@@ -49,7 +50,7 @@ class RangeReader(Protocol):
             ObjectDeniedError: 403; `ObjectArchivedError` where the reason is an archive class.
             UnavailableError: throttled, 5xx or connection lost, after all retries.
             DeadlineError: `ConnectionConfig.deadline_s` passed.
-            BadReplyError: wrong length or wrong range.
+            BadReplyError: wrong length or wrong range; an ETag that no header can carry.
             StoreUnsuitableError: this implementation cannot serve the object or the server.
         """
         ...

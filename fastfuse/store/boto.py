@@ -27,6 +27,7 @@ from fastfuse.store.replies import (
     check_range_arguments,
     check_version,
     if_match_value,
+    if_unmodified_since,
     parse_content_range,
 )
 from fastfuse.store.retries import RetryableError, retrying
@@ -218,9 +219,9 @@ class BotoRangeReader:
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 
     async def _get_once(self, client: Any, ref: ObjectRef, start: int, end: int) -> Buffer:  # noqa: ANN401
-        arguments = {"Bucket": ref.bucket, "Key": ref.key, "Range": f"bytes={start}-{end - 1}"}
-        if ref.etag:
-            arguments["IfMatch"] = if_match_value(ref.etag)
+        arguments: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, "Range": f"bytes={start}-{end - 1}"}
+        conditions: dict[str, Any] = {"IfMatch": if_match_value(ref), "IfUnmodifiedSince": if_unmodified_since(ref)}
+        arguments |= {name: value for name, value in conditions.items() if value}
         if self._session.config.request_payer:
             arguments["RequestPayer"] = "requester"
         try:
@@ -269,11 +270,12 @@ def _body_start(reply: dict[str, Any], ref: ObjectRef, start: int, end: int) -> 
         parsed = parse_content_range(sent)
         if parsed is None or parsed[:2] != (start, end):
             raise BadReplyError(f"The service sent another range of {ref.key!r} than {start}-{end}.")
-        check_version(ref, etag=reply.get("ETag"), total_bytes=parsed[2])
+        check_version(ref, etag=reply.get("ETag"), modified=reply.get("LastModified"), total_bytes=parsed[2])
         return start
     if status != 200:
         raise BadReplyError(f"The service does not say which range of {ref.key!r} it sent.")
-    check_version(ref, etag=reply.get("ETag"), total_bytes=reply.get("ContentLength"))
+    total_bytes = reply.get("ContentLength")
+    check_version(ref, etag=reply.get("ETag"), modified=reply.get("LastModified"), total_bytes=total_bytes)
     if start > LONGEST_SKIP_BYTES:
         raise BadReplyError(f"The service ignores Range: {ref.key!r} cannot be read at {start} without all before it.")
     return 0

@@ -6,6 +6,7 @@ without asking the event loop.
 """
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,12 +21,17 @@ from fastfuse.store.failures import resolution_error, safe_cause
 __all__ = ["CredentialSource", "Credentials", "resolve_credentials"]
 
 logger = logging.getLogger(__name__)
+# Its warnings of a failed refresh come with a traceback, in which what a credential process printed may stand. What
+# it raises, and what it does not, is told here.
+logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
 
 # botocore itself refreshes only in the last 15 minutes (`_DEFAULT_ADVISORY_REFRESH_TIMEOUT`): asking earlier is idle.
 # The 30 s keep us inside that window whatever the clocks' rounding.
 _RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
 # A renewal that failed is tried again after half of the time left, but not in a tight loop.
 _LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
+# No header can carry it: one client panics at it, and the other tries for minutes.
+_UNSENDABLE = re.compile(r"[^\x20-\x7e]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,11 @@ async def resolve_credentials(session: AioSession) -> Credentials:
         # OSError: no token file, or no credential program. RuntimeError: refreshed credentials that are already
         # expired. ValueError: an unreadable expiry time.
         raise resolution_error(error) from safe_cause(error)
+    if any(_UNSENDABLE.search(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)):
+        raise AccessError(
+            "The AWS credentials hold a character that no key has, such as a line break.",
+            hint="Copy them again into the environment variable or file that they come from.",
+        )
     return Credentials(
         access_key=frozen.access_key,
         secret_key=frozen.secret_key,
@@ -107,13 +118,17 @@ class CredentialSource:
     async def _renew(self, old: Credentials) -> None:
         assert old.expires_at is not None
         try:
-            self._keep(await self._resolve())
+            fresh = await self._resolve()
         except FastfuseError as error:
             left = old.expires_at - self._now()
             if left <= timedelta(0):
                 raise
             self._renew_at = self._now() + max(left / 2, _LEAST_RENEWAL_PAUSE)
             logger.warning("Renewing the AWS credentials failed, %d s before they expire: %s", left.seconds, error)
+            return
+        if fresh == old:  # so botocore answers a failure until ten minutes before the expiry
+            logger.warning("The AWS credentials were not renewed yet; they expire at %s", old.expires_at)
+        self._keep(fresh)
 
     def _keep(self, fresh: Credentials) -> None:
         self.latest = fresh

@@ -308,10 +308,17 @@ def resolution_error(error: Exception) -> FastfuseError:
                 hint="Check the network and the profile's role or sign-in settings.",
             )
         case _:
+            detail = _named_file(error) if isinstance(error, OSError) else failure.detail
             return AccessError(
-                f"The AWS credentials cannot be had ({failure.detail}).",
+                f"The AWS credentials cannot be had ({detail}).",
                 hint="Check the profile's role, process or sign-in settings, or name another --profile.",
             )
+
+
+def _named_file(error: OSError) -> str:
+    """The token file or credential program that is missing or that may not be used."""
+    reason = error.strerror or type(error).__name__
+    return f"{reason}: {error.filename!r}" if error.filename else reason
 
 
 def _bad_configuration(error: Exception) -> ConfigurationError:

@@ -3,25 +3,30 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import trio
 
 from fastfuse.errors import ObjectChangedError
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.store.replies import check_range_arguments, check_version
+from fastfuse.store.replies import check_range_arguments, check_version, if_match_value
 
 __all__ = ["MemoryStore"]
 
-# Every object looks equally old: 2024-01-01T00:00:00Z.
-_MODIFIED_NS = 1_704_067_200 * 10**9
-_MODIFIED_TEXT = "2024-01-01T00:00:00.000Z"
+# Every object looks equally old, 2024-01-01T00:00:00Z, and a second younger each time that it is replaced.
+_MODIFIED_S = 1_704_067_200
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
     data: bytes
     etag: str
+    modified_s: int
+
+    @property
+    def modified(self) -> datetime:
+        return datetime.fromtimestamp(self.modified_s, UTC)
 
 
 class MemoryStore:
@@ -35,7 +40,8 @@ class MemoryStore:
 
     def put(self, key: str, data: bytes) -> ObjectRef:
         """Creates or replaces the object and returns what a listing would now say of it."""
-        self._objects[key] = _Object(data, f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"')
+        modified_s = self._objects[key].modified_s + 1 if key in self._objects else _MODIFIED_S
+        self._objects[key] = _Object(data, f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', modified_s)
         return self.ref(key)
 
     def delete(self, key: str) -> None:
@@ -43,16 +49,17 @@ class MemoryStore:
 
     def ref(self, key: str) -> ObjectRef:
         found = self._objects[key]
-        return ObjectRef(self.bucket, key, len(found.data), found.etag, _MODIFIED_NS)
+        return ObjectRef(self.bucket, key, len(found.data), found.etag, found.modified_s * 10**9)
 
     async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """See `RangeReader.get_range`."""
         check_range_arguments(ref, start, end)
         await trio.lowlevel.checkpoint()
+        if_match_value(ref)  # refuses what the real clients could not send
         found = self._objects.get(ref.key) if ref.bucket == self.bucket else None
         if found is None:
             raise ObjectChangedError(f"{ref.key!r} was deleted since it was listed.")
-        check_version(ref, etag=found.etag, total_bytes=len(found.data))
+        check_version(ref, etag=found.etag, modified=found.modified, total_bytes=len(found.data))
         return memoryview(found.data)[start:end]
 
     async def list_page(
@@ -95,7 +102,7 @@ class MemoryStore:
     def _content(self, key: str) -> str:
         found = self._objects[key]
         return (
-            f"<Contents><Key>{_quoted(key)}</Key><LastModified>{_MODIFIED_TEXT}</LastModified>"
+            f"<Contents><Key>{_quoted(key)}</Key><LastModified>{found.modified:%Y-%m-%dT%H:%M:%S.000Z}</LastModified>"
             f"<ETag>{found.etag.replace(chr(34), '&quot;')}</ETag><Size>{len(found.data)}</Size>"
             "<StorageClass>STANDARD</StorageClass></Contents>"
         )

@@ -4,9 +4,12 @@ obstore is not fork-safe once used (a child hangs for ever), so nothing of it is
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import obstore
 import trio
@@ -23,7 +26,13 @@ from fastfuse.errors import (
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.store.credentials import CredentialSource
 from fastfuse.store.failures import failure_of_reply, read_error
-from fastfuse.store.replies import check_length, check_range_arguments, check_version, if_match_value
+from fastfuse.store.replies import (
+    check_length,
+    check_range_arguments,
+    check_version,
+    if_match_value,
+    if_unmodified_since,
+)
 from fastfuse.store.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from fastfuse.store.session import S3Session, stall_timeout_s
 
@@ -43,6 +52,16 @@ _NOT_ITS_SERVER = re.compile(
 )
 _BAD_CERTIFICATE = "InvalidCertificate("
 _WRONG_RANGE = re.compile(r"Requested [0-9]+\.\.[0-9]+, got ")
+# CONTENT_RANGE; a key with fewer characters cannot be taken for any of these.
+_SHORTEST_MARKER = 13
+_STATUS_OF_TYPE = (
+    (FileNotFoundError, 404),
+    (PreconditionError, 412),
+    (PermissionDeniedError, 403),
+    (UnauthenticatedError, 401),
+)
+# What obstore gives for a reply without Last-Modified.
+_NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def can_name(key: str) -> bool:
@@ -116,7 +135,8 @@ class RustRangeReader:
         if reason:
             raise StoreUnsuitableError(f"obstore cannot reach {self._bucket!r}: {reason}.", whole_server=True)
         region = await self._session.region(self._bucket)
-        return await trio.to_thread.run_sync(partial(_open_store, self._session, self._bucket, region))
+        open_store = partial(_open_store, self._session, self._bucket, region)
+        return await trio.to_thread.run_sync(open_store, abandon_on_cancel=True, limiter=self._threads)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -125,13 +145,15 @@ class RustRangeReader:
 
 
 def _fetch(store: S3Store, ref: ObjectRef, start: int, end: int) -> Buffer:
-    options: dict[str, Any] = {"range": (start, end)}
-    if ref.etag:
-        options["if_match"] = if_match_value(ref.etag)
+    conditions = {"if_match": if_match_value(ref), "if_unmodified_since": if_unmodified_since(ref)}
+    options: dict[str, Any] = {"range": (start, end)} | {name: value for name, value in conditions.items() if value}
     try:
-        reply = obstore.get(store, ref.key, options=options)  # type: ignore[arg-type]
-        check_version(ref, etag=reply.meta["e_tag"], total_bytes=reply.meta["size"])
-        data = memoryview(reply.bytes())
+        with _no_panic(whole_server=False):
+            reply = obstore.get(store, ref.key, options=options)  # type: ignore[arg-type]
+            meta = reply.meta
+            modified = None if meta["last_modified"] == _NO_TIME else meta["last_modified"]
+            check_version(ref, etag=meta["e_tag"], modified=modified, total_bytes=meta["size"])
+            data = memoryview(reply.bytes())
     except (BaseError, OSError, ValueError) as error:
         # Not "from error": its text quotes the reply, which may quote the session token.
         raise _translated(error, ref) from None
@@ -139,8 +161,28 @@ def _fetch(store: S3Store, ref: ObjectRef, start: int, end: int) -> Buffer:
     return data
 
 
+@contextmanager
+def _no_panic(*, whole_server: bool) -> Iterator[None]:
+    """A panic in Rust arrives as pyo3's `PanicException`, which cannot be imported and which is no `Exception`.
+
+    It ends one request and not the worker: the kernel would ask the next worker for the same.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit, trio.Cancelled):
+        raise
+    except BaseException:  # noqa: BLE001 - and nothing but a panic is left
+        # Not "from": its text may quote a header.
+        raise StoreUnsuitableError("obstore panicked.", whole_server=whole_server) from None
+
+
 def _translated(error: Exception, ref: ObjectRef) -> ReadError:
-    text = str(error)
+    text = _without_key(str(error), ref.key)
+    status = _status_of(error, text)
+    if status:
+        # Without obstore's "Debug source", in which a key has quotes and escapes.
+        codes = _CODE.findall(text.partition("\n\nDebug source:")[0])
+        return read_error(failure_of_reply(status, codes[-1] if codes else ""), ref)
     if _NOT_ITS_SERVER.search(text):
         return StoreUnsuitableError("obstore does not take this server's replies to ranged GETs.", whole_server=True)
     if _BAD_CERTIFICATE in text:
@@ -149,40 +191,46 @@ def _translated(error: Exception, ref: ObjectRef) -> ReadError:
         return BadReplyError(f"The service sent another range of {ref.key!r} than was asked for.")
     if "redirect without LOCATION" in text:
         return read_error(failure_of_reply(301, ""), ref)
-    status = _status_of(error, text)
-    if status:
-        codes = _CODE.findall(text)
-        return read_error(failure_of_reply(status, codes[-1] if codes else ""), ref)
     if isinstance(error, ValueError):
         return StoreUnsuitableError(f"obstore refuses the key {ref.key!r}.", whole_server=False)
     return UnavailableError(f"{ref.key!r} could not be read: the connection failed or stalled, retries included.")
 
 
+def _without_key(text: str, key: str) -> str:
+    """A key may look like anything that is looked for: it stands as it is in some texts, and quoted in every URL."""
+    for name in (key, quote(key)):
+        if len(name) >= _SHORTEST_MARKER:
+            text = text.replace(name, "")
+    return text
+
+
 def _status_of(error: Exception, text: str) -> int:
-    # The type first: the texts of these hold the key as it is, which may look like anything.
-    by_type = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
-    status = _STATUS.search(text)
-    return next(
-        (number for kind, number in by_type.items() if isinstance(error, kind)), int(status[1]) if status else 0
-    )
+    for kind, status in _STATUS_OF_TYPE:
+        if isinstance(error, kind):
+            return status
+    said = _STATUS.search(text)
+    return int(said[1]) if said else 0
 
 
 def _open_store(session: S3Session, bucket: str, region: str) -> S3Store:
     try:
-        if session.config.verify_ssl and (session.endpoint_url or "").startswith("https:"):
-            _check_certificate(_new_store(session, bucket, region, {"max_retries": 0}))
-        return _new_store(session, bucket, region, _retry_config(session))
+        with _no_panic(whole_server=True):
+            if session.config.verify_ssl and (session.endpoint_url or "").startswith("https:"):
+                _check_certificate(session, bucket, region)
+            return _new_store(session, bucket, region, _retry_config(session), timeout_s=session.config.deadline_s)
     except ValueError as error:
         raise StoreUnsuitableError(
             f"obstore cannot be set up for {bucket!r} (is the CA bundle in PEM?).", whole_server=True
         ) from error
 
 
-def _check_certificate(store: S3Store) -> None:
+def _check_certificate(session: S3Session, bucket: str, region: str) -> None:
     """Finds out at once what obstore would take most of a read's deadline to say.
 
-    rustls refuses what OpenSSL takes, above all the self-signed certificate that `openssl req -x509` makes.
+    rustls refuses what OpenSSL takes, above all the self-signed certificate that `openssl req -x509` makes. The
+    certificate comes with the connection, so a server that is slow to answer has shown it by then.
     """
+    store = _new_store(session, bucket, region, {"max_retries": 0}, timeout_s=session.config.connect_timeout_s)
     try:
         obstore.head(store, "fastfuse-asks-for-the-certificate")
     except (BaseError, OSError) as error:
@@ -194,7 +242,7 @@ def _unsuitable_certificate() -> StoreUnsuitableError:
     return StoreUnsuitableError("obstore does not accept this server's certificate.", whole_server=True)
 
 
-def _new_store(session: S3Session, bucket: str, region: str, retries: "RetryConfig") -> S3Store:
+def _new_store(session: S3Session, bucket: str, region: str, retries: "RetryConfig", *, timeout_s: float) -> S3Store:
     """Every setting that decides where a request goes is given: obstore reads the rest from AWS_* itself."""
     config = session.config
     path_style = session.uses_path_style(bucket)
@@ -215,17 +263,17 @@ def _new_store(session: S3Session, bucket: str, region: str, retries: "RetryConf
     return S3Store(
         bucket,
         config=settings,  # type: ignore[arg-type]
-        client_options=_client_options(session),
+        client_options=_client_options(session, timeout_s),
         retry_config=retries,
         credential_provider=None if session.credentials is None else partial(_signing_keys, session.credentials),
     )
 
 
-def _client_options(session: S3Session) -> "ClientConfig":
+def _client_options(session: S3Session, timeout_s: float) -> "ClientConfig":
     config = session.config
     options: ClientConfig = {
         "allow_http": (session.endpoint_url or "").startswith("http:"),
-        "timeout": timedelta(seconds=config.deadline_s),
+        "timeout": timedelta(seconds=timeout_s),
         "read_timeout": timedelta(seconds=stall_timeout_s(config)),
         "connect_timeout": timedelta(seconds=config.connect_timeout_s),
         "pool_max_idle_per_host": str(config.max_connections),
@@ -244,7 +292,8 @@ def _retry_config(session: S3Session) -> "RetryConfig":
         "retry_timeout": timedelta(seconds=deadline_s * _RETRY_SHARE),
         "backoff": {
             "init_backoff": timedelta(seconds=FIRST_PAUSE_S),
-            "max_backoff": timedelta(seconds=min(LONGEST_PAUSE_S, deadline_s / 10)),
+            # obstore panics where it is less than half of the first.
+            "max_backoff": timedelta(seconds=max(FIRST_PAUSE_S, min(LONGEST_PAUSE_S, deadline_s / 10))),
             "base": 2,
         },
     }

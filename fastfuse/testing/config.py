@@ -44,7 +44,8 @@ class ServerConfig:
     # How a valid range is answered: as S3, with everything (a server without ranges), or with the right bytes and
     # Content-Range under status 200 (as `rclone serve s3`).
     range_reply: Literal["206", "200-whole", "200-part"] = "206"
-    honour_if_match: bool = True
+    # If-Match and If-Unmodified-Since.
+    honour_conditions: bool = True
     # False: ``encoding-type=url`` is ignored and keys are sent as bare XML.
     encode_keys: bool = True
     # How many requests the log keeps; 0 keeps none, for benches.

@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from email.utils import formatdate
+from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import unquote_to_bytes
 
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
@@ -97,6 +97,17 @@ def _parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
 def _is_etag_listed(header: str, etag: str) -> bool:
     candidates = [candidate.strip() for candidate in header.split(",")]
     return "*" in candidates or etag.strip('"') in [candidate.strip('"') for candidate in candidates]
+
+
+def _failed_condition(headers: Mapping[str, str], stored: StoredObject) -> str:
+    """The condition of the request that does not hold, by its header; empty if there is none."""
+    if "if-match" in headers:  # goes before the other (RFC 9110, 13.2.2)
+        return "" if _is_etag_listed(headers["if-match"], stored.etag) else "If-Match"
+    try:
+        limit_s = parsedate_to_datetime(headers.get("if-unmodified-since", "")).timestamp()
+    except ValueError:  # S3 ignores what is no time
+        return ""
+    return "" if stored.modified_s <= limit_s else "If-Unmodified-Since"
 
 
 def _replaced(stored: StoredObject, data: bytes) -> StoredObject:
@@ -257,11 +268,10 @@ class Service:
                 etag = stored.etag
             elif isinstance(action, WrongEtag):
                 etag = action.etag
-        headers = call.request.headers
-        if_match = headers.get("if-match")
-        if if_match is not None and self._config.honour_if_match and not _is_etag_listed(if_match, stored.etag):
+        failed = _failed_condition(call.request.headers, stored) if self._config.honour_conditions else ""
+        if failed:
             message = "At least one of the pre-conditions you specified did not hold"
-            raise _S3Error(412, "PreconditionFailed", message, {"Condition": "If-Match"})
+            raise _S3Error(412, "PreconditionFailed", message, {"Condition": failed})
         if call.operation == "GetObject" and stored.storage_class in ARCHIVE_STORAGE_CLASSES:
             message = "The operation is not valid for the object's storage class"
             raise _S3Error(403, "InvalidObjectState", message, {"StorageClass": stored.storage_class})

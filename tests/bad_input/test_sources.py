@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -88,6 +88,60 @@ def test_no_credentials(server: LoopbackServer, tmp_path: Path) -> None:
 def test_half_of_a_pair_of_keys(server: LoopbackServer, tmp_path: Path) -> None:
     words = arguments("s3://bucket/train-01", tmp_path, server.endpoint_url, *REGION)
     refused(tmp_path, 2, "incomplete", arguments=words, environment=without("AWS_SECRET_ACCESS_KEY"))
+
+
+def _token_file(token: Path) -> dict[str, str]:
+    role = {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/test", "AWS_DEFAULT_REGION": "us-east-1"}
+    return {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token)} | role
+
+
+def _program(directory: Path) -> dict[str, str]:
+    config = directory / "config"
+    config.write_text(f"[default]\ncredential_process = {directory / 'program'}\n")
+    return {"AWS_CONFIG_FILE": str(config)}
+
+
+def _program_that_is_none(directory: Path) -> dict[str, str]:
+    (directory / "program").write_text("not executable")
+    return _program(directory)
+
+
+def _container_token(directory: Path) -> dict[str, str]:
+    (directory / "token").write_bytes(b"\xff\xfe")
+    uri = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/"}
+    return uri | {"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(directory / "token")}
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda directory: _token_file(directory / "absent"), "No such file or directory: '{}/absent'"),
+        (_token_file, "Is a directory: '{}'"),
+        (_program, "No such file or directory: '{}/program'"),
+        (_program_that_is_none, "Permission denied: '{}/program'"),
+        (_container_token, "UnicodeDecodeError"),
+        (lambda directory: {"AWS_SHARED_CREDENTIALS_FILE": str(directory)}, "No AWS credentials were found"),
+        (lambda directory: {"AWS_CONFIG_FILE": str(directory)}, "No AWS credentials were found"),
+    ],
+    ids=["token missing", "token unreadable", "no program", "no program, but a file", "token is no text",
+         "credentials unreadable", "configuration unreadable"],
+)  # fmt: skip
+def test_credentials_in_a_file_that_cannot_be_read(
+    server: LoopbackServer, tmp_path: Path, prepare: Callable[[Path], dict[str, str]], message: str
+) -> None:
+    """One line and a hint, without the traceback that botocore logs."""
+    place, files = tmp_path / "place", tmp_path / "files"
+    place.mkdir()
+    files.mkdir()
+    words = arguments("s3://bucket/train-01", place, server.endpoint_url, *REGION)
+    environment = {**without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), **prepare(files)}
+    refused(place, 3, message.format(files), "hint: ", arguments=words, environment=environment)
+
+
+def test_a_session_token_with_a_line_break(server: LoopbackServer, tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "AWS_SESSION_TOKEN": "token-token-token-token-token\n"}
+    words = arguments("s3://bucket/train-01", tmp_path, server.endpoint_url, *REGION)
+    refused(tmp_path, 3, "such as a line break", arguments=words, environment=environment)
 
 
 def test_a_profile_that_does_not_exist(server: LoopbackServer, tmp_path: Path) -> None:

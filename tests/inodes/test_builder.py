@@ -1,11 +1,13 @@
 """The inode table against a naive model: clauses N1-N6 on hostile key sets."""
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fastfuse.errors import ServiceError
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.inodes.names import Reason, Refusals
 from fastfuse.inodes.table import ROOT, InodeTable
@@ -14,13 +16,20 @@ MD5 = '"' + "0123456789abcdef" * 2 + '"'
 Objects = dict[bytes, int]
 
 
+def pages_of(objects: Objects) -> list[list[bytes]]:
+    keys = list(objects)
+    return [keys[start : start + 7] for start in range(0, len(keys), 7)]
+
+
 def build(
-    objects: Objects, *, prefix: str = "", etag: Callable[[bytes], str] = lambda _: MD5
+    objects: Objects,
+    *,
+    prefix: str = "",
+    etag: Callable[[bytes], str] = lambda _: MD5,
+    pages: list[list[bytes]] | None = None,
 ) -> tuple[InodeTable, Refusals]:
     builder = TableBuilder("bucket", prefix)
-    keys = list(objects)
-    for start in range(0, len(keys), 7):  # pages of seven
-        page = keys[start : start + 7]
+    for page in pages or pages_of(objects):
         builder.add(
             page,
             [objects[k] for k in page],
@@ -45,6 +54,10 @@ def paths(table: InodeTable) -> dict[bytes, int | None]:
 
     walk(ROOT, b"")
     return found
+
+
+def files(table: InodeTable) -> list[int]:
+    return [inode for inode in range(ROOT, len(table) + 1) if not table.is_directory(inode)]
 
 
 def naive(objects: Objects) -> tuple[dict[bytes, int | None], set[bytes]]:
@@ -120,6 +133,17 @@ def test_table_equals_the_naive_tree_whatever_the_keys_and_their_order(objects: 
     assert table.metadata.file_count == sum(size is not None for size in tree.values())
 
 
+@given(key_sets, st.data())
+def test_pages_in_key_order_may_come_in_any_order(objects: Objects, data: st.DataObject) -> None:
+    """As a listing with many requests at once brings them."""
+    ordered = dict(sorted(objects.items()))
+    table, refusals = build(ordered, pages=data.draw(st.permutations(pages_of(ordered))))
+    expected, refused = build(ordered)
+    assert paths(table) == paths(expected)
+    assert [table.ref(inode) for inode in files(table)] == [expected.ref(inode) for inode in files(expected)]
+    assert refusals == refused
+
+
 @given(key_sets)
 def test_lookup_finds_what_children_lists_and_nothing_else(objects: Objects) -> None:
     """N6"""
@@ -161,7 +185,8 @@ def test_every_file_gives_back_its_key_and_listing_values(objects: Objects) -> N
 @pytest.mark.parametrize(
     "etag",
     [MD5, MD5[:-1] + '-12"', MD5[:-1] + '-65535"', MD5[:-1] + '-65536"', MD5[:-1] + '-012"', MD5.upper(), "", '"',
-     MD5[1:-1], '"é"', "'" + MD5[1:-1] + "'", '"xyz"', MD5[:-1] + '-"', '"0123456789abcdef 123456789abcdef"'],
+     MD5[:-1] + '-' + '9' * 5000 + '"', MD5[:-1] + '-١"', MD5[1:-1], '"é"', "'" + MD5[1:-1] + "'", '"xyz"',
+     MD5[:-1] + '-"', '"0123456789abcdef 123456789abcdef"'],
 )  # fmt: skip
 def test_an_etag_comes_back_to_the_letter(etag: str) -> None:
     """D2 stands on it: If-Match must carry what the service listed."""
@@ -211,6 +236,42 @@ def test_storage_classes_are_kept_per_object() -> None:
     builder.add([b"a", b"b", b"c"], [1, 1, 1], [0, 0, 0], [MD5] * 3, ["STANDARD", "GLACIER", "STANDARD"])
     table, _ = builder.build()
     assert [table.storage_class(inode) for inode in (2, 3, 4)] == ["STANDARD", "GLACIER", "STANDARD"]
+
+
+def test_256_storage_classes_are_told_apart_and_a_service_with_more_is_refused() -> None:
+    """One column of bytes holds them; it takes a hostile service to have more than a dozen."""
+    names = [f"CLASS-{number}" for number in range(257)]
+    keys = [b"%04d" % number for number in range(257)]
+    builder = TableBuilder("bucket", "")
+    builder.add(keys[:256], [1] * 256, [0] * 256, [MD5] * 256, names[:256])
+    table, _ = builder.build()
+    assert [table.storage_class(inode) for inode in files(table)] == names[:256]
+    for split in (0, 200):
+        builder = TableBuilder("bucket", "")
+        builder.add(keys[:split], [1] * split, [0] * split, [MD5] * split, names[:split])
+        rest = 257 - split
+        with pytest.raises(ServiceError, match="more than 256 storage classes"):
+            builder.add(keys[split:], [1] * rest, [0] * rest, [MD5] * rest, names[split:])
+
+
+def test_building_keeps_no_object_per_key() -> None:
+    """At its peak it takes less than three times the finished table, which is 100 bytes and the name for a file."""
+    count, page_keys = 50_000, 1000
+    sample = b"train/class-0000/img-00000000.jpg"
+    tracemalloc.start()
+    try:
+        builder = TableBuilder("bucket", "train/")
+        for start in (*range(page_keys, count, 2 * page_keys), *range(0, count, 2 * page_keys)):
+            keys = [b"train/class-%04d/img-%08d.jpg" % (n // 1300, n) for n in range(start, start + page_keys)]
+            builder.add(keys, [1] * page_keys, [0] * page_keys, [MD5] * page_keys, ["STANDARD"] * page_keys)
+        del keys
+        tracemalloc.reset_peak()
+        table, _ = builder.build()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert table.metadata.file_count == count
+    assert peak_bytes / count < 200 < 3 * (100 + len(sample.rpartition(b"/")[2]))
 
 
 def test_a_key_listed_twice_is_one_file() -> None:

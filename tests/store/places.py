@@ -57,7 +57,7 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
                     objects.put(key, data)
                     stored = objects.view().lookup(key.encode())
                     assert stored is not None
-                    return ObjectRef("bucket", key, len(data), stored.etag)
+                    return ObjectRef("bucket", key, len(data), stored.etag, stored.modified_s * 10**9)
 
                 yield Place(put, objects.delete, _reader(client, config), _pages(config))
         case _:

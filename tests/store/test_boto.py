@@ -190,6 +190,20 @@ async def test_a_ranged_get_carries_range_version_and_payer(client: Callable[[S3
     assert headers["authorization"].startswith("AWS4-HMAC-SHA256")
 
 
+async def test_without_a_listed_etag_the_get_carries_the_listed_time(
+    client: Callable[[S3Session], RangeReader],
+) -> None:
+    ref = replace(REF, etag="", modified_ns=1_704_067_199_500 * 10**6)
+    with canned_server(_range_reply) as server:
+        reader = client(S3Session(ConnectionConfig(endpoint_url=server.url, region="us-east-1")))
+        with pytest.raises(BadReplyError, match="no Last-Modified"):
+            await reader.get_range(ref, 10, 20)
+        await reader.aclose()
+        [(_, headers)] = server.seen
+    assert headers["if-unmodified-since"] == "Mon, 01 Jan 2024 00:00:00 GMT"
+    assert "if-match" not in headers
+
+
 async def test_an_unsigned_get_has_no_authorization(client: Callable[[S3Session], RangeReader]) -> None:
     with canned_server(_range_reply) as server:
         reader = client(S3Session(ConnectionConfig(endpoint_url=server.url, region="us-east-1", sign_request=False)))

@@ -1,6 +1,7 @@
 """What every implementation of `store.base` does, against every server that we have."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
@@ -8,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import trio
 
-from fastfuse.errors import ObjectChangedError
+from fastfuse.errors import BadReplyError, ObjectChangedError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.store.base import PageSource
 from tests.store.places import PAGE_PLACES, READER_PLACES, Place, open_place
@@ -85,9 +86,46 @@ async def test_a_deleted_object_is_changed_and_the_reader_stays_usable(place: Pl
     assert bytes(await place.reader.get_range(other, 0, 100)) == DATA[:100]
 
 
-async def test_an_object_without_a_listed_etag_is_read(place: Place) -> None:
+@pytest.mark.parametrize("listed_ns", [0, 123_000_000, 999_000_000], ids=["to the second", "123 ms", "999 ms"])
+async def test_an_object_without_a_listed_etag_is_read(place: Place, listed_ns: int) -> None:
+    """D1: its time is compared, which a listing may tell to the millisecond and no reply does."""
     ref = place.put("no etag", DATA)
-    assert bytes(await place.reader.get_range(ObjectRef(ref.bucket, ref.key, ref.size_bytes, ""), 3, 9)) == DATA[3:9]
+    second_ns = ref.modified_ns // 10**9 * 10**9
+    assert second_ns
+    without = replace(ref, etag="", modified_ns=second_ns + listed_ns if listed_ns else ref.modified_ns)
+    assert bytes(await place.reader.get_range(without, 3, 9)) == DATA[3:9]
+
+
+async def test_an_object_without_etag_and_time_is_read(place: Place) -> None:
+    ref = replace(place.put("neither", DATA), etag="", modified_ns=0)
+    assert bytes(await place.reader.get_range(ref, 3, 9)) == DATA[3:9]
+
+
+@pytest.mark.parametrize("age_s", [1, 3600])
+async def test_an_object_without_a_listed_etag_that_is_younger_than_its_listing_is_changed(
+    place: Place, age_s: int
+) -> None:
+    """D2: replaced by one of the same length. No server lets a test choose the time, so the listing is made older."""
+    ref = place.put("no etag", DATA)
+    listed = replace(ref, etag="", modified_ns=(ref.modified_ns // 10**9 - age_s) * 10**9)
+    with pytest.raises(ObjectChangedError, match="'no etag'"):
+        await place.reader.get_range(listed, 3, 9)
+
+
+async def test_an_object_without_a_listed_etag_that_is_older_than_its_listing_is_changed(place: Place) -> None:
+    """D2: put in its place by a tool that keeps times."""
+    ref = place.put("no etag", DATA)
+    listed = replace(ref, etag="", modified_ns=(ref.modified_ns // 10**9 + 3600) * 10**9)
+    with pytest.raises(ObjectChangedError, match="'no etag'"):
+        await place.reader.get_range(listed, 3, 9)
+
+
+@pytest.mark.parametrize("etag", ['"a\nb"', '"a"\r\nX-Injected: 1', '"\0"', '"\x7f"'])
+async def test_an_etag_that_would_break_a_header_is_refused(place: Place, etag: str) -> None:
+    ref = place.put("hostile etag", DATA)
+    with pytest.raises(BadReplyError, match="'hostile etag' with an ETag that holds control characters"):
+        await place.reader.get_range(replace(ref, etag=etag), 3, 9)
+    assert bytes(await place.reader.get_range(ref, 3, 9)) == DATA[3:9]
 
 
 async def test_an_etag_listed_without_quotes_is_the_same_version(place: Place) -> None:

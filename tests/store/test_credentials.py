@@ -133,6 +133,54 @@ async def test_a_process_is_asked_again_half_way_to_an_early_expiry(aws_environm
     assert source.latest == await source.current()
 
 
+@pytest.mark.parametrize("damage", ["program gone", "program not executable", "program fails"])
+async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
+    damage: str, aws_environment: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply, program = tmp_path / "reply", tmp_path / "program"
+    configure(reply, process_reply("AKIAFIRST", timedelta(seconds=60)))
+    configure(program, f"#!/bin/sh\ncat {reply}\n")
+    program.chmod(0o755)
+    configure(aws_environment, f"[profile process]\ncredential_process = {program}\n")
+    session = S3Session(ConnectionConfig(profile="process"))
+    clock = Clock(datetime.now(UTC))
+    assert session.credentials is not None
+    source = CredentialSource(session.credentials._resolve, now=clock)
+    first = await source.current()
+    match damage:
+        case "program gone":
+            program.unlink()
+        case "program not executable":
+            program.chmod(0o644)
+        case _:
+            configure(program, "#!/bin/sh\necho leaked-secret >&2\nexit 1\n")
+
+    clock.now += timedelta(seconds=31)
+    assert await source.current() == first
+    [record] = caplog.records  # one line, and no traceback of botocore's
+    assert "Renewing the AWS credentials failed, " in record.getMessage()
+    assert record.exc_info is None
+    assert "leaked-secret" not in caplog.text
+
+    configure(program, f"#!/bin/sh\ncat {reply}\n")
+    program.chmod(0o755)
+    configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
+    assert await source.current() == first
+    clock.now += timedelta(seconds=20)
+    assert (await source.current()).access_key == "AKIASECOND"
+
+
+@pytest.mark.parametrize("character", ["\n", "\x7f", "é"])
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+async def test_keys_that_no_header_can_carry_are_refused(
+    name: str, character: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, f"secret-part{character}")
+    with pytest.raises(AccessError, match="a line break") as caught:
+        await source_of().current()
+    assert "secret-part" not in str(caught.value) + caught.value.hint
+
+
 @pytest.mark.parametrize("client", ["rust", "boto"])
 async def test_a_read_is_signed_with_the_renewed_keys(client: str, aws_environment: Path, tmp_path: Path) -> None:
     reply = tmp_path / "reply"
@@ -181,6 +229,7 @@ class Resolver:
         self.clock = clock
         self.lifetime = lifetime
         self.error: FastfuseError | None = None
+        self.fixed: Credentials | None = None
         self.calls = 0
 
     async def __call__(self) -> Credentials:
@@ -188,6 +237,8 @@ class Resolver:
         self.calls += 1
         if self.error is not None:
             raise self.error
+        if self.fixed is not None:
+            return self.fixed
         expires_at = None if self.lifetime is None else self.clock.now + self.lifetime
         return Credentials(access_key=f"key {self.calls}", secret_key="", expires_at=expires_at)
 
@@ -237,6 +288,22 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
     assert "no network" in caplog.text
     resolver.error = None
     clock.now = START + timedelta(minutes=56)
+    assert (await source.current()).access_key == "key 3"
+
+
+async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    first = await source.current()
+    resolver.fixed = first
+    clock.now = START + timedelta(minutes=46)
+    for _ in range(3):
+        assert await source.current() == first
+    assert resolver.calls == 2
+    assert "were not renewed yet" in caplog.text
+    resolver.fixed = None
+    clock.now = START + timedelta(minutes=54)
     assert (await source.current()).access_key == "key 3"
 
 

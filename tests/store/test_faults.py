@@ -145,10 +145,24 @@ async def test_every_get_carries_the_listed_etag(on: Scene) -> None:
 
 
 async def test_a_server_that_ignores_if_match_is_found_out(client: Callable[[ConnectionConfig], RangeReader]) -> None:
-    with scene(client, ServerConfig(honour_if_match=False)) as on:
+    with scene(client, ServerConfig(honour_conditions=False)) as on:
         on.server.faults.add(FaultRule(action=Replace(b"x" * len(DATA)), operation="GetObject"))
         with pytest.raises(ObjectChangedError):
             await on.reader.get_range(on.ref, 5000, 6000)
+        await on.reader.aclose()
+
+
+@pytest.mark.parametrize("is_honest", [True, False])
+async def test_without_a_listed_etag_a_replaced_object_of_the_same_length_is_found_out(
+    client: Callable[[ConnectionConfig], RangeReader], is_honest: bool
+) -> None:
+    with scene(client, ServerConfig(honour_conditions=is_honest)) as on:
+        ref = replace(on.ref, etag="", modified_ns=1_704_067_200 * 10**9)
+        assert await on.reader.get_range(ref, 5000, 6000) == DATA[5000:6000]
+        on.server.faults.add(FaultRule(action=Replace(b"x" * len(DATA)), operation="GetObject"))
+        with pytest.raises(ObjectChangedError):
+            await on.reader.get_range(ref, 6000, 7000)
+        assert [request.status for request in on.server.requests] == [206, 412 if is_honest else 206]
         await on.reader.aclose()
 
 

@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,9 +20,21 @@ from fastfuse.errors import (
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.rust import RustRangeReader, _translated, can_name, unsuitable_reason
+from fastfuse.store.boto import BotoRangeReader
+from fastfuse.store.credentials import Credentials, CredentialSource
+from fastfuse.store.router import RoutingReader
+from fastfuse.store.rust import RustRangeReader, _no_panic, _translated, can_name, unsuitable_reason
 from fastfuse.store.session import S3Session
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    SLOW_DOWN,
+    Delay,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+)
+from tests.servers import create_chain
 from tests.store.test_contract import ODD_KEYS, ORDINARY_KEYS
 
 SERVER_SAID = "Server returned non-2xx status code: "
@@ -138,3 +151,110 @@ def test_what_obstore_says_is_understood(error: Exception, expected: type[ReadEr
     translated = _translated(error, ObjectRef("bucket", "key", 1, ""))
     assert type(translated) is expected
     assert message in str(translated)
+
+
+# Each looks like something that obstore says, as it is or quoted in a URL.
+DECEIVING_KEYS = (
+    "CONTENT_RANGE.bin", "CONTENT_RANGE é", "a/MissingContentLength", "InvalidCertificate(x)",
+    "Requested 1..2, got 3", "status code: 403", "<Code>ExpiredToken</Code>", '<Code>ExpiredToken</Code>"',
+    "redirect without LOCATION", "non-partial response",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", DECEIVING_KEYS)
+async def test_a_key_that_looks_like_an_error_is_told_from_one(key: str) -> None:
+    """Above all it does not send every other object of the bucket to the slow client."""
+    with LoopbackServer({"bucket": MemoryObjects({key: b"data"})}) as server:
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=0.5)
+        reader = RustRangeReader(S3Session(config), "bucket")
+        ref = ObjectRef("bucket", key, 4, "")
+        assert await reader.get_range(ref, 0, 4) == b"data"
+        missing = replace(ref, key=f"{key} is not there")
+        with pytest.raises(ObjectChangedError, match="404"):
+            await reader.get_range(missing, 0, 4)
+        for action, error, message in (
+            (ACCESS_DENIED, ObjectDeniedError, "denies access .*403 AccessDenied"),
+            (SLOW_DOWN, UnavailableError, "503 SlowDown"),
+        ):
+            rule = server.faults.add(FaultRule(action=action))
+            with pytest.raises(ReadError, match=message) as caught:
+                await reader.get_range(ref, 0, 4)
+            assert type(caught.value) is error
+            server.faults.remove(rule)
+    with pytest.raises(UnavailableError, match="connection failed"):  # there is no server any more
+        await reader.get_range(ref, 0, 4)
+
+
+@pytest.mark.parametrize("key", DECEIVING_KEYS)
+def test_a_refusal_without_a_document_has_no_code_from_its_key(key: str) -> None:
+    quoted = key.replace('"', '\\"')
+    text = f'Object at location {key} not found: {SERVER_SAID}404 Not Found: \n\nDebug source:\npath: "{quoted}"'
+    translated = _translated(FileNotFoundError(text), ObjectRef("bucket", key, 1, ""))
+    assert type(translated) is ObjectChangedError
+    assert "(404)" in str(translated)
+
+
+def test_a_short_key_takes_nothing_out_of_what_obstore_says() -> None:
+    error = GenericError(f"{SERVER_SAID}503 Slow Down: <Error><Code>SlowDown</Code>")
+    for key in ("o", "e", "Code", "status code"):
+        assert "503 SlowDown" in str(_translated(error, ObjectRef("bucket", key, 1, "")))
+
+
+async def test_a_panic_of_obstore_sends_the_object_to_the_other_client(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The kernel would repeat a read that ended the worker. A token that no header can carry makes a panic."""
+
+    async def resolve() -> Credentials:
+        await trio.lowlevel.checkpoint()
+        return Credentials(access_key="AKIA", secret_key="secret", token="a token with a\nnew line")
+
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+        fast, general = RustRangeReader(session, "bucket"), BotoRangeReader(S3Session(session.config), "bucket")
+        session.credentials = CredentialSource(resolve)
+        ref = ObjectRef("bucket", "key", 4, "")
+        with pytest.raises(StoreUnsuitableError, match="panicked") as caught:
+            await fast.get_range(ref, 0, 4)
+        assert not caught.value.whole_server
+        assert "panicked" in capfd.readouterr().err  # it was a real one
+        routed = RoutingReader(fast=lambda _: fast, general=lambda _: general)
+        assert await routed.get_range(ref, 0, 4) == b"data"
+        await routed.aclose()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])
+def test_what_is_no_panic_passes(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), _no_panic(whole_server=False):
+        raise kind
+
+
+# Far beyond what these tests set as limits, and below what obstore would take by itself (20 s).
+PATIENCE_S = 10.0
+
+
+async def test_a_tls_server_that_never_answers_holds_nobody_up_for_longer_than_a_connection_may_take(
+    tmp_path: Path,
+) -> None:
+    authority, issued = create_chain(tmp_path)
+    rule = FaultRule(action=Delay(3600), operation="HeadObject")
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, ServerConfig(tls=issued), [rule]) as server:
+        config = ConnectionConfig(
+            endpoint_url=server.endpoint_url, region="us-east-1", ca_bundle=str(authority), connect_timeout_s=0.3
+        )
+        reader = RustRangeReader(S3Session(config), "bucket")
+        with trio.fail_after(PATIENCE_S):
+            assert await reader.get_range(ObjectRef("bucket", "key", 4, ""), 0, 4) == b"data"
+
+
+async def test_opening_the_client_can_be_given_up_at_any_time(tmp_path: Path) -> None:
+    authority, _ = create_chain(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections wait in its queue for ever
+        config = ConnectionConfig(
+            endpoint_url=f"https://127.0.0.1:{listener.getsockname()[1]}", region="us-east-1",
+            ca_bundle=str(authority), connect_timeout_s=3.0,
+        )  # fmt: skip
+        reader = RustRangeReader(S3Session(config), "bucket")
+        with trio.move_on_after(0.1) as given_up:
+            await reader.prepare()
+        assert given_up.cancelled_caught

@@ -211,8 +211,27 @@ def test_an_odd_server_answers_a_range_in_its_own_way(
     assert (reply.status, _body(reply), reply.headers.get("Content-Range")) == (status, data, content_range)
 
 
-def test_an_odd_server_ignores_if_match() -> None:
-    assert _answer("/data/a/b", config=ServerConfig(honour_if_match=False), if_match='"x"').status == 200
+_MODIFIED = "Mon, 01 Jan 2024 00:00:00 GMT"
+_BEFORE = "Sun, 31 Dec 2023 23:59:59 GMT"
+
+
+def test_an_object_that_is_younger_than_the_request_allows_is_refused() -> None:
+    assert _answer("/data/a/b").headers["Last-Modified"] == _MODIFIED
+    assert _answer("/data/a/b", if_unmodified_since=_MODIFIED).status == 200
+    assert _error(_answer("/data/a/b", if_unmodified_since=_BEFORE)) == (412, "PreconditionFailed")
+    assert _error(_answer("/data/a/b", Replace(b"new"), if_unmodified_since=_MODIFIED)) == (412, "PreconditionFailed")
+
+
+def test_if_match_goes_before_a_time_and_what_is_no_time_is_ignored() -> None:
+    etag = _answer("/data/a/b").headers["ETag"]
+    assert _answer("/data/a/b", if_match=etag, if_unmodified_since=_BEFORE).status == 200
+    assert _answer("/data/a/b", if_unmodified_since="yesterday").status == 200
+
+
+def test_an_odd_server_ignores_conditions() -> None:
+    config = ServerConfig(honour_conditions=False)
+    assert _answer("/data/a/b", config=config, if_match='"x"').status == 200
+    assert _answer("/data/a/b", config=config, if_unmodified_since=_BEFORE).status == 200
 
 
 @pytest.mark.parametrize("action", [ACCESS_DENIED, EXPIRED_TOKEN])
