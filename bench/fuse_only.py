@@ -44,7 +44,7 @@ def main() -> None:
     session = Session.mount(operations, Path(mountpoint), source=str(source), allow_other=False)
     raise_readahead(session.device)
     trio.run(pyfuse3.main)
-    session.close(unmount=False)
+    session.close()
 
 
 if __name__ == "__main__":

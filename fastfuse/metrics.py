@@ -60,11 +60,13 @@ METRICS = (
     Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
     Counter("fastfuse_opened_files", "Files opened."),
-    Counter("fastfuse_open_files", "Files open now.", is_gauge=True),
+    Counter("fastfuse_open_files", "Files open now; approximate after a worker's death.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount takes no more opens.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
     Counter("fastfuse_objects_listed", "Objects listed."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
+    Counter("fastfuse_listed_timestamp_seconds", "When the table was listed, in seconds since 1970.", is_gauge=True),
+    Counter("fastfuse_refreshes", "Refreshes finished, by outcome.", "outcome", ("ok", "failed")),
     Counter("fastfuse_worker_respawns", "Workers started after the death of their predecessor."),
 )
 

@@ -78,7 +78,8 @@ LAYERS: Mapping[str, Row] = {
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
     "mount.settings": row("indexing.origin sources.uri store.base"),
     "mount.kernel": row(),
-    "mount.mountpoint": row("errors"),
+    "mount.mountpoint": row("errors mount.children"),
+    "mount.deaths": row("errors"),
     "mount.children": row("errors"),
     "mount.indexing": row("errors indexing.make indexing.origin mount.children sources.uri store.base"),
     "mount.control": row("errors mount.children mount.mountpoint"),
@@ -87,7 +88,7 @@ LAYERS: Mapping[str, Row] = {
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
         "mount.notices sources.uri store.base"
     ),
-    "mount.session": row("errors mount.mountpoint", "pyfuse3 trio"),
+    "mount.session": row("errors mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
         "errors listing.snapshot metrics mount.children mount.operations readahead store.base store.counted "
@@ -119,7 +120,7 @@ READS_ENVIRONMENT = {"cli", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("readahead.window", "inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
-    *("listing.keyspace", "listing.frontier"),
+    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.uri"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

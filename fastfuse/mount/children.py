@@ -12,14 +12,14 @@ from typing import Any
 import fastfuse.errors
 from fastfuse.errors import FastfuseError
 
-__all__ = ["fork_child", "heard", "is_over_within", "tell_error", "wait_child"]
+__all__ = ["error_message", "fork_child", "heard", "is_over_within", "wait_child"]
 
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
-def fork_child(work: Callable[[], None]) -> int:
+def fork_child(work: Callable[[], object]) -> int:
     """Run `work` in a new process and return its pid; it exits 0 when `work` returns and 1 when it raises.
 
     The child is killed when its parent dies: a supervisor killed with ``kill -9`` leaves no process behind that
@@ -63,14 +63,14 @@ def is_over_within(pid: int, timeout_s: float) -> bool:
     return bool(ready)
 
 
-def tell_error(fd: int, error: FastfuseError) -> None:
-    """Write `error` to the pipe `fd`, for `heard` on the other side."""
+def error_message(error: FastfuseError) -> bytes:
+    """`error` for `heard` on the other side of a pipe or socket."""
     told = {"error": {"kind": type(error).__name__, "message": str(error), "hint": error.hint}}
-    os.write(fd, json.dumps(told).encode())
+    return json.dumps(told).encode()
 
 
 def heard(message: bytes) -> dict[str, Any]:
-    """What a child told through its pipe: a JSON object, or the error of `tell_error`, raised again."""
+    """What a child told through its pipe: a JSON object, or an `error_message`, raised again."""
     told: dict[str, Any] = json.loads(message)
     if "error" in told:
         error = told["error"]

@@ -4,6 +4,7 @@ To connect is to ask for a refresh; the answer is one JSON object, a report or a
 Nothing is left behind by a mount that is killed, and nobody but its user and root is listened to.
 """
 
+import fcntl
 import os
 import socket
 import struct
@@ -39,9 +40,11 @@ class RefreshReport:
 
 
 def listen(device: str) -> socket.socket:
-    """The socket of the mount with this ``major:minor``; never waits."""
+    """The socket of the mount with this ``major:minor``; never waits. A connection is a SIGIO of this process."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     listener.bind(_name(device))
+    fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
     listener.listen(_BACKLOG)
     return listener
 

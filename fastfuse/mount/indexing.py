@@ -11,7 +11,7 @@ from dataclasses import asdict
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.indexing.make import IndexReport, make_index
 from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.mount.children import fork_child, heard, tell_error, wait_child
+from fastfuse.mount.children import error_message, fork_child, heard, wait_child
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -32,7 +32,7 @@ def run_lister(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig)
             report = make_index(source, origin, connection, snapshot_fd)
             os.write(writing_fd, json.dumps(asdict(report)).encode())
         except FastfuseError as error:
-            tell_error(writing_fd, error)
+            os.write(writing_fd, error_message(error))
 
     child = fork_child(work)
     os.close(writing_fd)

@@ -8,11 +8,13 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.errors import MountError
+from fastfuse.mount.children import fork_child, is_over_within, wait_child
 
 __all__ = ["SUBTYPE", "BusyMountError", "MountEntry", "fastfuse_mounts", "find_mount", "prepare_mountpoint", "unmount"]
 
@@ -21,6 +23,9 @@ _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
 
 # The kernel's own limit on links that lead to links (path_resolution(7)).
 _MAX_LINKS = 40
+
+# A live mount answers `statvfs` from memory; this is for a loaded machine.
+_ANSWER_WITHIN_S = 10.0
 
 # <sys/mount.h>
 _MNT_DETACH = 2
@@ -79,13 +84,18 @@ def prepare_mountpoint(path: Path, *, create: bool) -> Path:
     return _resolved(path)
 
 
-def unmount(path: Path, *, lazy: bool = False) -> None:
+def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> None:
     """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
 
+    With a `device` (``major:minor``) only that mount is taken away, and no other one that stands in its place.
+
     Raises:
-        MountError: nothing of ours is mounted there, it is busy, or it may not be unmounted.
+        BusyMountError: files below it are open.
+        MountError: nothing of ours is mounted there, or it may not be unmounted.
     """
     entry = find_mount(path)
+    if entry is not None and device not in {None, entry.device}:
+        raise MountError(f"another file system is mounted at {path}")
     if entry is None:
         raise MountError(f"nothing is mounted at {path}", hint="fastfuse unmount --all unmounts whatever is")
     if not entry.is_ours:
@@ -101,21 +111,40 @@ def _clear_dead_mount(entry: MountEntry) -> None:
         raise MountError(
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
         )
-    try:
-        os.statvfs(entry.path)  # not stat: the kernel remembers the root's attributes and would answer for the dead
-    except OSError as error:
-        if error.errno not in {errno.ENOTCONN, errno.ECONNABORTED}:
-            raise MountError(f"{entry.path} is mounted already and not to be seen: {error.strerror}") from error
-    else:
+    number = _errno_of_statvfs(entry.path)
+    if number is None:
+        raise MountError(
+            f"{entry.path} is mounted already, with {entry.source}, and does not answer",
+            hint=f"fastfuse unmount --lazy {entry.path} takes it away",
+        )
+    if number == 0:
         raise MountError(
             f"{entry.path} is mounted already, with {entry.source}", hint=f"fastfuse unmount {entry.path} first"
         )
+    if number not in {errno.ENOTCONN, errno.ECONNABORTED}:
+        raise MountError(f"{entry.path} is mounted already and not to be seen: {os.strerror(number)}")
     if entry.owner_uid != os.geteuid():
         raise MountError(
             f"{entry.path} holds a dead mount of user {entry.owner_uid}",
             hint=f"fastfuse unmount {entry.path} as that user",
         )
     unmount(entry.path, lazy=True)
+
+
+def _errno_of_statvfs(path: Path) -> int | None:
+    """How a mount answers; None if it does not. Asked by a child: no signal ends a question to a daemon that hangs."""
+
+    def ask() -> None:
+        try:
+            os.statvfs(path)  # not stat: the kernel remembers the root's attributes and would answer for the dead
+        except OSError as error:
+            os._exit(error.errno or errno.EIO)
+
+    child = fork_child(ask)
+    if is_over_within(child, _ANSWER_WITHIN_S):
+        return wait_child(child)
+    os.kill(child, signal.SIGKILL)  # and not waited for: it ends when the mount does
+    return None
 
 
 def _unmount_as_root(path: Path, *, lazy: bool) -> None:

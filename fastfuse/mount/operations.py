@@ -5,8 +5,8 @@ went wrong becomes an errno, is counted, and is logged if nobody foresaw it.
 
 Forgets need no counting: a table is immutable and knows every inode until a refresh takes its place, and then the
 kernel looks up again what it is told is stale. `fh` is the inode number, so that a new worker understands the handles
-that its predecessor gave out; that of a directory also says in which table it was opened, so that a refresh in the
-middle of a listing leaves nothing out.
+that its predecessor gave out. Listing a directory goes on in the table that it began in, so that a refresh in between
+leaves nothing out.
 """
 
 import errno
@@ -36,9 +36,10 @@ _FOREVER_S = 10 * 365 * 24 * 3600.0
 # Of the objects that were replaced or deleted since the listing so many are named in the log.
 _MAX_CHANGED_LOGGED = 20
 
-# In the handle of a directory: the inode below, the generation of the table above.
-_GENERATION_SHIFT = 48
-_INODE_MASK = (1 << _GENERATION_SHIFT) - 1
+# In the handle of a directory the inode, in the resume offset of `readdir` the position, and above each the generation
+# of its table.
+_INODE_BITS = 48
+_POSITION_BITS = 40
 
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
 _FILE_MODE = stat.S_IFREG | 0o444
@@ -210,29 +211,33 @@ class MountOperations(InitialisedOperations):
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         self._table.row(inode)  # a stale one is looked up again
         self._open_directories[self._generation] += 1
-        return self._generation << _GENERATION_SHIFT | inode
+        return self._generation << _INODE_BITS | inode
 
     @_answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        directory = fh & _INODE_MASK
-        # A handle of a dead worker's generation, which nobody knows any more, goes on in the table there is.
-        table = self._earlier_tables.get(fh >> _GENERATION_SHIFT, self._table)
+        directory = fh & ((1 << _INODE_BITS) - 1)
+        generation, start = start_id >> _POSITION_BITS, start_id & ((1 << _POSITION_BITS) - 1)
+        # From the beginning, and where a dead worker's table was, it is the table there is.
+        if start == 0 or generation not in self._earlier_tables:
+            generation = self._generation
+        table = self._earlier_tables.get(generation, self._table)
         # What an earlier table says must not be remembered beyond the answer.
         timeout_s = _FOREVER_S if table is self._table else 0.0
+        base = generation << _POSITION_BITS
         entry = pyfuse3.EntryAttributes()  # readdir_reply copies it, so one serves for all
         for position, name, inode in ((1, b".", directory), (2, b"..", table.parent(directory))):
-            if start_id < position:
+            if start < position:
                 self._fill(entry, table.attributes(inode), timeout_s)
-                if not pyfuse3.readdir_reply(token, name, entry, position):
+                if not pyfuse3.readdir_reply(token, name, entry, base + position):
                     return
-        for resume, name, attributes in table.children(directory, max(start_id - _DOTS, 0)):
+        for resume, name, attributes in table.children(directory, max(start - _DOTS, 0)):
             self._fill(entry, attributes, timeout_s)
-            if not pyfuse3.readdir_reply(token, name, entry, resume + _DOTS):
+            if not pyfuse3.readdir_reply(token, name, entry, base + resume + _DOTS):
                 return
 
     @_answered
     async def releasedir(self, fh: int) -> None:
-        generation = fh >> _GENERATION_SHIFT
+        generation = fh >> _INODE_BITS
         self._open_directories[generation] -= 1
         if self._open_directories[generation] <= 0:
             del self._open_directories[generation]

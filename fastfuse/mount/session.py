@@ -20,7 +20,8 @@ import pyfuse3
 import trio
 
 from fastfuse.errors import MountError
-from fastfuse.mount.mountpoint import SUBTYPE, find_mount
+from fastfuse.mount.mountpoint import SUBTYPE, find_mount, unmount
+from fastfuse.mount.notices import send_notices
 
 __all__ = ["InitialisedOperations", "Session"]
 
@@ -56,8 +57,10 @@ class InitialisedOperations(pyfuse3.Operations):
 class Session:
     """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
 
-    def __init__(self, mountpoint: Path, fd: int, *, can_resend: bool) -> None:
-        self.mountpoint = mountpoint
+    def __init__(self, mountpoint: Path, device: str, fd: int, *, can_resend: bool) -> None:
+        self._mountpoint = mountpoint
+        # ``major:minor``: what tells this mount from another one that somebody may make at the same place.
+        self.device = device
         # Whether requests that a dead worker had read can be asked for again (Linux >= 6.9).
         self.can_resend = can_resend
         self._fd = fd
@@ -90,26 +93,36 @@ class Session:
                 raise _mount_error(mountpoint, captured()) from error
         try:
             fd = _session_fd()
-            return cls(mountpoint, fd, can_resend=_shake_hands(operations, fd))
+            can_resend = _shake_hands(operations, fd)
+            entry = find_mount(mountpoint)
+            if entry is None or not entry.is_ours:
+                raise MountError(f"{mountpoint} was unmounted by somebody else right away")
+            return cls(mountpoint, entry.device, fd, can_resend=can_resend)
         except BaseException:
             pyfuse3.close(unmount=True)
             raise
 
     @property
-    def device(self) -> str:
-        """``major:minor`` of the mount, as sysfs names its bdi."""
-        entry = find_mount(self.mountpoint)
-        if entry is None:
-            raise MountError(f"{self.mountpoint} was unmounted by somebody else right away")
-        return entry.device
+    def is_mounted(self) -> bool:
+        """Whether this mount, and no later one, is what is seen at the mountpoint."""
+        entry = find_mount(self._mountpoint)
+        return entry is not None and entry.device == self.device
+
+    def unmount(self, *, lazy: bool = False) -> None:
+        """As `fastfuse.mount.mountpoint.unmount`, but never another mount than this."""
+        unmount(self._mountpoint, lazy=lazy, device=self.device)
+
+    def notify(self, notices: bytes) -> None:
+        """Send the kernel `notices`; waits for locks that readers hold, so not for who has to answer them."""
+        send_notices(self._fd, notices)
 
     def resend(self) -> None:
         """Have the kernel queue again every request that was read and not answered."""
         os.write(self._fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
 
-    def close(self, *, unmount: bool) -> None:
+    def close(self) -> None:
         """Give up the connection; with no worker left, every request of the mount fails from now on."""
-        pyfuse3.close(unmount=unmount)
+        pyfuse3.close(unmount=False)
 
 
 def _shake_hands(operations: InitialisedOperations, fd: int) -> bool:

@@ -2,10 +2,11 @@
 
 Small and single-threaded on purpose, because it forks for as long as it lives: no thread, no S3 client, no trio run
 is alive in it when it does. Its signals are blocked and taken one at a time with ``sigtimedwait``, so there are no
-handlers and no races between them.
+handlers and no races between them; that somebody connects to its socket is a signal (SIGIO), too.
 
 States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled in `serving` and `draining`
-alike; the mount is given up only after five deaths in a minute without a single request answered in between.
+alike; the mount is given up only after five deaths in a minute without a single request answered in between. Refreshes
+run beside `serving`, in processes of their own.
 """
 
 import contextlib
@@ -13,20 +14,23 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
-from collections import deque
 from collections.abc import Callable
 
 from fastfuse.errors import MountError, ServiceError
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.mount.children import fork_child, heard, is_over_within, wait_child
+from fastfuse.mount.control import accept_request, listen
+from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.indexing import run_lister
 from fastfuse.mount.kernel import raise_readahead
-from fastfuse.mount.mountpoint import BusyMountError, find_mount, prepare_mountpoint, unmount
+from fastfuse.mount.mountpoint import BusyMountError, prepare_mountpoint
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.refresh import NewTable, Refresher
 from fastfuse.mount.session import Session
 from fastfuse.mount.settings import MountSettings
-from fastfuse.mount.worker import READY, run_worker
+from fastfuse.mount.worker import READY, SWAPPED, run_worker
 from fastfuse.notify import Notifier
 from fastfuse.readahead import ReadaheadConfig
 
@@ -34,20 +38,16 @@ __all__ = ["Supervisor", "run"]
 
 _log = logging.getLogger(__name__)
 
-_STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-_SIGNALS = _STOPPING | {signal.SIGCHLD}
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
+_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
-# Crash loop: this many deaths within this time, and no request answered between the first and the last.
-_MAX_DEATHS = 5
-_DEATHS_WITHIN_S = 60.0
-# A worker that dies at once is not started again at once: 0, then 50 ms doubling, per death in the last minute.
-_FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 2.0
 # While files are open the kernel says EBUSY; how often to ask again.
 _UNMOUNT_RETRY_S = 0.2
 # What the memory target also has to cover beside the parts: the S3 client's socket buffers and the allocator's slack.
 # Measured with 64 connections and targets of 512 MiB and 1 GiB: 40 MB; twice that, for other sizes of chunks.
 _CLIENT_OVERHEAD_BYTES = 80 << 20
+# A worker that does not take a table within this time hangs; its successor will start with it.
+_SWAP_S = 10.0
 # After the mount is gone its worker has nothing left to do.
 _WORKER_EXIT_S = 5.0
 
@@ -86,8 +86,10 @@ class Supervisor:
         self._tables: socket.socket | None = None
         self._metrics_pid = 0
         self._is_detached = False
-        # (when, requests answered until then) of each death in the last minute
-        self._deaths: deque[tuple[float, int]] = deque()
+        self._has_terminal = os.isatty(sys.stderr.fileno())
+        self._deaths = DeathRecord()
+        self._control: socket.socket | None = None
+        self._refresher = Refresher(settings.source, settings.origin, settings.connection)
 
     def run(self, ready: Callable[[], None]) -> int:
         """See `run`."""
@@ -125,8 +127,13 @@ class Supervisor:
         settings = self._settings
         self._snapshot_fd, report = run_lister(settings.source, settings.origin, settings.connection)
         _log.info("listed %s: %s", settings.source, report)
-        self._counters.set(self._counters.slot("fastfuse_objects_listed"), report.files + report.refused)
-        self._counters.set(self._counters.slot("fastfuse_table_files"), report.files)
+        self._count_table(report.files, report.refused, report.listed_at_ns)
+
+    def _count_table(self, files: int, refused: int, listed_at_ns: int) -> None:
+        counters = self._counters
+        counters.add(counters.slot("fastfuse_objects_listed"), files + refused)
+        counters.set(counters.slot("fastfuse_table_files"), files)
+        counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), listed_at_ns // 10**9)
 
     def _mount(self) -> None:
         settings = self._settings
@@ -140,6 +147,7 @@ class Supervisor:
         raise_readahead(self._session.device)
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
+        self._control = listen(self._session.device)
         self._start_worker()
 
     def _start_worker(self) -> None:
@@ -148,6 +156,7 @@ class Supervisor:
         if self._tables is not None:
             self._tables.close()
         self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._tables.settimeout(_SWAP_S)
         self._worker_pid = fork_child(
             lambda: run_worker(
                 self._operations,
@@ -172,16 +181,56 @@ class Supervisor:
         raise ServiceError("the worker died before it could serve", hint="see the log")
 
     def _serve(self) -> int:
-        """Wait for the end of the mount, and keep a worker alive until then."""
+        """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
+        assert self._control is not None
         while True:
             number = signal.sigwaitinfo(_SIGNALS).si_signo
-            if number in _STOPPING:
+            if number in _STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
                 return self._drain()
+            if number == signal.SIGHUP:
+                self._refresher.want(self._snapshot_fd)
+            while (asking := accept_request(self._control)) is not None:
+                self._refresher.want(self._snapshot_fd, asking)
             if self._worker_has_exited() and not self._replace_worker():
                 return 0
+            self._go_on_with_refresh()
+
+    def _has_lost_its_terminal(self) -> bool:
+        """Whether SIGHUP means what it says: nobody is there any more to interrupt a mount in the foreground."""
+        return self._has_terminal and not os.isatty(sys.stderr.fileno())
+
+    def _go_on_with_refresh(self) -> None:
+        new = self._refresher.new_table()
+        if new is not None:
+            self._swap(new)
+            assert self._session is not None
+            self._refresher.send_notices(self._session.notify)
+        outcome = self._refresher.outcome(self._snapshot_fd)
+        if outcome:
+            self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
+
+    def _swap(self, new: NewTable) -> None:
+        """Have the worker answer from another table; one that is dead or hangs is replaced by one that does."""
+        assert self._tables is not None
+        os.close(self._snapshot_fd)
+        self._snapshot_fd = new.snapshot_fd
+        self._count_table(new.report.files, new.refused, new.listed_at_ns)
+        try:
+            socket.send_fds(self._tables, [b"\0"], [new.snapshot_fd])
+            if self._tables.recv(len(SWAPPED)) == SWAPPED:
+                return
+        except OSError as error:
+            _log.warning("the worker does not take the new table: %s", error)
+        if self._worker_pid:
+            os.kill(self._worker_pid, signal.SIGKILL)
 
     def _drain(self) -> int:
-        """Clause L2: no more opens; wait for open files up to the grace period, unless a second signal comes."""
+        """Clause L2: no more opens; wait for open files up to the grace period, unless a second signal comes.
+
+        Raises:
+            MountError: the mount may not be taken away.
+        """
+        assert self._session is not None
         _log.info("stopping: waiting up to %g s for open files", self._settings.grace_s)
         # First, so that whoever hears of the end finds no open taken after it.
         self._counters.set(self._counters.slot("fastfuse_draining"), 1)
@@ -190,23 +239,39 @@ class Supervisor:
         is_over = False
         while not is_over:
             try:
-                unmount(self._mountpoint)
-                break
+                self._session.unmount()
+                return 0
             except BusyMountError:
-                is_over = time.monotonic() >= deadline_s
-            except MountError:
-                break  # unmounted by somebody else in the meantime
-            caught = None if is_over else signal.sigtimedwait(_SIGNALS, _UNMOUNT_RETRY_S)
-            if caught is not None and caught.si_signo in _STOPPING:
-                is_over = True
-            elif caught is not None and self._worker_has_exited() and not self._replace_worker():
-                break
-        if is_over:
-            _log.warning("files are still open: detaching %s", self._mountpoint)
-            with contextlib.suppress(MountError):  # somebody else may have been faster
-                unmount(self._mountpoint, lazy=True)
-            self._is_detached = True
+                pass
+            except MountError as error:
+                if not self._session.is_mounted:
+                    return 0  # unmounted by somebody else in the meantime
+                _log.warning("%s", error)
+                break  # waiting does not make it permitted
+            is_over = time.monotonic() >= deadline_s or self._is_told_to_hurry(
+                min(time.monotonic() + _UNMOUNT_RETRY_S, deadline_s)
+            )
+            if self._worker_has_exited() and not self._replace_worker():
+                return 0
+        _log.warning("detaching %s: reading files that are still open fails from now on", self._mountpoint)
+        try:
+            self._session.unmount(lazy=True)
+        except MountError:
+            if self._session.is_mounted:
+                raise
+        self._is_detached = True
         return 0
+
+    def _is_told_to_hurry(self, until_s: float) -> bool:
+        """Wait until a time, or until the worker ends; True for a second signal to stop."""
+        while (left_s := until_s - time.monotonic()) > 0:
+            caught = signal.sigtimedwait(_SIGNALS, left_s)
+            if caught is not None and caught.si_signo in _STOPPING:
+                return True
+            # Other children come and go: fusermount3, where root does not unmount.
+            if self._worker_pid and is_over_within(self._worker_pid, 0):
+                return False
+        return False
 
     def _worker_has_exited(self) -> bool:
         """Reap what has ended; True if the worker did."""
@@ -224,6 +289,8 @@ class Supervisor:
             elif pid == self._metrics_pid:
                 self._metrics_pid = 0
                 _log.error("the metrics endpoint died; metrics are not served any more")
+            else:
+                self._refresher.child_ended(pid, os.waitstatus_to_exitcode(status))
 
     def _replace_worker(self) -> bool:
         """Start another worker after a death; False if the mount is gone and none is needed.
@@ -231,7 +298,8 @@ class Supervisor:
         Raises:
             ServiceError: the workers die one after the other and nothing gets served.
         """
-        if self._worker_exit_code == 0 and find_mount(self._mountpoint) is None:
+        assert self._session is not None
+        if self._worker_exit_code == 0 and not self._session.is_mounted:
             _log.info("%s was unmounted", self._mountpoint)
             return False
         code = self._worker_exit_code
@@ -247,20 +315,11 @@ class Supervisor:
 
     def _note_death(self, how: str) -> None:
         """Count a death and wait before the next attempt; raise if there is no point in one."""
-        now_s, answered = time.monotonic(), self._counters.get("fastfuse_requests")
-        self._deaths.append((now_s, answered))
-        while self._deaths[0][0] < now_s - _DEATHS_WITHIN_S:
-            self._deaths.popleft()
-        if len(self._deaths) >= _MAX_DEATHS and answered == self._deaths[-_MAX_DEATHS][1]:
-            raise ServiceError(
-                f"the worker died {_MAX_DEATHS} times in a minute without serving anything; last, {how}",
-                hint="the log has the reason; the mount is taken down",
-            )
+        pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=self._counters.get("fastfuse_requests"))
         _log.warning("the worker died: %s; starting another", how)
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
-        if len(self._deaths) > 1:
-            # Waits for no signal at all, so it is a pause that misses none.
-            signal.sigtimedwait((), min(_FIRST_BACKOFF_S * 2 ** (len(self._deaths) - 2), _MAX_BACKOFF_S))
+        # Waits for no signal at all, so it is a pause that misses none.
+        signal.sigtimedwait((), pause_s)
 
     def _resume(self) -> None:
         """Go on with the connection, or with a new one if it was aborted or the kernel cannot ask again (< 6.9)."""
@@ -277,21 +336,26 @@ class Supervisor:
                 return
         _log.warning("mounting %s again: files that are open now fail, new opens work", self._mountpoint)
         self._disconnect()
+        self._counters.set(self._counters.slot("fastfuse_open_files"), 0)
         self._mount()
 
     def _disconnect(self) -> None:
         """Detach the mount and end the connection; whoever still waits for an answer gets an error."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if self._session is not None:
             with contextlib.suppress(MountError):  # it may be gone already
-                unmount(self._mountpoint, lazy=True)
-            self._session.close(unmount=False)
+                self._session.unmount(lazy=True)
+            self._session.close()
             self._session = None
 
     def _take_down(self) -> None:
         """Leave nothing behind, however far the start had come."""
+        self._refresher.close()
         if self._worker_pid:
             # Without a mount the worker ends by itself; with files open on a detached one it does not.
-            has_ended = find_mount(self._mountpoint) is None and not self._is_detached
+            has_ended = self._session is not None and not self._session.is_mounted and not self._is_detached
             if not has_ended or not is_over_within(self._worker_pid, _WORKER_EXIT_S):
                 os.kill(self._worker_pid, signal.SIGKILL)
             wait_child(self._worker_pid)

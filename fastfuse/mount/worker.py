@@ -16,7 +16,7 @@ import trio
 from fastfuse.errors import FastfuseError
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.metrics import Counters
-from fastfuse.mount.children import tell_error
+from fastfuse.mount.children import error_message
 from fastfuse.mount.operations import MountOperations
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.store.base import ConnectionConfig
@@ -65,7 +65,7 @@ def run_worker(
     try:
         trio.run(_serve, operations, counters, connection, readahead, snapshot_fd, ready_fd, tables)
     except FastfuseError as error:
-        tell_error(ready_fd, error)
+        os.write(ready_fd, error_message(error))
 
 
 async def _serve(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, ServiceError
-from fastfuse.mount.children import fork_child, heard, is_over_within, tell_error, wait_child
+from fastfuse.mount.children import error_message, fork_child, heard, is_over_within, wait_child
 
 
 def _raise(error: BaseException) -> Callable[[], None]:
@@ -110,7 +110,7 @@ def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
 )
 def test_an_error_is_raised_in_the_parent_as_it_was_in_the_child(error: FastfuseError) -> None:
     reading_fd, writing_fd = os.pipe()
-    child = fork_child(lambda: tell_error(writing_fd, error))
+    child = fork_child(lambda: os.write(writing_fd, error_message(error)))
     os.close(writing_fd)
     message = wait_for_end_of_pipe(reading_fd)
     assert wait_child(child) == 0

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ from fastfuse.mount.control import RefreshReport, accept_request, listen, reques
 from fastfuse.mount.mountpoint import MountEntry
 
 DEVICE = f"test:{os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def _connections_are_no_signals_here() -> Iterator[None]:
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, before)
 
 
 @pytest.fixture
@@ -33,6 +42,14 @@ def test_a_report_in_words() -> None:
 def test_a_mount_that_nobody_serves_does_not_answer(mountpoint: Path) -> None:
     with pytest.raises(MountError, match="the mount at /mnt does not answer: Connection refused"):
         request_refresh(mountpoint)
+
+
+def test_a_connection_is_a_signal() -> None:
+    heard = threading.Event()
+    signal.signal(signal.SIGIO, lambda *_: heard.set())
+    with listen(DEVICE), socket.socket(socket.AF_UNIX) as client:
+        client.connect(f"\0fastfuse-{DEVICE}")
+        assert heard.wait(60)
 
 
 def test_requests_are_taken_one_after_the_other_without_waiting() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from fastfuse.mount.mountpoint import (
     prepare_mountpoint,
     unmount,
 )
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mounting import mounted
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2  # <sys/mount.h>
@@ -240,6 +243,25 @@ def test_a_mount_of_another_user_that_nobody_else_may_look_at_is_left_alone(tmp_
         with pytest.raises(MountError, match="is mounted already"):
             prepare_mountpoint(tmp_path, create=False)
         assert find_mount(tmp_path) is not None
+
+
+def test_a_live_mount_that_does_not_answer_is_left_alone_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L4"""
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.2)
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
+        mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
+    ):
+        worker = mount.worker()
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(MountError, match=r"is mounted already, with s3://bucket/, and does not answer") as caught:
+            prepare_mountpoint(tmp_path, create=False)
+        assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
+        os.kill(worker, signal.SIGCONT)
+        assert (mount.path / "a").read_bytes() == b"a"
+        assert mount.stop() == 0
 
 
 def test_where_nothing_is_mounted_there_is_nothing_to_unmount(tmp_path: Path) -> None:

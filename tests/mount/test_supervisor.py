@@ -7,12 +7,17 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.config import mount_settings
+from fastfuse.mount.mountpoint import find_mount, unmount
+from fastfuse.mount.supervisor import Supervisor
+from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests import mounting
 from tests.mount.waiting import wait_for_end, wait_until
@@ -29,13 +34,9 @@ def server() -> Iterator[LoopbackServer]:
         yield server
 
 
-@pytest.fixture
-def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mounts that see no FUSE_HAS_RESEND, as before Linux 6.9."""
-    program = (
-        "import sys; from fastfuse.mount import session; session._HAS_RESEND = 0;"
-        "from fastfuse.cli import main; sys.exit(main())"
-    )
+def with_change(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Let mounts run with the lines of `change` before the command line."""
+    program = f"import sys\n{textwrap.dedent(change)}\nfrom fastfuse.cli import main\nsys.exit(main())"
 
     def command(*arguments: str) -> list[str]:
         plain = mount_command(*arguments)  # type: ignore[arg-type]
@@ -43,6 +44,12 @@ def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         return [sys.executable, "-c", program, *plain[at:]]
 
     monkeypatch.setattr(mounting, "mount_command", command)
+
+
+@pytest.fixture
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounts that see no FUSE_HAS_RESEND, as before Linux 6.9."""
+    with_change(monkeypatch, "from fastfuse.mount import session; session._HAS_RESEND = 0")
 
 
 def kill(pid: int) -> None:
@@ -75,6 +82,78 @@ def test_five_deaths_without_a_request_between_them_end_the_mount(server: Loopba
         assert len(errors) == 1
         assert errors[0].startswith("fastfuse: error: the worker died 5 times in a minute without serving anything")
         assert "Traceback" not in mount.log
+
+
+def test_a_request_that_kills_every_worker_ends_the_mount(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = """
+    from fastfuse.mount import operations
+    async def panic(self, *_):
+        raise BaseException("as Rust panics")  # no Exception, so that it passes everything
+    operations.MountOperations.listxattr = operations._answered(panic)
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert (mount.path / "b").read_bytes() == b"b"
+        with pytest.raises(OSError, match=r"not connected|abort|Input/output"):
+            os.listxattr(mount.path / "b")  # the kernel asks each worker again
+        assert mount.wait() == 1
+        assert "the worker died 5 times in a minute without serving anything" in mount.log
+        assert find_mount(mount.path) is None
+
+
+@pytest.mark.parametrize("how", ["closed", "stopped"])
+def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: LoopbackServer, how: str) -> None:
+    """L4"""
+    with mounted("s3://bucket/data", server.endpoint_url) as first:
+        held = os.open(first.path / "a", os.O_RDONLY)
+        unmount(first.path, lazy=True)
+        with mounted("s3://bucket/data", server.endpoint_url, path=first.path) as second:
+            if how == "closed":
+                os.close(held)
+                assert first.wait() == 0
+            else:
+                assert first.stop() == 0
+                os.close(held)
+            assert (second.path / "b").read_bytes() == b"b"
+            assert second.stop() == 0
+
+
+def test_a_mount_that_may_not_be_unmounted_says_so_and_does_not_end_as_if_it_were(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = """
+    from fastfuse.mount import mountpoint
+    def refuse(path, *, lazy):
+        raise mountpoint._unmount_error(path, "Operation not permitted", is_busy=False)
+    mountpoint._unmount_as_root = refuse
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert mount.stop() == 5
+        assert f"fastfuse: error: {mount.path} cannot be unmounted: Operation not permitted" in mount.log
+        assert find_mount(mount.path) is not None
+
+
+def test_other_children_that_end_cut_no_wait_short() -> None:
+    """Where root does not unmount, each attempt is a child that ends."""
+    settings = mount_settings(source="s3://bucket", mountpoint=Path("/mnt"), connection=ConnectionConfig())
+    supervisor = Supervisor(settings)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+    try:
+        with subprocess.Popen(["sleep", "60"]) as worker:
+            supervisor._worker_pid = worker.pid
+            subprocess.run(["true"], check=True)
+            until_s = time.monotonic() + 0.2
+            assert not supervisor._is_told_to_hurry(until_s)
+            assert time.monotonic() >= until_s
+            worker.kill()
+            assert not supervisor._is_told_to_hurry(time.monotonic() + 3600)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert supervisor._is_told_to_hurry(time.monotonic() + 3600)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def test_many_deaths_with_requests_between_them_are_survived(server: LoopbackServer) -> None:

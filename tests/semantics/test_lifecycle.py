@@ -132,7 +132,7 @@ def test_the_mount_is_detached_when_the_grace_period_is_over() -> None:
     with place(DATA, "--grace-s", "0.3") as here, opened(here.path / "file"):
         assert here.mount.stop(signal.SIGTERM) == 0
         assert find_mount(here.path) is None
-        assert "files are still open" in here.mount.log
+        assert "files that are still open" in here.mount.log
 
 
 def test_unmounting_from_outside_ends_the_daemon() -> None:

@@ -1,0 +1,216 @@
+"""Clause L6: a refresh swaps the whole table, and whatever is open keeps what it had."""
+
+import contextlib
+import errno
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects
+from tests.mount.waiting import wait_until
+from tests.mounting import run_fastfuse
+from tests.semantics.places import Place, block_bytes, gets, place
+
+
+def objects() -> MemoryObjects:
+    return MemoryObjects({"same": b"same", "changes": b"before", "goes": b"gone soon", "folder/file": b"deep"})
+
+
+def change(held: MemoryObjects) -> None:
+    held.put("changes", b"after, and longer")
+    held.delete("goes")
+    held.put("new/below/file", b"new")
+    held.put("folder/another", b"another")
+
+
+def refresh(here: Place) -> str:
+    done = run_fastfuse("refresh", str(here.path))
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_view_after_a_refresh_is_what_the_source_holds() -> None:
+    """L6"""
+    with place(objects()) as here:
+        for path in (here.path / "new", here.path / "folder" / "another"):  # the kernel remembers that they are not
+            assert not path.exists()
+        tree(here.path)
+        change(here.objects)
+        assert tree(here.path)["same"] == b"same"
+        assert not (here.path / "new").exists()
+        told = refresh(here)
+        assert told.startswith("2 added, 1 removed, 1 replaced; 5 objects now, ")
+        assert tree(here.path) == {
+            "same": b"same",
+            "changes": b"after, and longer",
+            "new/below/file": b"new",
+            "folder/file": b"deep",
+            "folder/another": b"another",
+        }
+        assert (here.path / "changes").stat().st_size == 17
+        assert (here.path / "new" / "below" / "file").read_bytes() == b"new"
+        assert not (here.path / "goes").exists()
+        assert sorted(os.listdir(here.path)) == ["changes", "folder", "new", "same"]
+        assert here.mount.stop() == 0
+
+
+def test_what_has_not_changed_keeps_its_inode_and_its_pages() -> None:
+    """L6, D1"""
+    with place(objects()) as here:
+        assert (here.path / "same").read_bytes() == b"same"
+        before = {name: (here.path / name).stat() for name in ("same", "changes", "folder", "folder/file")}
+        change(here.objects)
+        requests = len(gets(here.server))
+        refresh(here)
+        after = {name: (here.path / name).stat() for name in before}
+        assert after["same"] == before["same"]
+        assert after["folder/file"] == before["folder/file"]
+        assert after["folder"].st_ino == before["folder"].st_ino
+        assert after["changes"].st_ino != before["changes"].st_ino
+        assert (here.path / "same").read_bytes() == b"same"
+        assert len(gets(here.server)) == requests
+
+
+def test_a_file_that_is_open_keeps_its_version_until_it_is_closed() -> None:
+    """L6, D1, D2"""
+    with place(objects()) as here, (here.path / "changes").open("rb") as held, (here.path / "goes").open("rb") as gone:
+        assert held.read() == b"before"
+        change(here.objects)
+        refresh(here)
+        assert os.fstat(held.fileno()).st_size == 6
+        assert os.fstat(gone.fileno()).st_size == 9
+        assert os.pread(held.fileno(), 100, 0) == b"before"
+        # What was not read before the object went cannot be had any more; never is it something else.
+        with pytest.raises(OSError, match="Stale file handle"):
+            gone.read()
+        assert (here.path / "changes").read_bytes() == b"after, and longer"
+
+
+def test_a_working_directory_stays_good() -> None:
+    """L6"""
+    with place(objects()) as here:
+        folder = os.open(here.path / "folder", os.O_RDONLY)
+        try:
+            change(here.objects)
+            refresh(here)
+            assert sorted(os.listdir(folder)) == ["another", "file"]
+            descriptor = os.open("another", os.O_RDONLY, dir_fd=folder)
+            assert os.read(descriptor, 100) == b"another"
+            os.close(descriptor)
+        finally:
+            os.close(folder)
+
+
+def test_a_directory_that_is_being_listed_is_listed_to_its_end_as_it_was() -> None:
+    """L6, N6"""
+    names = [f"{number:05}" for number in range(3000)]
+    with place(dict.fromkeys(names, b"")) as here:
+        with os.scandir(here.path) as entries:
+            seen = [next(entries).name]
+            for name in names[:2000]:
+                here.objects.delete(name)
+            refresh(here)
+            seen += [entry.name for entry in entries]
+        assert seen == names
+        assert sorted(os.listdir(here.path)) == names[2000:]
+        assert not (here.path / names[1999]).exists()
+
+
+def test_a_refresh_after_a_refresh_and_a_worker_that_dies_in_between() -> None:
+    """L6, L3"""
+    with place(objects()) as here:
+        for number in range(3):
+            here.objects.put("changes", b"x" * number)
+            here.objects.put(f"number-{number}", b"")
+            assert refresh(here).startswith("1 added, 0 removed, 1 replaced; ")
+            os.kill(here.mount.worker(), signal.SIGKILL)
+            assert (here.path / "changes").read_bytes() == b"x" * number
+            assert (here.path / f"number-{number}").exists()
+        assert here.mount.stop() == 0
+
+
+def test_a_refresh_that_fails_leaves_the_view_and_says_why() -> None:
+    """L6"""
+    with place(objects()) as here:
+        rule = here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
+        done = run_fastfuse("refresh", str(here.path))
+        assert done.returncode == 3
+        assert done.stderr.startswith("fastfuse: error: ")
+        assert "denies listing" in done.stderr
+        assert tree(here.path)["changes"] == b"before"
+        here.server.faults.remove(rule)
+        change(here.objects)
+        assert refresh(here).startswith("2 added, 1 removed, 1 replaced")
+        assert here.mount.stop() == 0
+
+
+def test_sighup_refreshes_too() -> None:
+    """L6"""
+    with place(objects()) as here:
+        change(here.objects)
+        here.mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "refreshed" in here.mount.log)
+        assert "refreshed s3://bucket/: 2 added, 1 removed, 1 replaced; 5 objects now" in here.mount.log
+        assert (here.path / "new" / "below" / "file").read_bytes() == b"new"
+        assert here.mount.stop() == 0
+
+
+def test_readers_notice_nothing_but_the_new_version() -> None:
+    """L6, D1"""
+    versions = {block_bytes(seed, 300_000) for seed in range(4)}
+    with place({"fixed": block_bytes(9, 300_000), "changes": block_bytes(0, 300_000)}) as here:
+        stop = threading.Event()
+        wrong: list[str] = []
+
+        def read() -> None:
+            while not stop.is_set():
+                if (here.path / "fixed").read_bytes() != block_bytes(9, 300_000):
+                    wrong.append("fixed")
+                with contextlib.suppress(OSError) as _:  # replaced while it was being read
+                    if (here.path / "changes").read_bytes() not in versions:
+                        wrong.append("changes")
+
+        readers = [threading.Thread(target=read) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        try:
+            for seed in (1, 2, 3):
+                here.objects.put("changes", block_bytes(seed, 300_000))
+                refresh(here)
+                assert (here.path / "changes").read_bytes() == block_bytes(seed, 300_000)
+        finally:
+            stop.set()
+            for reader in readers:
+                reader.join()
+        assert not wrong
+        assert here.mount.stop() == 0
+
+
+def test_where_nothing_is_mounted_there_is_nothing_to_refresh(tmp_path: Path) -> None:
+    """L5"""
+    done = run_fastfuse("refresh", str(tmp_path))
+    assert done.returncode == 5
+    assert done.stderr == (
+        f"fastfuse: error: nothing of fastfuse is mounted at {tmp_path}\nhint: fastfuse mount mounts it\n"
+    )
+
+
+def test_a_name_that_turns_from_file_to_directory_and_back() -> None:
+    """L6, N4"""
+    with place({"thing": b"file"}) as here:
+        assert (here.path / "thing").read_bytes() == b"file"
+        here.objects.put("thing/below", b"x")
+        refresh(here)
+        assert (here.path / "thing" / "below").read_bytes() == b"x"
+        here.objects.delete("thing/below")
+        refresh(here)
+        assert (here.path / "thing").read_bytes() == b"file"
+        with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
+            (here.path / "thing" / "below").stat()
