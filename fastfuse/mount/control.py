@@ -1,7 +1,8 @@
 """How other commands talk to a running mount: through an abstract Unix socket that is named after its device.
 
 To connect is to ask for a refresh; the answer is one JSON object, a report or an error, and the end of the connection.
-Nothing is left behind by a mount that is killed, and nobody but its user and root is listened to.
+Nothing is left behind by a mount that is killed, and nobody but its user and root is listened to. The name ends in the
+process, because the kernel may give a device's number to the next mount while the last one's process still ends.
 """
 
 import fcntl
@@ -42,7 +43,7 @@ class RefreshReport:
 def listen(device: str) -> socket.socket:
     """The socket of the mount with this ``major:minor``; never waits. A connection is a SIGIO of this process."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    listener.bind(_name(device))
+    listener.bind(f"\0fastfuse-{device}-{os.getpid()}")
     fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
     listener.listen(_BACKLOG)
@@ -71,29 +72,32 @@ def request_refresh(mountpoint: Path) -> RefreshReport:
     entry = find_mount(mountpoint)
     if entry is None or not entry.is_ours:
         raise MountError(f"nothing of fastfuse is mounted at {mountpoint}", hint="fastfuse mount mounts it")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connection.connect(_name(entry.device))
-        except OSError as error:
-            raise MountError(
-                f"the mount at {mountpoint} does not answer: {error.strerror}",
-                hint="it may be dead, or of another container: send its process SIGHUP there",
-            ) from error
-        if _peer_uid(connection) not in {0, entry.owner_uid}:
-            raise MountError(f"what answers for the mount at {mountpoint} is not its process")
-        told = bytearray()
-        with suppress(ConnectionError):
+    for address in _addresses(entry.device):
+        told = _answer_of(address, {0, entry.owner_uid})
+        if told:
+            return RefreshReport(**heard(told))
+    raise MountError(
+        f"the mount at {mountpoint} does not answer",
+        hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
+    )
+
+
+def _answer_of(address: str, trusted_uids: set[int | None]) -> bytes:
+    """What is said there to who connects; nothing, if it is not one of `trusted_uids` that listens."""
+    told = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError):
+        connection.connect(address)
+        if _peer_uid(connection) in trusted_uids:
             while received := connection.recv(4096):
                 told += received
-    if not told:
-        raise MountError(
-            f"the mount at {mountpoint} did not refresh", hint="it ended, or it is another user's: see its log"
-        )
-    return RefreshReport(**heard(bytes(told)))
+    return bytes(told)
 
 
-def _name(device: str) -> str:
-    return f"\0fastfuse-{device}"
+def _addresses(device: str) -> list[str]:
+    """The sockets of the mount with this number, proc_net(5)."""
+    prefix = f"@fastfuse-{device}-"
+    paths = {line.split(" ")[-1] for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()}
+    return sorted("\0" + path[1:] for path in paths if path.startswith(prefix))
 
 
 def _peer_uid(connection: socket.socket) -> int:

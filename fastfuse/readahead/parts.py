@@ -1,6 +1,7 @@
 """A part is one contiguous range of one version of one object: fetched by one GET, read by anyone."""
 
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Iterator
 
 import trio
@@ -17,17 +18,22 @@ class Part:
     Only `PartPool` changes `data`, `error` and the accounting; see there for the states.
     """
 
-    __slots__ = ("arrived", "data", "end", "error", "file", "readers", "room", "shelf", "start", "unread_bytes")
+    __slots__ = (
+        *("arrived", "data", "end", "error", "file", "is_demanded", "readers", "room", "shelf", "start"),
+        "unread_bytes",
+    )
 
-    def __init__(self, file: "FileParts", start: int, end: int) -> None:
+    def __init__(self, file: "FileParts", start: int, end: int, *, is_demanded: bool = False) -> None:
         self.file = file
         self.start = start
         self.end = end
+        # Asked for by a read that waits, not read ahead.
+        self.is_demanded = is_demanded
         self.data: memoryview | None = None
         self.error: Exception | None = None
         # Set when `data` or `error` is there.
         self.arrived = trio.Event()
-        # Set when a part that had to wait for memory has got it; None for all others.
+        # Set when a part that had to wait for memory or a connection has got it; None for all others.
         self.room: trio.Event | None = None
         # Tasks that wait for this part; it cannot be evicted before they have taken their bytes.
         self.readers = 0
@@ -44,7 +50,10 @@ class Part:
 class FileParts:
     """The parts of one file, held or on their way, by place. Invariant: they do not overlap."""
 
-    __slots__ = ("_parts", "_starts", "in_flight", "inode", "is_open", "is_stale", "reads", "ref")
+    __slots__ = (
+        *("_parts", "_starts", "demanded_in_flight", "in_flight", "inode", "is_open", "is_stale", "reads", "ref"),
+        "waiting",
+    )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
         self.inode = inode
@@ -52,6 +61,9 @@ class FileParts:
         self._starts: list[int] = []
         self._parts: dict[int, Part] = {}
         self.in_flight = 0
+        self.demanded_in_flight = 0
+        # Demanded parts that are not in flight yet, in the order of their reads.
+        self.waiting: deque[Part] = deque()
         # Reads that may have to wait, also such as a release has overtaken.
         self.reads = 0
         self.is_open = False

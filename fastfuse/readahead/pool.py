@@ -6,7 +6,8 @@ States of a part, all changed here:
                     │            └──────────────────^
                     └──► failed
 
-* waiting: a demanded part for which there is no memory yet; first come, first served.
+* waiting: a demanded part for which there is no memory or no connection yet. The files take turns, and each is served
+  in the order of its reads.
 * in flight: its memory is reserved and its GET runs.
 * landed: its bytes are there, and tasks that waited for it have not taken theirs yet. Still reserved: not evictable.
 * fresh: evictable, least recently read first, and only for a part that somebody waits for.
@@ -21,8 +22,12 @@ was handed out and is being written to the kernel (one per reply, for microsecon
 takes as a Python object.
 
 No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
-deadlines; so memory comes back to the first that waits. Ahead parts may never take the last quarter of the memory or
-of the connections, which is what a stalled file leaves to the others.
+deadlines; so memory comes back to the first that waits.
+
+One slow or failing file delays no other (clause D6): ahead parts never take the last quarter of the memory, and all
+ahead parts together, like the demanded parts of any one file, have no more connections than three times those that are
+still free (dynamic thresholds, Choudhury and Hahne 1998). So one stalled file leaves a quarter, a second one a quarter
+of that quarter, and whoever comes next finds a connection until as many files stall as that takes.
 """
 
 from collections import deque
@@ -41,6 +46,9 @@ __all__ = ["PartPool", "PoolStatistics"]
 
 # Kept for late and repeated requests: 1/8 of the limit, two parts behind for a reader with a full window.
 _SPENT_DIVISOR = 8
+
+# Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
+_USED_PER_FREE_CONNECTION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +71,17 @@ class PartPool:
     def __init__(self, config: ReadaheadConfig) -> None:
         limit = config.memory_limit_bytes
         self._limit_bytes = limit
-        connections = config.max_parts_in_flight
+        self._connections = connections = config.max_parts_in_flight
         self._ahead = Share(limit - limit // 4, max(1, connections - connections // 4))
         self._fresh: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
         self._spent: LRUCache[Part, Part] = LRUCache(limit // _SPENT_DIVISOR, getsizeof=_size_bytes)
-        self._waiting: deque[Part] = deque()
+        # Files with parts that wait, in their turn.
+        self._queue: deque[FileParts] = deque()
+        self._lacks_memory = False
         self._files: dict[int, FileParts] = {}
         self._share = FairShare(self._ahead, idle_after_bytes=limit)
         self._reserved_bytes = 0
-        self._in_flight = 0
+        self._in_flight = self._ahead_in_flight = 0
         self._fetched_bytes = 0
         self._unread_dropped_bytes = 0
 
@@ -115,18 +125,19 @@ class PartPool:
 
     def demand(self, file: FileParts, start: int, end: int) -> Part:
         """A part that somebody waits for. It may be fetched now, or when its `room` is set."""
-        part = Part(file, start, end)
+        part = Part(file, start, end, is_demanded=True)
         file.add(part)
-        if not self._waiting and self._make_room(part.size_bytes):
-            self._reserve(part)
-        else:
+        if not file.waiting:
+            self._queue.append(file)
+        file.waiting.append(part)
+        self._grant()
+        if file.waiting and file.waiting[-1] is part:
             part.room = trio.Event()
-            self._waiting.append(part)
         return part
 
     def try_ahead(self, file: FileParts, start: int, end: int) -> Part | None:
         """A part to be fetched now that nobody waits for yet, or None: it would be at the expense of others."""
-        if self._waiting or self._in_flight >= self._ahead.parts_in_flight:
+        if self._lacks_memory or file.waiting or not self._may_start(self._ahead_in_flight):
             return None
         if file.in_flight >= self._share.share.parts_in_flight:
             return None
@@ -141,25 +152,30 @@ class PartPool:
     def land(self, part: Part, data: Buffer) -> None:
         """The GET of `part` delivered."""
         part.data = memoryview(data)
-        self._in_flight -= 1
-        part.file.in_flight -= 1
+        self._end_flight(part)
         self._fetched_bytes += part.size_bytes
         part.arrived.set()
         if not part.readers:
             self._shelve(part)
+        else:
+            self._grant()
 
     def fail(self, part: Part, error: Exception) -> None:
-        """The GET of `part` failed, or was given up before it began."""
+        """The GET of `part` failed, or there will be none."""
         part.error = error
-        if part in self._waiting:
-            self._waiting.remove(part)
+        file = part.file
+        if part in file.waiting:
+            file.waiting.remove(part)
+            if not file.waiting:
+                self._queue.remove(file)
+            if part.room is not None:
+                part.room.set()
         else:
-            self._in_flight -= 1
-            part.file.in_flight -= 1
+            self._end_flight(part)
             self._reserved_bytes -= part.size_bytes
-        part.file.remove(part)
+        file.remove(part)
         part.arrived.set()
-        self._forget_if_empty(part.file)
+        self._forget_if_empty(file)
         self._grant()
 
     def pin(self, part: Part) -> None:
@@ -185,7 +201,7 @@ class PartPool:
             held_bytes=int(self._fresh.currsize) + spent_bytes,
             spent_bytes=spent_bytes,
             parts_in_flight=self._in_flight,
-            parts_waiting=len(self._waiting),
+            parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
             fetched_bytes=self._fetched_bytes,
             unread_dropped_bytes=self._unread_dropped_bytes,
@@ -201,7 +217,13 @@ class PartPool:
         for file in self._files.values():
             assert file.is_open or file.reads or len(file)
             assert all(before.end <= after.start for before, after in pairwise(file))
-        assert not self._waiting or self._reserved_bytes + self._waiting[0].size_bytes > self._limit_bytes
+            assert 0 <= file.demanded_in_flight <= file.in_flight
+        assert self._in_flight <= self._connections
+        assert all(file.waiting for file in self._queue)
+        assert len({*self._queue}) == len(self._queue)
+        may = [file.waiting[0] for file in self._queue if self._may_start(file.demanded_in_flight)]
+        assert self._lacks_memory == bool(may)
+        assert not may or self._reserved_bytes + may[0].size_bytes > self._limit_bytes
 
     def _touch(self, file: FileParts) -> None:
         if file.is_open:
@@ -212,6 +234,19 @@ class PartPool:
         self._reserved_bytes += part.size_bytes
         self._in_flight += 1
         part.file.in_flight += 1
+        part.file.demanded_in_flight += part.is_demanded
+        self._ahead_in_flight += not part.is_demanded
+
+    def _end_flight(self, part: Part) -> None:
+        self._in_flight -= 1
+        part.file.in_flight -= 1
+        part.file.demanded_in_flight -= part.is_demanded
+        self._ahead_in_flight -= not part.is_demanded
+
+    def _may_start(self, used: int) -> bool:
+        """Whether a connection is free, and not kept free for others than who has `used` of them."""
+        free = self._connections - self._in_flight
+        return free > 0 and (not used or used < _USED_PER_FREE_CONNECTION * (free - 1))
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evict until `size_bytes` fit, spent parts first; nothing is evicted where even all would not do."""
@@ -224,12 +259,28 @@ class PartPool:
         return True
 
     def _grant(self) -> None:
-        """Memory has come back: let those start that wait for it, in their order."""
-        while self._waiting and self._make_room(self._waiting[0].size_bytes):
-            part = self._waiting.popleft()
+        """Let those start that wait for a connection or for memory, the files in turn."""
+        queue = self._queue
+        self._lacks_memory = False
+        passed = 0
+        while passed < len(queue):
+            file = queue[0]
+            if not self._may_start(file.demanded_in_flight):
+                queue.rotate(-1)
+                passed += 1
+                continue
+            if not self._make_room(file.waiting[0].size_bytes):
+                self._lacks_memory = True  # and nobody else takes what comes back
+                return
+            part = file.waiting.popleft()
             self._reserve(part)
-            assert part.room is not None
-            part.room.set()
+            if part.room is not None:
+                part.room.set()
+            if file.waiting:
+                queue.rotate(-1)
+            else:
+                queue.popleft()
+            passed = 0
 
     def _shelve(self, part: Part) -> None:
         """Nobody waits for `part` any more: it may be evicted from now on."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
-from fastfuse.errors import UnavailableError
+from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer
 from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.parts import FileParts, Part
@@ -174,13 +174,18 @@ class Stream:
         try:
             if part.room is not None:
                 await part.room.wait()
+                if part.error is not None:
+                    return
             data = await self._reader.get_range(self.file.ref, part.start, part.end)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
             raise
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in a store ends this read, not the mount
             self._counts.failed_parts += 1
-            self._pool.fail(part, error)
+            # Whoever waits behind it for a connection has waited for as long, and would for as long again.
+            behind = [*self.file.waiting] if isinstance(error, DeadlineError) else []
+            for failed in [*behind, part]:
+                self._pool.fail(failed, error)
         else:
             self._pool.land(part, data)
             if self._cursor is not None:

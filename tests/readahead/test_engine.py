@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from fastfuse.errors import UnavailableError
+from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
 
@@ -102,6 +102,33 @@ async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock
             assert trio.current_time() - began < 2.5
             reader.let_go()
         await trio.sleep(1)
+
+
+async def test_whoever_waits_behind_a_deadline_for_a_connection_waits_for_no_second_one(
+    autojump_clock: MockClock,
+) -> None:
+    """Semantics D5."""
+    ref = listed("silent", 100 * 64 * KIB)
+    reader = ScriptedReader()
+    reader.holds = lambda *_: True
+    answered_at_s: list[float] = []
+
+    async def read(engine: ReadEngine, index: int) -> None:
+        with pytest.raises(DeadlineError):
+            await engine.read(1, ref, index * 64 * KIB, 4 * KIB)
+        answered_at_s.append(trio.current_time() - began_s)
+
+    async with running(reader, ReadaheadConfig(max_parts_in_flight=4)) as engine:
+        began_s = trio.current_time()
+        async with trio.open_nursery() as readers:
+            for index in range(20):
+                readers.start_soon(read, engine, index)
+            await trio.sleep(60)
+            assert len(reader.gets) == 3
+            reader.failures = {("silent", start): DeadlineError("60 s") for _, start, _ in reader.gets}
+            reader.let_go()
+        assert answered_at_s == [60] * 20
+        assert len(reader.gets) == 3
 
 
 async def test_a_failing_object_fails_no_other_file() -> None:

@@ -261,6 +261,63 @@ def test_a_replaced_version_gives_its_share_back() -> None:
     assert pool.statistics().active_files == 1
 
 
+def connected(connections: int) -> PartPool:
+    return PartPool(ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, max_parts_in_flight=connections))
+
+
+def test_each_stalled_file_leaves_connections_to_the_next() -> None:
+    """Semantics D6."""
+    pool = connected(64)
+    started = []
+    for inode in range(5):
+        file = pool.open(inode, listed(f"file-{inode}", 100 * PART))
+        started.append(sum(demanded(pool, file, index).room is None for index in range(64)))
+        pool.check_invariants()
+    assert started == [48, 12, 3, 1, 0]
+    assert pool.statistics().parts_waiting == 4 * 64
+
+
+def test_what_waits_for_its_own_files_connections_starts_when_one_ends() -> None:
+    pool = connected(64)
+    file = pool.open(1, listed("a", 100 * PART))
+    parts = [demanded(pool, file, index) for index in range(50)]
+    rooms = [part.room for part in parts[48:]]
+    assert all(room is not None and not room.is_set() for room in rooms)
+    pool.land(parts[0], bytes(PART))
+    assert [room.is_set() for room in rooms if room is not None] == [True, False]
+    pool.fail(parts[1], UnavailableError("x"))
+    assert [room.is_set() for room in rooms if room is not None] == [True, True]
+    pool.check_invariants()
+
+
+def test_a_stalled_file_keeps_nobody_from_reading_ahead() -> None:
+    """Semantics D6."""
+    pool = connected(64)
+    stalled, healthy = (pool.open(inode, listed(f"file-{inode}", 100 * PART)) for inode in (1, 2))
+    for index in range(64):
+        demanded(pool, stalled, index)
+    assert ahead(pool, stalled, 90) is None
+    started = [ahead(pool, healthy, index) is not None for index in range(16)]
+    assert sum(started) == 12
+    assert demanded(pool, healthy, 50).room is None
+    pool.check_invariants()
+
+
+def test_files_take_turns_at_a_single_connection() -> None:
+    pool = connected(1)
+    files = [pool.open(inode, listed(f"file-{inode}", 100 * PART)) for inode in range(3)]
+    parts = {(file.inode, index): demanded(pool, file, index) for file in files for index in range(3)}
+    order = []
+    while True:
+        flying = [name for name, part in parts.items() if part.file.in_flight and part not in part.file.waiting]
+        if not flying:
+            break
+        order.append(flying[0])
+        pool.land(parts.pop(flying[0]), bytes(PART))
+        pool.check_invariants()
+    assert order == [(0, 0), (0, 1), (1, 0), (2, 0), (0, 2), (1, 1), (2, 1), (1, 2), (2, 2)]
+
+
 class AnyUseOfThePool(RuleBasedStateMachine):
     """Any order of events keeps the books right: the limit above all."""
 

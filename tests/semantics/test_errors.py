@@ -23,6 +23,7 @@ from fastfuse.testing.faults import Action
 from tests.semantics.places import Place, block_bytes, direct_read, place
 from tests.semantics.short_deadline import DEADLINE_S, shorten_deadline
 
+MIB = 1 << 20
 SIZE = 300_000
 # Each comes to nothing until the deadline: a fetch is continued where it broke off, so it may not break off late.
 MISFORTUNES: dict[str, Action] = {
@@ -121,25 +122,29 @@ def test_a_misfortune_that_lasts_is_an_input_output_error_within_the_deadline(tr
         assert (troubled.path / name).stat().st_size == SIZE
 
 
-def test_a_stalled_object_delays_no_other(troubled: Place) -> None:
+@pytest.mark.parametrize("readers", [8, 72], ids=["few readers", "more readers than connections"])
+def test_a_stalled_object_delays_no_other(monkeypatch: pytest.MonkeyPatch, readers: int) -> None:
     """D6"""
+    shorten_deadline(monkeypatch)
     failed = threading.Event()
+    good = {f"good{number}": block_bytes(number, SIZE) for number in range(8)}
+    rule = FaultRule(action=Stall(0), operation="GetObject", key="silent")
+    with place({"silent": bytes(readers * MIB), **good}) as here, ThreadPoolExecutor(readers + len(good)) as threads:
+        here.server.faults.add(rule)
 
-    def read_stalled() -> int:
-        number = errno_of(direct_read, troubled.path / "silent", 4096)
-        failed.set()
-        return number
+        def read_stalled(offset: int) -> int:
+            number = errno_of(direct_read, here.path / "silent", 4096, offset)
+            failed.set()
+            return number
 
-    before = len(troubled.server.requests)
-    with ThreadPoolExecutor(16) as threads:
-        stalled = [threads.submit(read_stalled) for _ in range(8)]
-        troubled.server.wait_until(lambda statistics: sum(statistics.requests.values()) > before)
-        good = [threads.submit((troubled.path / f"good{number}").read_bytes) for number in range(8)]
-        assert [future.result() for future in good] == [
-            block_bytes(len(MISFORTUNES) + 1 + number, SIZE) for number in range(8)
-        ]
+        stalled = [threads.submit(read_stalled, number * MIB) for number in range(readers)]
+        # Three quarters of the connections is what one file may have.
+        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= min(readers, 48))
+        read = [threads.submit((here.path / name).read_bytes) for name in good]
+        assert [future.result() for future in read] == [*good.values()]
         assert not failed.is_set()
-        assert [future.result() for future in stalled] == [errno.EIO] * 8
+        assert [future.result() for future in stalled] == [errno.EIO] * readers
+        here.server.faults.clear()
 
 
 def test_a_file_is_read_again_once_its_misfortune_is_over() -> None:
