@@ -14,7 +14,7 @@ EXIT_CODES = {
 ERRNOS = {
     "ReadError": errno.EIO, "ObjectChangedError": errno.ESTALE, "ObjectDeniedError": errno.EACCES,
     "ObjectArchivedError": errno.EACCES, "UnavailableError": errno.EIO, "DeadlineError": errno.EIO,
-    "BadReplyError": errno.EIO, "StoreUnsuitableError": errno.EIO,
+    "BadReplyError": errno.EIO, "StoreUnsuitableError": errno.EIO, "StaleInodeError": errno.ESTALE,
 }  # fmt: skip
 
 

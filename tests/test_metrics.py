@@ -33,6 +33,8 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_pool_bytes": ("gauge", "", ("",)),
     "fastfuse_objects_listed": ("counter", "", ("",)),
     "fastfuse_table_files": ("gauge", "", ("",)),
+    "fastfuse_listed_timestamp_seconds": ("gauge", "", ("",)),
+    "fastfuse_refreshes": ("counter", "outcome", ("ok", "failed")),
     "fastfuse_worker_respawns": ("counter", "", ("",)),
 }
 

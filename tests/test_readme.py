@@ -28,10 +28,10 @@ def _options(command: str) -> set[str]:
 def test_every_option_that_is_named_exists() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README)) - OTHERS
     assert named
-    assert named <= _options("mount") | _options("demo")
+    assert named <= _options("mount") | _options("demo") | _options("index") | _options("unmount")
 
 
-@pytest.mark.parametrize("command", ["mount"])
-def test_every_option_of_a_mount_is_named(command: str) -> None:
+@pytest.mark.parametrize("command", ["mount", "index"])
+def test_every_option_of_a_command_is_named(command: str) -> None:
     missing = {option for option in _options(command) if option not in README}
-    assert missing <= {"--mount-option", "--verbose"}
+    assert missing <= {"--mount-option", "--output", "--verbose"}  # there as -o and -v

@@ -323,3 +323,16 @@ async def test_changed_objects_are_named_in_the_log_once_each_and_not_without_en
     assert "'p/000' was replaced or deleted since the listing" in caplog.messages[0]
     assert "'fastfuse refresh' shows what is there now" in caplog.messages[0]
     assert caplog.messages[-1].endswith("more of these are not logged")
+
+
+async def test_a_refused_open_gives_back_what_it_took_unless_somebody_else_has_the_file_open(mounted: Mounted) -> None:
+    mounted.engine.error = ObjectArchivedError("x")
+    assert await errno_of(mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)) == errno.EACCES
+    assert mounted.engine.released == [mounted.archived]
+    mounted.engine.error = None  # restored for a while
+    await mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)
+    mounted.engine.error = ObjectArchivedError("x")
+    assert await errno_of(mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)) == errno.EACCES
+    assert mounted.engine.released == [mounted.archived]
+    await mounted.operations.release(mounted.archived)
+    assert mounted.engine.released == [mounted.archived] * 2
