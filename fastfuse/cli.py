@@ -90,7 +90,7 @@ def mount(
         typer.Argument(
             metavar="MOUNTPOINT",
             envvar="FASTFUSE_MOUNTPOINT",
-            readable=False,  # whether it can be mounted on is checked where that is done
+            parser=Path,  # looks at nothing there: a mount that hangs would hang us, too
             help="An existing directory. Left out, it is /opt/ml/input/data/CHANNEL, made if it is missing.",
         ),
     ] = None,
@@ -251,7 +251,9 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
 
 @app.command()
 def unmount(
-    mountpoint: Annotated[Path | None, typer.Argument(metavar="MOUNTPOINT", help="Where fastfuse is mounted.")] = None,
+    mountpoint: Annotated[
+        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount of this machine.")] = False,
     lazy: Annotated[
         bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
@@ -300,7 +302,7 @@ def index(
 
 @app.command()
 def refresh(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", help="Where fastfuse is mounted.")],
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
 ) -> int:
     """List the source of a mount again and show what it holds now; open files keep what they had."""
     from fastfuse.mount import control

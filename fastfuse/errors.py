@@ -26,6 +26,7 @@ __all__ = [
     "ThrottledError",
     "UnavailableError",
     "errno_for",
+    "first_of",
 ]
 
 
@@ -127,6 +128,11 @@ class StoreUnsuitableError(ReadError):
     def __init__(self, message: str, *, whole_server: bool, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.whole_server = whole_server
+
+
+def first_of(error: Exception) -> Exception:
+    """The first failure in the group that a nursery raises; the others were ended by it."""
+    return first_of(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 def errno_for(error: Exception) -> int:

@@ -49,7 +49,8 @@ LAYERS: Mapping[str, Row] = {
     "inodes.builder": row("errors inodes.names inodes.table inodes.tree", "numpy"),
     "inodes.changes": row("inodes.table", "numpy"),
     "inodes.*": row("inodes.*"),
-    "sources.*": row("errors"),
+    "sources.inventory": row("errors", "pyarrow"),
+    "sources.*": row("errors sources.uri"),
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
@@ -60,7 +61,7 @@ LAYERS: Mapping[str, Row] = {
     "listing.keyspace": row(),
     "listing.frontier": row("listing.keyspace"),
     "listing.snapshot": row("errors inodes.names inodes.table", "numpy"),
-    "listing.*": row("errors inodes.* listing.* sources.uri store.base", "trio"),
+    "listing.*": row("errors inodes.* listing.* objects sources.* store.base", "trio"),
     # An index, wherever it comes from; nothing here knows of FUSE.
     "indexing.origin": row("sources.uri"),
     "indexing.files": row(),

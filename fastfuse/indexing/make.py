@@ -14,6 +14,8 @@ from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.indexing.progress import shown_progress
 from fastfuse.indexing.saved import load_index
 from fastfuse.listing.acceptance import accept
+from fastfuse.listing.inventory import list_inventory
+from fastfuse.listing.keys import list_keys
 from fastfuse.listing.lister import Listing, list_source
 from fastfuse.listing.snapshot import Snapshot, save_snapshot
 from fastfuse.listing.sweep import ProgressCallback
@@ -21,6 +23,7 @@ from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.boto import BotoPageSource
 from fastfuse.store.session import S3Session
+from fastfuse.store.whole import WholeObjects
 
 __all__ = ["IndexReport", "make_index"]
 
@@ -107,29 +110,14 @@ async def _list(
             )
         finally:
             await pages.aclose()
-    from fastfuse.listing.inventory import list_inventory
-    from fastfuse.listing.keys import list_keys
-    from fastfuse.store.whole import WholeObjects
-
     objects = WholeObjects(session)
     try:
         if origin.inventory is not None:
-            return await list_inventory(
-                objects,
-                origin.inventory,
-                source,
-                strict=origin.strict,
-                allow_empty=origin.allow_empty,
-                progress=progress,
-            )
-        assert origin.keys_from is not None
-        return await list_keys(
-            objects,
-            origin.keys_from,
-            source,
-            strict=origin.strict,
-            allow_empty=origin.allow_empty,
-            progress=progress,
-        )
+            listing = await list_inventory(objects, origin.inventory, source, progress=progress)
+        else:
+            assert origin.keys_from is not None
+            listing = await list_keys(objects, origin.keys_from, source, progress=progress)
     finally:
         await objects.aclose()
+    accept(source, listing.table, listing.refusals, strict=origin.strict, allow_empty=origin.allow_empty)
+    return listing

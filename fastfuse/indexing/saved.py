@@ -12,6 +12,7 @@ from fastfuse.listing.snapshot import Snapshot, verify_snapshot
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.session import S3Session
+from fastfuse.store.whole import WholeObjects
 
 __all__ = ["load_index", "store_index"]
 
@@ -61,8 +62,6 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
 
 
 async def _download(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
-    from fastfuse.store.whole import WholeObjects
-
     objects = WholeObjects(S3Session(connection))
     try:
         ref = await objects.head(place.bucket, place.path)
@@ -73,8 +72,6 @@ async def _download(place: S3Uri, connection: ConnectionConfig, fd: int) -> None
 
 
 async def _upload(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
-    from fastfuse.store.whole import WholeObjects
-
     objects = WholeObjects(S3Session(connection))
     try:
         await objects.write_from(fd, place.bucket, place.path)

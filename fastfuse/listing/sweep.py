@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, first_of
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.listing.frontier import Frontier, Span
 from fastfuse.listing.page import Page
@@ -145,8 +145,4 @@ async def sweep(pager: Pager, prefix: str, first: Page, builder: TableBuilder, p
         await _Sweep(pager, prefix, builder, progress).run(first)
     except ExceptionGroup as group:
         # Spans fail side by side; the first failure ended the others.
-        raise _first_of(group) from group
-
-
-def _first_of(error: Exception) -> Exception:
-    return _first_of(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
+        raise first_of(group) from group

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fastfuse.errors
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, ServiceError
 
 __all__ = ["error_message", "fork_child", "heard", "is_over_within", "wait_child"]
 
@@ -25,9 +25,17 @@ def fork_child(work: Callable[[], object]) -> int:
     The child is killed when its parent dies: a supervisor killed with ``kill -9`` leaves no process behind that
     would hold the connection to the kernel, and the next mount can clear the place (clause L4). It starts with no
     signal blocked and with their default actions.
+
+    Raises:
+        ServiceError: the system has no room for another process.
     """
     parent = os.getpid()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        raise ServiceError(
+            f"no process can be started: {error.strerror}", hint="see ulimit -u, the cgroup's pids.max and free memory"
+        ) from error
     if child:
         return child
     status = 1

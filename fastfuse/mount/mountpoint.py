@@ -16,7 +16,17 @@ from pathlib import Path
 from fastfuse.errors import MountError
 from fastfuse.mount.children import fork_child, is_over_within, wait_child
 
-__all__ = ["SUBTYPE", "BusyMountError", "MountEntry", "fastfuse_mounts", "find_mount", "prepare_mountpoint", "unmount"]
+__all__ = [
+    "SUBTYPE",
+    "BusyMountError",
+    "MountEntry",
+    "fastfuse_mounts",
+    "find_mount",
+    "is_dead",
+    "is_mounted",
+    "prepare_mountpoint",
+    "unmount",
+]
 
 SUBTYPE = "fastfuse"
 _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
@@ -26,6 +36,9 @@ _MAX_LINKS = 40
 
 # A live mount answers `statvfs` from memory; this is for a loaded machine.
 _ANSWER_WITHIN_S = 10.0
+
+# How `statvfs` fails on a mount whose connection has ended.
+_DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
 
 # <sys/mount.h>
 _MNT_DETACH = 2
@@ -55,6 +68,17 @@ def find_mount(path: Path) -> MountEntry | None:
     """The topmost mount at exactly `path`, or None."""
     place = _resolved(path)
     return next((entry for entry in reversed(_entries()) if entry.path == place), None)
+
+
+def is_mounted(path: Path, device: str) -> bool:
+    """Whether the mount with this ``major:minor`` is at `path`, be it below another one."""
+    place = _resolved(path)
+    return any(entry.path == place and entry.device == device for entry in _entries())
+
+
+def is_dead(path: Path) -> bool:
+    """Whether nobody will ever answer for the mount at `path`; one that only hangs is not dead."""
+    return _errno_of_statvfs(path) in _DEAD
 
 
 def prepare_mountpoint(path: Path, *, create: bool) -> Path:
@@ -87,17 +111,19 @@ def prepare_mountpoint(path: Path, *, create: bool) -> Path:
 def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> None:
     """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
 
-    With a `device` (``major:minor``) only that mount is taken away, and no other one that stands in its place.
+    With a `device` (``major:minor``) only that mount is taken away, and no other one that is seen in its place.
 
     Raises:
         BusyMountError: files below it are open.
         MountError: nothing of ours is mounted there, or it may not be unmounted.
     """
     entry = find_mount(path)
-    if entry is not None and device not in {None, entry.device}:
-        raise MountError(f"another file system is mounted at {path}")
     if entry is None:
         raise MountError(f"nothing is mounted at {path}", hint="fastfuse unmount --all unmounts whatever is")
+    if device not in {None, entry.device}:
+        raise MountError(
+            f"{path} is covered by another mount, of type {entry.file_system_type}", hint=f"umount {path} first"
+        )
     if not entry.is_ours:
         raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
     if os.geteuid() == 0:
@@ -121,7 +147,7 @@ def _clear_dead_mount(entry: MountEntry) -> None:
         raise MountError(
             f"{entry.path} is mounted already, with {entry.source}", hint=f"fastfuse unmount {entry.path} first"
         )
-    if number not in {errno.ENOTCONN, errno.ECONNABORTED}:
+    if number not in _DEAD:
         raise MountError(f"{entry.path} is mounted already and not to be seen: {os.strerror(number)}")
     if entry.owner_uid != os.geteuid():
         raise MountError(
@@ -169,7 +195,7 @@ def _unmount_error(path: Path, reason: str, *, is_busy: bool) -> MountError:
     error = BusyMountError if is_busy else MountError
     return error(
         f"{path} cannot be unmounted: {reason}",
-        hint="close its files, or detach it with --lazy" if is_busy else "",
+        hint="close its files, or detach it with --lazy" if is_busy else f"umount --lazy {path}, as root on the host",
     )
 
 

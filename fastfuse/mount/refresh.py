@@ -20,7 +20,7 @@ from fastfuse.indexing.make import make_index
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.inodes.changes import take_over
 from fastfuse.listing.snapshot import open_snapshot, save_snapshot
-from fastfuse.mount.children import error_message, fork_child, heard, wait_child
+from fastfuse.mount.children import error_message, fork_child, heard
 from fastfuse.mount.control import RefreshReport
 from fastfuse.mount.notices import pack_notices
 from fastfuse.sources.uri import S3Uri
@@ -89,8 +89,8 @@ class _Refresh:
     def close(self) -> None:
         """End what is still under way; nobody wants its result any more."""
         if self.pid:
+            # Not waited for: a notice may wait for a reader, and that one for the end of the mount.
             os.kill(self.pid, signal.SIGKILL)
-            wait_child(self.pid)
             self.pid = 0
         for fd in (self._new_fd, self._notices_fd, self._told_fd):
             if fd >= 0:

@@ -8,6 +8,7 @@ the answer is taken out, completed and written to the kernel.
 
 import errno
 import os
+import select
 import socket
 import struct
 import tempfile
@@ -20,7 +21,7 @@ import pyfuse3
 import trio
 
 from fastfuse.errors import MountError
-from fastfuse.mount.mountpoint import SUBTYPE, find_mount, unmount
+from fastfuse.mount.mountpoint import SUBTYPE, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.notices import send_notices
 
 __all__ = ["InitialisedOperations", "Session"]
@@ -59,7 +60,7 @@ class Session:
 
     def __init__(self, mountpoint: Path, device: str, fd: int, *, can_resend: bool) -> None:
         self._mountpoint = mountpoint
-        # ``major:minor``: what tells this mount from another one that somebody may make at the same place.
+        # ``major:minor``: tells this mount from another one at the same place, for as long as this one lives.
         self.device = device
         # Whether requests that a dead worker had read can be asked for again (Linux >= 6.9).
         self.can_resend = can_resend
@@ -103,22 +104,46 @@ class Session:
             raise
 
     @property
+    def is_connected(self) -> bool:
+        """Whether requests can still come; not when it was aborted, or unmounted and its last file closed."""
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return not poll.poll(0)  # fuse_dev_poll: EPOLLERR
+
+    @property
     def is_mounted(self) -> bool:
-        """Whether this mount, and no later one, is what is seen at the mountpoint."""
-        entry = find_mount(self._mountpoint)
-        return entry is not None and entry.device == self.device
+        """Whether this mount is at its place, be it below another one."""
+        # The next mount may get the number of one that is gone. Ours, if it is there without its connection, is dead.
+        return is_mounted(self._mountpoint, self.device) and (self.is_connected or is_dead(self._mountpoint))
 
     def unmount(self, *, lazy: bool = False) -> None:
-        """As `fastfuse.mount.mountpoint.unmount`, but never another mount than this."""
-        unmount(self._mountpoint, lazy=lazy, device=self.device)
+        """Take this mount away, and never another one; nothing to do if somebody else has.
+
+        Raises:
+            BusyMountError: files below it are open.
+            MountError: it may not be unmounted, or another mount covers it.
+        """
+        if not self.is_mounted:
+            return
+        try:
+            unmount(self._mountpoint, lazy=lazy, device=self.device)
+        except MountError:
+            if self.is_mounted:
+                raise
 
     def notify(self, notices: bytes) -> None:
         """Send the kernel `notices`; waits for locks that readers hold, so not for who has to answer them."""
         send_notices(self._fd, notices)
 
-    def resend(self) -> None:
-        """Have the kernel queue again every request that was read and not answered."""
+    def resend(self) -> bool:
+        """Have the kernel queue again every request that was read and not answered.
+
+        False if it cannot (before Linux 6.9), or if the connection is gone.
+        """
+        if not self.can_resend or not self.is_connected:
+            return False
         os.write(self._fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
+        return True
 
     def close(self) -> None:
         """Give up the connection; with no worker left, every request of the mount fails from now on."""

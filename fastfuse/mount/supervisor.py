@@ -9,7 +9,6 @@ alike; the mount is given up only after five deaths in a minute without a single
 run beside `serving`, in processes of their own.
 """
 
-import contextlib
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Callable
 
 from fastfuse.errors import MountError, ServiceError
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
-from fastfuse.mount.children import fork_child, heard, is_over_within, wait_child
+from fastfuse.mount.children import fork_child, heard, wait_child
 from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.indexing import run_lister
@@ -41,15 +40,13 @@ _log = logging.getLogger(__name__)
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
-# While files are open the kernel says EBUSY; how often to ask again.
+# While files are open the kernel says EBUSY, and it tells nobody when they are closed.
 _UNMOUNT_RETRY_S = 0.2
 # What the memory target also has to cover beside the parts: the S3 client's socket buffers and the allocator's slack.
 # Measured with 64 connections and targets of 512 MiB and 1 GiB: 40 MB; twice that, for other sizes of chunks.
 _CLIENT_OVERHEAD_BYTES = 80 << 20
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
-# After the mount is gone its worker has nothing left to do.
-_WORKER_EXIT_S = 5.0
 
 
 def run(settings: MountSettings, *, ready: Callable[[], None] | None = None) -> int:
@@ -85,7 +82,6 @@ class Supervisor:
         # Where the worker takes newer tables from.
         self._tables: socket.socket | None = None
         self._metrics_pid = 0
-        self._is_detached = False
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = DeathRecord()
         self._control: socket.socket | None = None
@@ -109,9 +105,10 @@ class Supervisor:
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._mountpoint}")
                 ready()
-                return self._serve()
+                self._serve()
             finally:
-                self._take_down()
+                exit_code = self._take_down()
+            return exit_code
         finally:
             if self._metrics_pid:
                 os.kill(self._metrics_pid, signal.SIGKILL)
@@ -152,25 +149,24 @@ class Supervisor:
 
     def _start_worker(self) -> None:
         """Fork a worker and wait until it serves, or raise what it could not start with."""
-        reading_fd, writing_fd = os.pipe()
         if self._tables is not None:
             self._tables.close()
         self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._tables.settimeout(_SWAP_S)
-        self._worker_pid = fork_child(
-            lambda: run_worker(
-                self._operations,
-                self._counters,
-                self._settings.connection,
-                self._readahead,
-                snapshot_fd=self._snapshot_fd,
-                ready_fd=writing_fd,
-                tables=theirs,
-            )
-        )
-        os.close(writing_fd)
-        theirs.close()
+        reading_fd, writing_fd = os.pipe()
         with os.fdopen(reading_fd, "rb") as pipe:
+            with theirs, os.fdopen(writing_fd, "wb"):
+                self._worker_pid = fork_child(
+                    lambda: run_worker(
+                        self._operations,
+                        self._counters,
+                        self._settings.connection,
+                        self._readahead,
+                        snapshot_fd=self._snapshot_fd,
+                        ready_fd=writing_fd,
+                        tables=theirs,
+                    )
+                )
             told = pipe.read()
         if told == READY:
             return
@@ -180,19 +176,20 @@ class Supervisor:
             heard(told)
         raise ServiceError("the worker died before it could serve", hint="see the log")
 
-    def _serve(self) -> int:
+    def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
         assert self._control is not None
         while True:
             number = signal.sigwaitinfo(_SIGNALS).si_signo
             if number in _STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
-                return self._drain()
+                self._drain()
+                return
             if number == signal.SIGHUP:
                 self._refresher.want(self._snapshot_fd)
             while (asking := accept_request(self._control)) is not None:
                 self._refresher.want(self._snapshot_fd, asking)
             if self._worker_has_exited() and not self._replace_worker():
-                return 0
+                return
             self._go_on_with_refresh()
 
     def _has_lost_its_terminal(self) -> bool:
@@ -224,53 +221,38 @@ class Supervisor:
         if self._worker_pid:
             os.kill(self._worker_pid, signal.SIGKILL)
 
-    def _drain(self) -> int:
-        """Clause L2: no more opens; wait for open files up to the grace period, unless a second signal comes.
-
-        Raises:
-            MountError: the mount may not be taken away.
-        """
+    def _drain(self) -> None:
+        """Clause L2: no more opens; what is open can be read up to the grace period, unless a second signal comes."""
         assert self._session is not None
         _log.info("stopping: waiting up to %g s for open files", self._settings.grace_s)
         # First, so that whoever hears of the end finds no open taken after it.
         self._counters.set(self._counters.slot("fastfuse_draining"), 1)
         self._notifier.stopping()
         deadline_s = time.monotonic() + self._settings.grace_s
-        is_over = False
+        is_refused = is_over = False
         while not is_over:
             try:
                 self._session.unmount()
-                return 0
             except BusyMountError:
                 pass
             except MountError as error:
-                if not self._session.is_mounted:
-                    return 0  # unmounted by somebody else in the meantime
-                _log.warning("%s", error)
-                break  # waiting does not make it permitted
-            is_over = time.monotonic() >= deadline_s or self._is_told_to_hurry(
-                min(time.monotonic() + _UNMOUNT_RETRY_S, deadline_s)
-            )
-            if self._worker_has_exited() and not self._replace_worker():
-                return 0
-        _log.warning("detaching %s: reading files that are still open fails from now on", self._mountpoint)
-        try:
-            self._session.unmount(lazy=True)
-        except MountError:
-            if self._session.is_mounted:
-                raise
-        self._is_detached = True
-        return 0
+                if not is_refused:
+                    _log.warning("%s", error)
+                is_refused = True
+            now_s = time.monotonic()
+            is_over = now_s >= deadline_s or self._ends_by(min(now_s + _UNMOUNT_RETRY_S, deadline_s))
+        if self._session.is_mounted:
+            _log.warning("detaching %s: reading files that are still open fails from now on", self._mountpoint)
 
-    def _is_told_to_hurry(self, until_s: float) -> bool:
-        """Wait until a time, or until the worker ends; True for a second signal to stop."""
+    def _ends_by(self, until_s: float) -> bool:
+        """Keep a worker alive until then; True once the mount has ended, or a second signal says not to wait for it."""
         while (left_s := until_s - time.monotonic()) > 0:
             caught = signal.sigtimedwait(_SIGNALS, left_s)
             if caught is not None and caught.si_signo in _STOPPING:
                 return True
-            # Other children come and go: fusermount3, where root does not unmount.
-            if self._worker_pid and is_over_within(self._worker_pid, 0):
-                return False
+            # Other children end, too: fusermount3, where root does not unmount.
+            if self._worker_has_exited() and not self._replace_worker():
+                return True
         return False
 
     def _worker_has_exited(self) -> bool:
@@ -295,19 +277,27 @@ class Supervisor:
     def _replace_worker(self) -> bool:
         """Start another worker after a death; False if the mount is gone and none is needed.
 
+        It goes on with the connection, or with a new one if that was aborted (``umount -f``, or `abort` in fusectl) or
+        if the kernel cannot ask again (before Linux 6.9).
+
         Raises:
             ServiceError: the workers die one after the other and nothing gets served.
         """
-        assert self._session is not None
-        if self._worker_exit_code == 0 and not self._session.is_mounted:
-            _log.info("%s was unmounted", self._mountpoint)
-            return False
         code = self._worker_exit_code
         how = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
         while True:
+            assert self._session is not None
+            # Before the next worker reads anything, or it would be sent its own requests a second time.
+            can_go_on = self._session.resend()
+            if not can_go_on and not self._session.is_mounted:
+                _log.info("%s was unmounted", self._mountpoint)
+                return False
             self._note_death(how)
             try:
-                self._resume()
+                if can_go_on:
+                    self._start_worker()
+                else:
+                    self._mount_again()
             except ServiceError as error:
                 how = str(error)
             else:
@@ -321,48 +311,47 @@ class Supervisor:
         # Waits for no signal at all, so it is a pause that misses none.
         signal.sigtimedwait((), pause_s)
 
-    def _resume(self) -> None:
-        """Go on with the connection, or with a new one if it was aborted or the kernel cannot ask again (< 6.9)."""
-        # A worker ends by itself only when its connection has: ``umount -f``, or the connection's `abort` in fusectl.
-        assert self._session is not None
-        if self._session.can_resend and self._worker_exit_code != 0:
-            try:
-                # Before the new worker reads anything, or it would be sent its own requests a second time.
-                self._session.resend()
-            except OSError as error:
-                _log.warning("the connection to the kernel was aborted (%s)", error.strerror)
-            else:
-                self._start_worker()
-                return
+    def _mount_again(self) -> None:
         _log.warning("mounting %s again: files that are open now fail, new opens work", self._mountpoint)
         self._disconnect()
+        # Nobody is told of the end of what was open.
         self._counters.set(self._counters.slot("fastfuse_open_files"), 0)
         self._mount()
 
     def _disconnect(self) -> None:
-        """Detach the mount and end the connection; whoever still waits for an answer gets an error."""
+        """Detach the mount and end the connection; whoever still waits for an answer gets an error.
+
+        Raises:
+            MountError: the mount may not be taken away.
+        """
+        # What was forked since the mount holds copies of its connection and its socket.
+        self._refresher.close()
         if self._control is not None:
             self._control.close()
             self._control = None
         if self._session is not None:
-            with contextlib.suppress(MountError):  # it may be gone already
-                self._session.unmount(lazy=True)
-            self._session.close()
-            self._session = None
+            session, self._session = self._session, None
+            try:
+                session.unmount(lazy=True)
+            finally:
+                session.close()
 
-    def _take_down(self) -> None:
-        """Leave nothing behind, however far the start had come."""
-        self._refresher.close()
+    def _take_down(self) -> int:
+        """Leave nothing behind, however far the start had come; returns the exit code."""
+        exit_code = 0
+        try:
+            self._disconnect()
+        except MountError as error:
+            _log.error("%s; to be rid of it: %s", error, error.hint)
+            exit_code = error.exit_code
         if self._worker_pid:
-            # Without a mount the worker ends by itself; with files open on a detached one it does not.
-            has_ended = self._session is not None and not self._session.is_mounted and not self._is_detached
-            if not has_ended or not is_over_within(self._worker_pid, _WORKER_EXIT_S):
-                os.kill(self._worker_pid, signal.SIGKILL)
+            # It ends by itself where nobody reads any more, but nobody waits for what it does until then.
+            os.kill(self._worker_pid, signal.SIGKILL)
             wait_child(self._worker_pid)
-        self._disconnect()
         if self._tables is not None:
             self._tables.close()
         os.close(self._snapshot_fd)
+        return exit_code
 
 
 def _readahead_config(settings: MountSettings) -> ReadaheadConfig:

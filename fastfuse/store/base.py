@@ -1,4 +1,4 @@
-"""The seam to S3: two roles, with one contract test that every implementation passes.
+"""The seam to S3: its roles, with one contract test that every implementation passes.
 
 Only `store/*` knows a client library. Above this seam there are `ObjectRef`, buffers and `fastfuse.errors`.
 """
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
 
-__all__ = ["ConnectionConfig", "PageSource", "RangeReader"]
+__all__ = ["ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,4 +82,40 @@ class PageSource(Protocol):
 
     async def aclose(self) -> None:
         """Close connections. Idempotent."""
+        ...
+
+
+class ObjectSource(Protocol):
+    """Whole objects of any bucket, for what is read once and not through a mount."""
+
+    @property
+    def max_connections(self) -> int:
+        """How many requests are worth having in flight."""
+        ...
+
+    async def head(self, bucket: str, key: str) -> ObjectRef:
+        """What an object is now.
+
+        Raises:
+            SourceError: there is none.
+            AccessError, ConfigurationError, ServiceError: as `PageSource.list_page`.
+        """
+        ...
+
+    async def read(self, ref: ObjectRef, *, limit_bytes: int) -> bytes:
+        """All bytes of a small object.
+
+        Raises:
+            SourceError: it is larger than `limit_bytes`, or it changed meanwhile.
+            AccessError, ServiceError: it cannot be read.
+        """
+        ...
+
+    async def read_into(self, ref: ObjectRef, fd: int) -> None:
+        """Write the bytes of `ref` to the beginning of `fd`.
+
+        Raises:
+            SourceError: it changed meanwhile.
+            AccessError, ServiceError: it cannot be read.
+        """
         ...

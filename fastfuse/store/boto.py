@@ -33,7 +33,7 @@ from fastfuse.store.replies import (
 from fastfuse.store.retries import RetryableError, retrying
 from fastfuse.store.session import S3Session, bad_ca_bundle, stall_timeout_s
 
-__all__ = ["BotoPageSource", "BotoRangeReader"]
+__all__ = ["BotoPageSource", "BotoRangeReader", "S3Client"]
 
 # A LIST over many delete markers was seen to take 120 s before its first byte (xuanwo.io, 2025-02).
 LIST_STALL_S = 130.0
@@ -43,7 +43,7 @@ LIST_DEADLINE_S = 300.0
 LONGEST_SKIP_BYTES = 64 * 1024 * 1024
 
 
-class _Client:
+class S3Client:
     """An S3 client that is opened on first use and has as many requests in flight as it has connections."""
 
     def __init__(self, session: S3Session, *, stall_s: float) -> None:
@@ -153,7 +153,7 @@ class BotoPageSource:
     def __init__(self, session: S3Session, bucket: str) -> None:
         self._bucket = bucket
         self._session = session
-        self._client = _Client(session, stall_s=LIST_STALL_S)
+        self._client = S3Client(session, stall_s=LIST_STALL_S)
 
     async def list_page(
         self,
@@ -204,7 +204,7 @@ class BotoRangeReader:
     def __init__(self, session: S3Session, bucket: str) -> None:
         self._session = session
         self._bucket = bucket
-        self._client = _Client(session, stall_s=stall_timeout_s(session.config))
+        self._client = S3Client(session, stall_s=stall_timeout_s(session.config))
 
     async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """See `RangeReader.get_range`. Cancelling stops the request."""

@@ -9,6 +9,10 @@ import pytest
 
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
+from tests.servers import S3Server, moto_server
+from tests.sources.reports import Row, csv_file, manifest, parquet_file
+
+__all__ = ["moto_server"]
 
 OBJECTS = {"train/a": b"a", "train/b/c": b"cc", "train/bad//name": b"", "train/empty": b""}
 KEPT = {**ENVIRONMENT, "FASTFUSE_NO_INDEX_CACHE": "0"}
@@ -183,3 +187,55 @@ def test_a_cache_that_cannot_be_written_keeps_nobody_from_mounting(server: Loopb
     with mounted("s3://bucket/train", server.endpoint_url, environment=environment) as mount:
         assert "the listing is not kept" in mount.log
         assert mount.stop() == 0
+
+
+def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_path: Path) -> None:
+    for name in ("a", "b/c"):
+        moto_server.put(f"indexed/{name}", name.encode())
+    options = ["--endpoint-url", moto_server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
+    index = "s3://bucket/kept/x.index"
+    done = run_fastfuse("index", "s3://bucket/indexed/", "-o", index, *options)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert f"wrote {index}: 2 objects" in done.stderr
+    with mounted("s3://bucket/indexed/", moto_server.endpoint_url, "--index", index) as mount:
+        assert tree(mount.path) == {"a": b"a", "b/c": b"b/c"}
+        assert mount.stop() == 0
+    assert refused_index(moto_server.endpoint_url, "s3://bucket/kept/absent", tmp_path) == (
+        4,
+        "fastfuse: error: There is no object 's3://bucket/kept/absent'.\n",
+    )
+
+
+def refused_index(endpoint_url: str, index: str, directory: Path) -> tuple[int, str]:
+    done = run_fastfuse(*mount_command("s3://bucket/indexed/", directory, endpoint_url, "--index", index)[3:])
+    return done.returncode, done.stderr
+
+
+def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: LoopbackServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("train/b/c\ns3://bucket/train/a\n")
+    before = lists(server)
+    with mounted("s3://bucket/train", server.endpoint_url, "--keys-from", str(keys)) as mount:
+        assert tree(mount.path) == {"a": b"a", "b/c": b"cc"}
+        assert mount.stop() == 0
+    assert lists(server) == before
+    keys.write_text("train/a\ntrain/absent\n")
+    done = run_fastfuse("index", "s3://bucket/train", "--summary", "--keys-from", str(keys), *connection(server))
+    assert done.returncode == 4
+    assert "1 of the 2 keys in" in done.stderr
+    assert "keys.txt:2: 'train/absent'" in done.stderr
+
+
+@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
+def test_an_inventory_is_mounted(server: LoopbackServer, objects: MemoryObjects, file_format: str) -> None:
+    stored = [found for found in map(objects.view().lookup, map(str.encode, OBJECTS)) if found is not None]
+    rows = [Row(e.key.decode(), e.size_bytes, e.modified_s * 1000, e.etag.strip('"')) for e in stored]
+    data = (csv_file if file_format == "CSV" else parquet_file)(rows)
+    objects.put("report/data", data)
+    objects.put("report/manifest.json", manifest({"report/data": data}, file_format))
+    before = lists(server)
+    options = ["--inventory", "s3://bucket/report/manifest.json"]
+    with mounted("s3://bucket/train", server.endpoint_url, *options) as mount:
+        assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
+        assert mount.stop() == 0
+    assert lists(server) == before

@@ -1,5 +1,6 @@
 """Forked processes: exit codes, errors through the pipe, and an end with their parent."""
 
+import errno
 import logging
 import os
 import select
@@ -31,6 +32,16 @@ def wait_for_end_of_pipe(fd: int) -> bytes:
 
 def test_a_child_that_returns_exits_with_0() -> None:
     assert wait_child(fork_child(lambda: None)) == 0
+
+
+def test_no_room_for_another_process_is_an_error_that_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    with pytest.raises(ServiceError, match="no process can be started: Resource temporarily unavailable") as caught:
+        fork_child(lambda: None)
+    assert "pids.max" in caught.value.hint
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit(0), KeyboardInterrupt()])

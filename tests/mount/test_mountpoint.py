@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +23,13 @@ from fastfuse.mount.mountpoint import (
     MountEntry,
     fastfuse_mounts,
     find_mount,
+    is_dead,
+    is_mounted,
     prepare_mountpoint,
     unmount,
 )
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mounting import mounted
+from tests.mounting import ENVIRONMENT, mounted, run_fastfuse
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2  # <sys/mount.h>
@@ -262,6 +266,56 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_and_not_waited_for(
         os.kill(worker, signal.SIGCONT)
         assert (mount.path / "a").read_bytes() == b"a"
         assert mount.stop() == 0
+
+
+@pytest.mark.fuse
+def test_a_mount_that_does_not_answer_is_mounted_on_and_unmounted_by_commands_that_end(tmp_path: Path) -> None:
+    """L4"""
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
+        mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
+    ):
+        worker = mount.worker()
+        os.kill(worker, signal.SIGSTOP)
+        program = (
+            "import sys; from fastfuse.mount import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
+            "from fastfuse.cli import main; sys.exit(main())"
+        )
+        command = [sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 5
+        assert "and does not answer" in done.stderr
+        assert run_fastfuse("unmount", str(tmp_path)).returncode == 0
+        assert find_mount(tmp_path) is None
+        os.kill(worker, signal.SIGCONT)
+        assert mount.wait() == 0
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("lazy", [False, True])
+def test_of_two_mounts_at_one_place_only_the_one_that_is_meant_is_unmounted_l4(tmp_path: Path, lazy: bool) -> None:
+    with fuse_mount(tmp_path):
+        below = find_mount(tmp_path)
+        assert below is not None
+        with fuse_mount(tmp_path):
+            above = find_mount(tmp_path)
+            assert above is not None
+            assert is_mounted(tmp_path, below.device)
+            with pytest.raises(MountError, match="is covered by another mount") as caught:
+                unmount(tmp_path, device=below.device, lazy=lazy)
+            assert caught.value.hint == f"umount {tmp_path} first"
+            assert find_mount(tmp_path) == above
+            unmount(tmp_path, device=above.device, lazy=lazy)
+            assert not is_mounted(tmp_path, above.device)
+            assert find_mount(tmp_path) == below
+
+
+@pytest.mark.fuse
+def test_a_mount_is_dead_once_its_connection_has_ended_l4(tmp_path: Path) -> None:
+    assert not is_dead(tmp_path)
+    with fuse_mount(tmp_path) as connection:
+        connection.close()
+        assert is_dead(tmp_path)
 
 
 def test_where_nothing_is_mounted_there_is_nothing_to_unmount(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fastfuse.errors import MountError
 from fastfuse.mount import session
 from fastfuse.mount.mountpoint import find_mount
+from fastfuse.mount.session import Session
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.mounting import Mount, mounted
 
@@ -63,6 +64,21 @@ def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
     assert not [target for target in targets if target.startswith("/tmp/#")]
     # Of the socket pair of INIT nothing: the two that are there are the way to the worker and the one for refreshes.
     assert sum(target.startswith("socket:") for target in targets) == 2
+
+
+def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_number(mount: Mount) -> None:
+    entry = find_mount(mount.path)
+    assert entry is not None
+    disconnected = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        earlier = Session(mount.path, entry.device, disconnected, can_resend=True)
+        assert not earlier.is_connected
+        assert not earlier.is_mounted
+        assert not earlier.resend()
+        earlier.unmount(lazy=True)
+        assert find_mount(mount.path) == entry
+    finally:
+        os.close(disconnected)
 
 
 def test_the_kernels_own_readahead_is_raised(mount: Mount) -> None:

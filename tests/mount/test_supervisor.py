@@ -4,25 +4,22 @@ import contextlib
 import http.client
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fastfuse.config import mount_settings
 from fastfuse.mount.mountpoint import find_mount, unmount
-from fastfuse.mount.supervisor import Supervisor
-from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests import mounting
 from tests.mount.waiting import wait_for_end, wait_until
-from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted
+from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted, run_fastfuse
 
 pytestmark = pytest.mark.fuse
 
@@ -71,13 +68,32 @@ def abort_connection(mount: Mount) -> None:
     Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
 
 
+@contextlib.contextmanager
+def reading_what_does_not_come(server: LoopbackServer, path: Path) -> Iterator[Future[bytes]]:
+    """A reader that waits for the mount, which waits for the service."""
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+    asked = server.statistics().requests.get("GetObject", 0)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            reader = threads.submit(path.read_bytes)
+            server.wait_until(lambda now: now.requests.get("GetObject", 0) > asked, 60)
+            yield reader
+    finally:
+        server.faults.remove(rule)
+
+
 def test_five_deaths_without_a_request_between_them_end_the_mount(server: LoopbackServer) -> None:
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with (
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+        reading_what_does_not_come(server, mount.path / "a") as reader,
+    ):
         while mount.process.poll() is None:
             with contextlib.suppress(IndexError, FileNotFoundError):
                 kill(mount.worker())
         assert mount.wait() == 1
         assert find_mount(mount.path) is None
+        with pytest.raises(OSError, match=r"not connected|abort|Input/output"):
+            reader.result(60)
         assert mount.log.count("starting another") == 4
         errors = [line for line in mount.log.splitlines() if line.startswith("fastfuse: error: ")]
         assert len(errors) == 1
@@ -121,40 +137,96 @@ def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: Loopbac
             assert second.stop() == 0
 
 
-def test_a_mount_that_may_not_be_unmounted_says_so_and_does_not_end_as_if_it_were(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounts that may not be unmounted as long as there is a file ``refused`` beside the mountpoint."""
     change = """
     from fastfuse.mount import mountpoint
-    def refuse(path, *, lazy):
-        raise mountpoint._unmount_error(path, "Operation not permitted", is_busy=False)
-    mountpoint._unmount_as_root = refuse
+    permitted = mountpoint._unmount_as_root
+    def unmount(path, *, lazy):
+        if path.with_name("refused").exists():
+            raise mountpoint._unmount_error(path, "Operation not permitted", is_busy=False)
+        permitted(path, lazy=lazy)
+    mountpoint._unmount_as_root = unmount
     """
     with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+
+
+def test_a_mount_that_may_not_be_unmounted_says_what_to_do_and_does_not_end_as_if_it_were(
+    server: LoopbackServer, refused: None
+) -> None:
+    """L2, L5"""
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "0.5") as mount:
+        mount.path.with_name("refused").touch()
         assert mount.stop() == 5
-        assert f"fastfuse: error: {mount.path} cannot be unmounted: Operation not permitted" in mount.log
+        complaint = f"{mount.path} cannot be unmounted: Operation not permitted"
+        assert f"{complaint}; to be rid of it: umount --lazy {mount.path}, as root on the host" in mount.log
+        assert mount.log.count(complaint) == 2  # at the first attempt, however many follow, and at the end
         assert find_mount(mount.path) is not None
 
 
-def test_other_children_that_end_cut_no_wait_short() -> None:
-    """Where root does not unmount, each attempt is a child that ends."""
-    settings = mount_settings(source="s3://bucket", mountpoint=Path("/mnt"), connection=ConnectionConfig())
-    supervisor = Supervisor(settings)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
-    try:
-        with subprocess.Popen(["sleep", "60"]) as worker:
-            supervisor._worker_pid = worker.pid
-            subprocess.run(["true"], check=True)
-            until_s = time.monotonic() + 0.2
-            assert not supervisor._is_told_to_hurry(until_s)
-            assert time.monotonic() >= until_s
-            worker.kill()
-            assert not supervisor._is_told_to_hurry(time.monotonic() + 3600)
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # other threads of the tests do not block it
-        assert supervisor._is_told_to_hurry(time.monotonic() + 3600)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+def test_what_is_open_can_be_read_although_the_mount_may_not_be_unmounted_yet(
+    server: LoopbackServer, refused: None
+) -> None:
+    """L2"""
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "3600") as mount:
+        mount.path.with_name("refused").touch()
+        with (mount.path / "a").open("rb", buffering=0) as file:
+            mount.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "cannot be unmounted: Operation not permitted" in mount.log)
+            assert file.readall() == _DATA
+        mount.path.with_name("refused").unlink()
+        assert mount.wait() == 0
+        assert find_mount(mount.path) is None
+
+
+def test_a_mount_that_another_one_covers_is_unmounted_once_it_is_seen_again(server: LoopbackServer) -> None:
+    """L2, L4"""
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "3600") as mount:
+        subprocess.run(["mount", "-t", "tmpfs", "none", mount.path], check=True)
+        mount.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: f"{mount.path} is covered by another mount, of type tmpfs" in mount.log)
+        covering = find_mount(mount.path)
+        subprocess.run(["umount", mount.path], check=True)
+        assert covering is not None
+        assert covering.file_system_type == "tmpfs"
+        assert mount.wait() == 0
+        assert find_mount(mount.path) is None
+
+
+def test_a_busy_mount_of_a_user_is_asked_for_at_intervals_although_each_attempt_is_a_child_that_ends(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L2"""
+    attempts = tmp_path / "attempts"
+    (tmp_path / "fusermount3").write_text(f'#!/bin/sh\necho >> {attempts}\nexec {shutil.which("fusermount3")} "$@"\n')
+    (tmp_path / "fusermount3").chmod(0o755)
+    with_change(monkeypatch, "import os; os.geteuid = lambda: 1000")
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "1", environment=environment) as mount:
+        opened = os.open(mount.path / "a", os.O_RDONLY)
+        assert mount.stop() == 0
+        with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
+            os.close(opened)
+        # Every 0.2 s for a second, and the last one, which detaches it.
+        assert 2 <= attempts.read_text().count("\n") <= 7
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_a_mount_that_is_gone_when_its_worker_is_killed_is_not_made_again(
+    server: LoopbackServer, kernel: str, request: pytest.FixtureRequest
+) -> None:
+    if kernel == "old":
+        request.getfixturevalue("old_kernel")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        worker = mount.worker()
+        os.kill(worker, signal.SIGSTOP)  # or it would end by itself
+        unmount(mount.path)
+        kill(worker)
+        assert mount.wait() == 0
+        assert "mounting" not in mount.log
+        assert f"{mount.path} was unmounted" in mount.log
+        assert "starting another" not in mount.log
 
 
 def test_many_deaths_with_requests_between_them_are_survived(server: LoopbackServer) -> None:
@@ -193,6 +265,32 @@ def test_a_connection_that_was_aborted_is_replaced_by_a_new_mount(server: Loopba
         assert mount.stop() == 0
 
 
+def test_files_that_a_new_mount_does_not_know_are_not_counted_as_open(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        opened = os.open(mount.path / "a", os.O_RDONLY)
+        wait_until(lambda: scraped(mount.metrics_port(), "fastfuse_open_files") == 1)
+        abort_connection(mount)
+        wait_until(lambda: readable(mount.path / "b", b"b"))
+        wait_until(lambda: scraped(mount.metrics_port(), "fastfuse_open_files") == 0)
+        with contextlib.suppress(OSError):
+            os.close(opened)
+        assert mount.stop() == 0
+
+
+def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        stalled = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
+        asked = server.statistics().requests["ListObjectsV2"]
+        mount.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+        abort_connection(mount)
+        wait_until(lambda: readable(mount.path / "b", b"b"))
+        assert len(mount.children()) == 1
+        server.faults.remove(stalled)
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert mount.stop() == 0
+
+
 def test_a_forced_unmount_ends_the_daemon(server: LoopbackServer) -> None:
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         subprocess.run(["umount", "-f", mount.path], check=True)
@@ -219,11 +317,15 @@ def stalled_list(server: LoopbackServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A mount whose listing hangs, and its children."""
+    """A mount whose listing hangs, and its children; its temporary files would be beside `path`."""
     asked = server.statistics().requests.get("ListObjectsV2", 0)
     command = mount_command("s3://bucket/data", path, server.endpoint_url, *options)
     with subprocess.Popen(
-        command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env={**ENVIRONMENT, "TMPDIR": str(path.parent)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
@@ -246,7 +348,9 @@ def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
     exit_code: int,
     whole_group: bool,
 ) -> None:
-    with listing(server, tmp_path, "--metrics-listen", "0") as (process, children):
+    place = tmp_path / "mount"
+    place.mkdir()
+    with listing(server, place, "--metrics-listen", "0") as (process, children):
         assert len(children) == 2  # the lister and the metrics endpoint
         pid_fds = [os.pidfd_open(pid) for pid in children]
         if whole_group:
@@ -258,7 +362,8 @@ def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
         assert re.fullmatch(r".* metrics are served at \S+\n", stderr)
         for pid_fd in pid_fds:
             wait_for_end(pid_fd)
-    assert find_mount(tmp_path) is None
+    assert find_mount(place) is None
+    assert list(tmp_path.iterdir()) == [place]
 
 
 def test_a_killed_lister_is_told_with_what_probably_killed_it(

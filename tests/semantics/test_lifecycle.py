@@ -151,6 +151,17 @@ def test_detaching_from_outside_ends_the_daemon_after_the_last_close() -> None:
         assert here.mount.wait() == 0
 
 
+def test_a_mount_that_was_detached_from_outside_can_be_stopped_and_its_files_be_read() -> None:
+    """L2"""
+    with place(DATA, "--grace-s", "3600") as here:
+        with (here.path / "file").open("rb", buffering=0) as file:
+            subprocess.run(["fusermount3", "-u", "-z", here.path], check=True)
+            stopping(here)
+            assert file.readall() == DATA["file"]
+            assert here.mount.process.poll() is None
+        assert here.mount.wait() == 0
+
+
 def test_a_mount_whose_supervisor_was_killed_is_replaced(server: LoopbackServer, directory: Path) -> None:
     """L4"""
     with mounted(URI, server.endpoint_url, path=directory) as dead:

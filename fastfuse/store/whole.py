@@ -1,0 +1,198 @@
+"""Whole objects, in and out: index files, inventories and what else is read once and not through a mount."""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+import trio
+from botocore.exceptions import BotoCoreError, ClientError
+
+from fastfuse.errors import (
+    AccessError,
+    FastfuseError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    ServiceError,
+    SourceError,
+    first_of,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.store.boto import S3Client
+from fastfuse.store.failures import Failure, Kind, failure_of_exception, safe_cause, start_error
+from fastfuse.store.retries import RetryableError, retrying
+from fastfuse.store.router import open_reader
+from fastfuse.store.session import S3Session, stall_timeout_s
+
+__all__ = ["WholeObjects"]
+
+# One GET, and one part of an upload that is made in parts (S3 takes no smaller ones than 5 MiB, and 10,000 of them).
+_PART_BYTES = 8 << 20
+_UPLOAD_PART_BYTES = 64 << 20
+# Parts in flight: 16 of 90 MB/s fill a 10 Gbit/s host, and 128 MiB of memory.
+_MAX_IN_FLIGHT = 16
+_UPLOADS_IN_FLIGHT = 4
+# A whole upload part has this long, with its retries.
+_UPLOAD_DEADLINE_S = 300.0
+
+
+class WholeObjects:
+    """Objects of any bucket that `session` reaches."""
+
+    def __init__(self, session: S3Session) -> None:
+        self._session = session
+        self._reader = open_reader(session.config)
+        self._clients: dict[str, S3Client] = {}
+
+    @property
+    def max_connections(self) -> int:
+        """See `ObjectSource.max_connections`."""
+        return self._session.config.max_connections
+
+    async def head(self, bucket: str, key: str) -> ObjectRef:
+        """See `ObjectSource.head`."""
+        reply = await self._request(bucket, key, "head_object", deadline_s=self._session.config.deadline_s)
+        modified_ns = round(reply["LastModified"].timestamp()) * 10**9
+        return ObjectRef(
+            bucket=bucket,
+            key=key,
+            size_bytes=int(reply["ContentLength"]),
+            etag=reply.get("ETag", ""),
+            modified_ns=modified_ns,
+            storage_class=reply.get("StorageClass", "STANDARD"),
+        )
+
+    async def read(self, ref: ObjectRef, *, limit_bytes: int) -> bytes:
+        """See `ObjectSource.read`."""
+        if ref.size_bytes > limit_bytes:
+            raise SourceError(f"{_shown(ref.bucket, ref.key)} has {ref.size_bytes:,} bytes, more than is plausible.")
+        with _one_error():
+            return bytes(await self._reader.get_range(ref, 0, ref.size_bytes)) if ref.size_bytes else b""
+
+    async def read_into(self, ref: ObjectRef, fd: int) -> None:
+        """See `ObjectSource.read_into`; several ranges at a time."""
+        limiter = trio.CapacityLimiter(_MAX_IN_FLIGHT)
+
+        async def fetch(start: int) -> None:
+            async with limiter:
+                data = await self._reader.get_range(ref, start, min(start + _PART_BYTES, ref.size_bytes))
+            _write_all(fd, data, start)
+
+        with _one_error():
+            async with trio.open_nursery() as nursery:
+                for start in range(0, ref.size_bytes, _PART_BYTES):
+                    nursery.start_soon(fetch, start)
+
+    async def write_from(self, fd: int, bucket: str, key: str) -> None:
+        """Make the object `key` hold what `fd` holds, all or nothing.
+
+        Raises:
+            AccessError, SourceError, ConfigurationError, ServiceError: it cannot be written.
+        """
+        size_bytes = os.fstat(fd).st_size
+        if size_bytes <= _UPLOAD_PART_BYTES:
+            await self._request(bucket, key, "put_object", Body=os.pread(fd, size_bytes, 0))
+            return
+        async with self._upload(bucket, key) as send:
+            limiter = trio.CapacityLimiter(_UPLOADS_IN_FLIGHT)
+
+            async def send_one(number: int) -> None:
+                async with limiter:
+                    body = os.pread(fd, _UPLOAD_PART_BYTES, (number - 1) * _UPLOAD_PART_BYTES)
+                    await send(number, body)
+
+            with _one_error():
+                async with trio.open_nursery() as nursery:
+                    for number in range(1, -(-size_bytes // _UPLOAD_PART_BYTES) + 1):
+                        nursery.start_soon(send_one, number)
+
+    @asynccontextmanager
+    async def _upload(self, bucket: str, key: str) -> AsyncIterator[Callable[[int, bytes], Awaitable[None]]]:
+        """A multipart upload that is completed at the end of the block, or given up."""
+        request = partial(self._request, bucket, key)
+        upload_id = (await request("create_multipart_upload"))["UploadId"]
+        etags: dict[int, str] = {}
+
+        async def send(number: int, body: bytes) -> None:
+            reply = await request("upload_part", UploadId=upload_id, PartNumber=number, Body=body)
+            etags[number] = reply["ETag"]
+
+        try:
+            yield send
+            parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
+            await request("complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._session.config.deadline_s):
+                await request("abort_multipart_upload", UploadId=upload_id)
+            raise
+
+    async def _request(
+        self, bucket: str, key: str, operation: str, *, deadline_s: float = _UPLOAD_DEADLINE_S, **arguments: object
+    ) -> dict[str, Any]:
+        region = await self._session.region(bucket)
+        if bucket not in self._clients:
+            self._clients[bucket] = S3Client(self._session, stall_s=stall_timeout_s(self._session.config))
+        client = self._clients[bucket]
+        if self._session.config.request_payer:
+            arguments["RequestPayer"] = "requester"
+        call = getattr(await client.get(region), operation)
+
+        async def once() -> dict[str, Any]:
+            try:
+                async with client.slots:
+                    reply: dict[str, Any] = await call(Bucket=bucket, Key=key, **arguments)
+            except (BotoCoreError, ClientError) as error:
+                failure = failure_of_exception(error)
+                raise RetryableError(
+                    self._error(failure, bucket, key, region), attempts=failure.attempts
+                ) from safe_cause(error)
+            return reply
+
+        with trio.move_on_after(deadline_s):
+            return await retrying(once)
+        raise ServiceError(f"The S3 service did not answer for {_shown(bucket, key)} within {deadline_s:g} s.")
+
+    def _error(self, failure: Failure, bucket: str, key: str, region: str) -> FastfuseError:
+        if failure.kind is Kind.CHANGED:
+            return SourceError(f"There is no object {_shown(bucket, key)}.")
+        if failure.kind is Kind.DENIED:
+            return AccessError(
+                f"The service denies access to {_shown(bucket, key)} ({failure.detail}).",
+                hint="It takes s3:GetObject to read it, and s3:PutObject to write it.",
+            )
+        return start_error(failure, bucket=bucket, endpoint=self._session.endpoint_url or "", region=region)
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        await self._reader.aclose()
+        for client in self._clients.values():
+            await client.aclose()
+
+
+def _shown(bucket: str, key: str) -> str:
+    """An object's URI as Python writes it: a key may hold what a terminal obeys."""
+    return repr(f"s3://{bucket}/{key}")
+
+
+def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(fd, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Raise the first error of a nursery instead of their group, and that of a read as one that stops a command."""
+    try:
+        yield
+    except (FastfuseError, ExceptionGroup) as error:
+        first = first_of(error)
+        if isinstance(first, ObjectChangedError):
+            raise SourceError(str(first), hint=first.hint) from first
+        if isinstance(first, ReadError):
+            kind = AccessError if isinstance(first, ObjectDeniedError) else ServiceError
+            raise kind(str(first), hint=first.hint) from first
+        raise first from error.__cause__
