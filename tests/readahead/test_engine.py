@@ -108,14 +108,14 @@ async def test_whoever_waits_behind_a_deadline_for_a_connection_waits_for_no_sec
     autojump_clock: MockClock,
 ) -> None:
     """Semantics D5."""
-    ref = listed("silent", 100 * 64 * KIB)
+    ref = listed("silent", 20 * 4 * MIB)
     reader = ScriptedReader()
     reader.holds = lambda *_: True
     answered_at_s: list[float] = []
 
     async def read(engine: ReadEngine, index: int) -> None:
         with pytest.raises(DeadlineError):
-            await engine.read(1, ref, index * 64 * KIB, 4 * KIB)
+            await engine.read(1, ref, index * 4 * MIB, 4 * KIB)
         answered_at_s.append(trio.current_time() - began_s)
 
     async with running(reader, ReadaheadConfig(max_parts_in_flight=4)) as engine:
