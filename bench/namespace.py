@@ -1,0 +1,107 @@
+"""``python -m bench.namespace``: what looking around costs, beside rclone mount of the same server.
+
+Each candidate is walked once before it is timed, so that rclone has its directories cached; then the kernel's own cache
+of names is dropped, where that is permitted, so that every name is asked of the candidate.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from bench.candidates import CANDIDATES, Limits
+from bench.machine import describe, forget_names
+from fastfuse.testing import ServerProcess
+
+_CANDIDATES = ("fastfuse", "rclone")
+_LIMITS = Limits(memory_target_bytes=512 << 20)
+_FLAT_COUNT = 100_000
+_STATS = 5_000
+_SEED = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Of one candidate, of one run."""
+
+    found_per_s: float
+    listed_per_s: float
+    stat_s: list[float]
+
+
+def _rate(count: int, command: list[str]) -> float:
+    started_s = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    elapsed_s = time.monotonic() - started_s
+    lines = done.stdout.count(b"\n")
+    if lines < count:
+        raise RuntimeError(f"{' '.join(command)} told {lines} names, not {count}")
+    return lines / elapsed_s
+
+
+def _stats(names: list[Path]) -> list[float]:
+    taken_s = []
+    for name in names:
+        started_s = time.perf_counter()
+        os.stat(name)
+        taken_s.append(time.perf_counter() - started_s)
+    return taken_s
+
+
+def _on_mount(candidate: str, layout: str, measure: Callable[[Path], T]) -> T:
+    with ServerProcess(f"{layout},size=128KiB", workers=2) as server, tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        with CANDIDATES[candidate](server, place, _LIMITS):
+            return measure(place / "mount")
+
+
+def _measure(candidate: str, count: int) -> _Figures:
+    def walk(root: Path) -> tuple[float, list[float]]:
+        found = subprocess.run(["find", root, "-type", "f"], stdout=subprocess.PIPE, check=True).stdout
+        names = [Path(os.fsdecode(name)) for name in random.Random(_SEED).sample(found.splitlines(), _STATS)]
+        forget_names()
+        rate = _rate(count, ["find", str(root), "-type", "f"])
+        forget_names()
+        return rate, _stats(names)
+
+    def list_one(root: Path) -> float:
+        os.listdir(root)
+        forget_names()
+        return _rate(_FLAT_COUNT, ["ls", "-f", str(root)])
+
+    found_per_s, stat_s = _on_mount(candidate, f"count={count},layout=dirs,dirs=1000", walk)
+    listed_per_s = _on_mount(candidate, f"count={_FLAT_COUNT},layout=flat", list_one)
+    return _Figures(found_per_s, listed_per_s, stat_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.namespace", description=__doc__)
+    parser.add_argument("--count", type=int, default=1_000_000, help="files for find and stat")
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    print(", ".join(f"{name} {value}" for name, value in describe().items()))
+    print(f"\n{options.count:,} files in 1,000 directories, {_FLAT_COUNT:,} in one; medians of {options.runs} runs\n")
+    print("| | find -type f, files/s | ls -f, names/s | stat, median ms | stat, p99 ms |\n|---|---:|---:|---:|---:|")
+    runs: dict[str, list[_Figures]] = {candidate: [] for candidate in _CANDIDATES}
+    for _ in range(options.runs):
+        for candidate in _CANDIDATES:
+            runs[candidate].append(_measure(candidate, options.count))
+    for candidate, figures in runs.items():
+        found_per_s = statistics.median(figure.found_per_s for figure in figures)
+        listed_per_s = statistics.median(figure.listed_per_s for figure in figures)
+        median_s = statistics.median(statistics.median(figure.stat_s) for figure in figures)
+        p99_s = statistics.median(statistics.quantiles(figure.stat_s, n=100)[98] for figure in figures)
+        print(f"| {candidate} | {found_per_s:,.0f} | {listed_per_s:,.0f} | {median_s * 1e3:.3f} | {p99_s * 1e3:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
