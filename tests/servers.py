@@ -32,6 +32,7 @@ __all__ = [
     "create_chain",
     "moto_server",
     "rclone_server",
+    "running",
 ]
 
 # rclone refuses keys of an unrealistic length.
@@ -89,7 +90,7 @@ def create_chain(directory: Path) -> tuple[Path, TlsFiles]:
 
 
 @contextmanager
-def _running(command: list[str], ready: re.Pattern[str]) -> Iterator[str]:
+def running(command: list[str], ready: re.Pattern[str]) -> Iterator[str]:
     """Runs `command` until the end of the block; yields the first match of `ready` in what it prints."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -117,7 +118,7 @@ def moto_server() -> Iterator[S3Server]:
         "logging.getLogger('werkzeug').addFilter(lambda record: 'Running on' in record.getMessage());"
         "main(['-H', '127.0.0.1', '-p', '0'])"
     )
-    with _running([sys.executable, "-c", program], re.compile(r"Running on (http://[0-9.:]+)")) as url:
+    with running([sys.executable, "-c", program], re.compile(r"Running on (http://[0-9.:]+)")) as url:
         server = S3Server(url)
         server.client.create_bucket(Bucket=server.bucket)
         yield server
@@ -129,7 +130,7 @@ def rclone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server
     (root / BUCKET).mkdir()
     command = [str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", "--config", "", str(root)]
     command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--addr", "127.0.0.1:0"]
-    with _running(command, re.compile(r"Starting s3 server on \[(http://[0-9.:]+)")) as url:
+    with running(command, re.compile(r"Starting s3 server on \[(http://[0-9.:]+)")) as url:
         yield S3Server(url)
 
 
