@@ -1,5 +1,7 @@
 """Fixtures for every test."""
 
+import signal
+
 from hypothesis import settings
 
 from tests.servers import aws_environment, moto_server, rclone_server
@@ -9,3 +11,6 @@ __all__ = ["aws_environment", "moto_server", "rclone_server"]
 # How long an example takes is no property of the code on a machine that others use, too.
 settings.register_profile("fastfuse", deadline=None)
 settings.load_profile("fastfuse")
+
+# A shell starts what it runs in the background with this signal ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
