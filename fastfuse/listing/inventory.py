@@ -2,16 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
 from pathlib import Path
 
 import trio
 
-from fastfuse.errors import ConfigurationError, first_of
+from fastfuse.errors import AccessError, ConfigurationError, SourceError, first_of
 from fastfuse.inodes.builder import TableBuilder
-from fastfuse.listing.acceptance import Listing
+from fastfuse.listing.acceptance import Listing, partial_name
 from fastfuse.listing.sweep import ListingProgress, ProgressCallback
 from fastfuse.sources.inventory import DataFile, InventoryRows, Manifest, parse_manifest, read_rows
 from fastfuse.sources.uri import S3Uri
@@ -21,6 +19,8 @@ __all__ = ["list_inventory"]
 
 # A manifest names a file of up to 2 GB on each line of some 200 bytes: this is for 10^12 objects.
 _MAX_MANIFEST_BYTES = 64 << 20
+# An MD5 in hexadecimal, and perhaps a line's end.
+_MAX_CHECKSUM_BYTES = 100
 # One is parsed while the next is fetched; Python parses one at a time.
 _FILES_AT_ONCE = 2
 _STEP_BYTES = 8 << 20
@@ -33,10 +33,13 @@ async def list_inventory(
 
     Raises:
         ConfigurationError: it is no report of the source's bucket, of no use, or damaged.
-        SourceError, AccessError, ServiceError: S3 does not give it.
+        SourceError: S3 does not have a part of it, or the source is only the beginning of a name.
+        AccessError, ServiceError: S3 does not give it.
     """
     ref = await objects.head(manifest_uri.bucket, manifest_uri.path)
-    manifest = parse_manifest(await objects.read(ref, limit_bytes=_MAX_MANIFEST_BYTES), str(manifest_uri))
+    text = await objects.read(ref, limit_bytes=_MAX_MANIFEST_BYTES)
+    await _check_manifest(objects, manifest_uri, text)
+    manifest = parse_manifest(text, str(manifest_uri))
     if manifest.source_bucket != source.bucket:
         raise ConfigurationError(
             f"{manifest_uri} is an inventory of the bucket {manifest.source_bucket!r}, not of {source.bucket!r}"
@@ -45,6 +48,23 @@ async def list_inventory(
     await report.read()
     table, refusals = report.builder().build()
     return Listing(table, refusals, report.request_count)
+
+
+async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> None:
+    """S3 writes the manifest's MD5 beside it; who copies or shares a report may leave it out."""
+    stem, dot, _ = uri.path.rpartition(".json")
+    if not dot:
+        return
+    try:
+        ref = await objects.head(uri.bucket, f"{stem}.checksum")
+    except (SourceError, AccessError):
+        return
+    told = await objects.read(ref, limit_bytes=_MAX_CHECKSUM_BYTES)
+    if told.strip().lower() != hashlib.md5(text, usedforsecurity=False).hexdigest().encode():
+        raise ConfigurationError(
+            f"{uri} is not the manifest that its {stem.rpartition('/')[2]}.checksum is of (MD5)",
+            hint="copy the two again, or wait for the report that is being written",
+        )
 
 
 class _Report:
@@ -56,11 +76,14 @@ class _Report:
         self._bucket = bucket
         self._source = source
         self._progress = progress
+        self._path = source.path.encode()
         self._folder = f"{source.path.rstrip('/')}/".encode() if source.path else b""
         self._below = TableBuilder(source.bucket, self._folder.decode())
-        # The object that the source names, if it is none of a folder (N1).
-        self._itself = InventoryRows()
-        self.request_count = 2
+        # The object that the source names, if it is none of a folder (N1), ...
+        self._itself: InventoryRows | None = None
+        # ... and what there is instead of both.
+        self._neighbours: set[bytes] = set()
+        self.request_count = 3
         self._files_done = 0
 
     async def read(self) -> None:
@@ -73,17 +96,23 @@ class _Report:
             raise first_of(group) from group
 
     def builder(self) -> TableBuilder:
-        """With all rows of the source in it."""
-        if len(self._below) or not self._itself.keys:
+        """With all rows of the source in it; `SourceError` where it names neither a folder nor an object."""
+        if len(self._below):
             return self._below
-        path = self._source.path
-        builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
-        _add(builder, self._itself)
-        return builder
+        if self._itself is not None:
+            path = self._source.path
+            builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
+            _add(builder, self._itself)
+            return builder
+        if self._neighbours:
+            raise partial_name(self._source, sorted(self._neighbours))
+        return self._below
 
     async def _read_file(self, file: DataFile, limiter: trio.CapacityLimiter) -> None:
         async with limiter:
             ref = await self._objects.head(self._bucket, file.key)
+            if ref.size_bytes != file.size_bytes:
+                raise self._is_another(file, "size")
             fd = os.memfd_create("fastfuse-inventory", os.MFD_CLOEXEC)
             try:
                 await self._objects.read_into(ref, fd)
@@ -94,25 +123,44 @@ class _Report:
             self._files_done += 1
             self._tell()
 
+    def _is_another(self, file: DataFile, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the inventory file {self._uri(file)} is not the one that its manifest names ({what})"
+        )
+
+    def _uri(self, file: DataFile) -> S3Uri:
+        return S3Uri(self._bucket, file.key)
+
     def _parse(self, file: DataFile, fd: int) -> None:
         """In a thread of its own; the rows go back to the task's."""
-        name = f"s3://{self._bucket}/{file.key}"
         with Path(f"/proc/self/fd/{fd}").open("rb") as data:
             digest = hashlib.md5(usedforsecurity=False)
             while block := data.read(_STEP_BYTES):
                 digest.update(block)
             if digest.hexdigest() != file.md5.lower():
-                raise ConfigurationError(f"the inventory file {name} is not the one that its manifest names (MD5)")
+                raise self._is_another(file, "MD5")
             data.seek(0)
-            for rows in read_rows(self._manifest, data, name):
+            for rows in read_rows(self._manifest, data, str(self._uri(file)), self._path):
                 trio.from_thread.run_sync(self._take, rows)
 
     def _take(self, rows: InventoryRows) -> None:
-        _add(self._below, _selected(rows, lambda key: key.startswith(self._folder)))
-        itself = _selected(rows, self._source.path.encode().__eq__)
+        is_below = [key.startswith(self._folder) for key in rows.keys]
+        below = rows.chosen(is_below)
+        _add(self._below, below)
+        if not all(is_below):
+            self._take_beside(rows.chosen([not one for one in is_below]))
+        self._tell()
+
+    def _take_beside(self, rows: InventoryRows) -> None:
+        """What begins with the source's path and does not lie in its folder; of use if nothing does."""
+        itself = rows.chosen([key == self._path for key in rows.keys])
         if itself.keys:
             self._itself = itself
-        self._tell()
+        if len(self._below) or self._itself is not None:
+            self._neighbours.clear()
+            return
+        begun = len(self._path)
+        self._neighbours.update(key[: key.find(b"/", begun) + 1] or key for key in rows.keys)
 
     def _tell(self) -> None:
         self._progress(
@@ -124,17 +172,6 @@ class _Report:
                 share=self._files_done / max(len(self._manifest.files), 1),
             )
         )
-
-
-def _selected(rows: InventoryRows, is_wanted: Callable[[bytes], bool]) -> InventoryRows:
-    chosen = [is_wanted(key) for key in rows.keys]
-    if all(chosen):
-        return rows
-    return InventoryRows(*(list(compress(column, chosen)) for column in _columns(rows)))  # type: ignore[arg-type]
-
-
-def _columns(rows: InventoryRows) -> tuple[Sequence[object], ...]:
-    return rows.keys, rows.sizes, rows.mtimes_ns, rows.etags, rows.storage_classes
 
 
 def _add(builder: TableBuilder, rows: InventoryRows) -> None:

@@ -2,9 +2,9 @@
 
 import logging
 
-from fastfuse.errors import EmptySourceError, ServiceError, SourceError
+from fastfuse.errors import EmptySourceError, ServiceError
 from fastfuse.inodes.builder import TableBuilder
-from fastfuse.listing.acceptance import ALLOW_EMPTY_HINT, Listing, accept
+from fastfuse.listing.acceptance import ALLOW_EMPTY_HINT, Listing, accept, partial_name, shown_names
 from fastfuse.listing.page import Page
 from fastfuse.listing.pager import Pager
 from fastfuse.listing.sweep import ListingProgress, ProgressCallback, UnorderedListingError, report, sweep
@@ -14,9 +14,6 @@ from fastfuse.store.base import PageSource
 __all__ = ["Listing", "ListingProgress", "ProgressCallback", "list_source"]
 
 _log = logging.getLogger(__name__)
-
-# How many neighbours of a partial name the error shows.
-_MAX_CANDIDATES = 5
 
 # Directory buckets (S3 Express) have no start-after and no order.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
@@ -106,10 +103,7 @@ class _Lister:
             return builder
         candidates = sorted(page.common_prefixes + page.keys)
         if candidates:
-            raise SourceError(
-                f"{self._source} is only the beginning of a name; there is {self._shown(candidates)}",
-                hint="give the whole name of one folder or object",
-            )
+            raise partial_name(self._source, candidates)
         if not allow_empty:
             raise EmptySourceError(f"{self._source} names no folder and no object", hint=ALLOW_EMPTY_HINT)
         return TableBuilder(self._source.bucket, prefix)
@@ -119,16 +113,8 @@ class _Lister:
         page = await self._first_page(path, delimiter="/")
         neighbours = [name for name in page.common_prefixes + page.keys if name != path.encode() + b"/"]
         if neighbours:
-            _log.warning(
-                "%s is taken as the folder %s/; %s is not mounted", self._source, path, self._shown(sorted(neighbours))
-            )
-
-    def _shown(self, names: list[bytes]) -> str:
-        shown = ", ".join(
-            f"s3://{self._source.bucket}/{name.decode('utf-8', 'backslashreplace')}" for name in names[:_MAX_CANDIDATES]
-        )
-        more = len(names) - _MAX_CANDIDATES
-        return f"{shown} and {more} more" if more > 0 else shown
+            shown = shown_names(self._source.bucket, sorted(neighbours))
+            _log.warning("%s is taken as the folder %s/; %s is not mounted", self._source, path, shown)
 
     async def _first_page(self, prefix: str, *, delimiter: str = "") -> Page:
         """The first page that holds anything: one without entries says nothing while more are to come."""

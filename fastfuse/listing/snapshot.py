@@ -13,6 +13,10 @@ Layout, little-endian::
 The header is ``{"source": URI, "listed_at_ns": int, "refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
 "metadata": {...}, "columns": {name: {"type", "offset", "count"}}, "columns_bytes": int}``.
 
+Not compressed: zstd makes it a third (the ETags are random), but then opening takes two to four times as long, and what
+is opened has to be memory of its own instead of a mapping. Measured with three million objects, 168 MB: copied and
+checked in 0.09 s, decompressed in 0.12 s to 0.35 s.
+
 Columns are mapped and never copied, so opening costs the same for ten objects and for ten million. A worker maps what
 its lister has just written or verified: what says where the columns lie is checked, what they hold is not (that would
 read all of it), and the table never leaves the mapping for it: a damaged column makes an error of the file that needs

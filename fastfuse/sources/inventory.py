@@ -7,11 +7,13 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import compress
+from operator import and_
 from typing import IO, Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_to_bytes
 
 from fastfuse.errors import ConfigurationError
 
@@ -19,15 +21,28 @@ __all__ = ["DataFile", "InventoryRows", "Manifest", "parse_manifest", "read_rows
 
 # Our names for the fields, by those in the schema of CSV and of Parquet files.
 _CSV_NAMES = {
-    "Bucket": "bucket", "Key": "key", "Size": "size", "LastModifiedDate": "last_modified_date", "ETag": "e_tag",
-    "StorageClass": "storage_class", "IsLatest": "is_latest", "IsDeleteMarker": "is_delete_marker",
+    "Bucket": "bucket", "Key": "key", "VersionId": "version_id", "Size": "size", "ETag": "e_tag",
+    "LastModifiedDate": "last_modified_date", "StorageClass": "storage_class", "IsLatest": "is_latest",
+    "IsDeleteMarker": "is_delete_marker",
 }  # fmt: skip
 _NEEDED = {"key": "the key", "size": "Size", "last_modified_date": "Last modified", "e_tag": "ETag"}
+_FLAGS = ("is_latest", "is_delete_marker")
+_USED = (*_NEEDED, *_FLAGS, "storage_class")
 _FORMATS = ("CSV", "Parquet")
 _BATCH_ROWS = 10_000
-# A key is 1024 bytes, each three letters where it is encoded; other fields are short.
+# Of unpacked CSV, some 400 rows: at 1 MiB the rows fall out of the CPU's cache, and it takes a third longer.
+_STEP_BYTES = 1 << 16
+# A key is 1024 bytes, each three letters where it is encoded; other fields are short. A file that unpacks to one
+# endless line or field is given up here.
 _MAX_FIELD_LETTERS = 1 << 16
-_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_MAX_LINE_BYTES = 4 * _MAX_FIELD_LETTERS
+_MAX_SIZE_BYTES = 1 << 62
+# Of a word in a report that is quoted in an error.
+_SHOWN_LETTERS = 40
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+# What a column of nanoseconds since 1970 can hold.
+_MAX_MOMENT_MS = (1 << 63) // 10**6 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,7 @@ class DataFile:
     """One file of a report, in the manifest's bucket."""
 
     key: str
+    size_bytes: int
     md5: str
 
 
@@ -48,15 +64,27 @@ class Manifest:
     files: tuple[DataFile, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class InventoryRows:
     """Columns of objects, as `TableBuilder.add` takes them."""
 
-    keys: list[bytes] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    mtimes_ns: list[int] = field(default_factory=list)
-    etags: list[str] = field(default_factory=list)
-    storage_classes: list[str] = field(default_factory=list)
+    keys: list[bytes]
+    sizes: list[int]
+    mtimes_ns: list[int]
+    etags: list[str]
+    storage_classes: list[str]
+
+    def chosen(self, is_chosen: Sequence[bool]) -> "InventoryRows":
+        """The rows at which `is_chosen` is true."""
+        if all(is_chosen):
+            return self
+        return InventoryRows(
+            keys=list(compress(self.keys, is_chosen)),
+            sizes=list(compress(self.sizes, is_chosen)),
+            mtimes_ns=list(compress(self.mtimes_ns, is_chosen)),
+            etags=list(compress(self.etags, is_chosen)),
+            storage_classes=list(compress(self.storage_classes, is_chosen)),
+        )
 
 
 def parse_manifest(text: bytes, name: str) -> Manifest:
@@ -67,14 +95,16 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
     """
     try:
         found = json.loads(text)
-        files = tuple(DataFile(_text(entry, "key"), _text(entry, "MD5checksum")) for entry in found["files"])
         manifest = Manifest(
             source_bucket=_text(found, "sourceBucket").removeprefix("arn:aws:s3:::"),
             file_format=_text(found, "fileFormat"),
             schema=tuple(column.strip() for column in _text(found, "fileSchema").split(",")),
-            files=files,
+            files=tuple(
+                DataFile(_text(entry, "key"), _size(entry, "size"), _text(entry, "MD5checksum"))
+                for entry in found["files"]
+            ),
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigurationError(
             f"{name} is not the manifest of an S3 Inventory ({_what(error)})", hint="name its manifest.json"
         ) from error
@@ -88,28 +118,114 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
     return manifest
 
 
-def read_rows(manifest: Manifest, file: IO[bytes], name: str) -> Iterator[InventoryRows]:
-    """The current objects in one data file called `name`, some thousand at a time.
+def read_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes = b"") -> Iterator[InventoryRows]:
+    """The current objects below `prefix` in one data file called `name`, some thousand at a time.
 
     Raises:
         ConfigurationError: the file is not what the manifest says, or its format takes a package that is missing.
     """
     read = _csv_rows if manifest.file_format == "CSV" else _parquet_rows
     try:
-        yield from read(manifest, file, name)
+        yield from read(manifest, file, name, prefix)
     except (ValueError, TypeError, OverflowError, EOFError, OSError, zlib.error, csv.Error) as error:
         raise ConfigurationError(f"the inventory file {name} is damaged ({_what(error)})") from error
 
 
-def _csv_rows(manifest: Manifest, file: IO[bytes], name: str) -> Iterator[InventoryRows]:
-    columns = [_CSV_NAMES.get(column, "") for column in manifest.schema]
+def _csv_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[InventoryRows]:
+    names = [_CSV_NAMES.get(column, "") for column in manifest.schema]
     csv.field_size_limit(_MAX_FIELD_LETTERS)
-    with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
-        # Keys are encoded as LIST encodes them: a plus sign is a space.
-        yield from _batches(csv.reader(text, strict=True), columns, _parsed_time, unquote_plus)
+    for lines in _line_blocks(file):
+        rows = list(csv.reader(lines, strict=True))
+        if len(rows) != len(lines):
+            raise ValueError("a field that goes over a line's end")
+        rows = list(filter(None, rows))
+        if any(len(row) != len(names) for row in rows):
+            raise ValueError(f"a row that does not have {len(names)} fields")
+        columns = dict(zip(names, zip(*rows, strict=True), strict=False))
+        if columns:
+            yield from _current_csv_rows(columns, prefix)
 
 
-def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str) -> Iterator[InventoryRows]:
+def _line_blocks(file: IO[bytes]) -> Iterator[list[str]]:
+    """The lines of a gzipped text, about as many at a time as make `_STEP_BYTES`.
+
+    No field of a report holds a line's end (keys are URL-encoded), so a block needs nothing of the one before.
+    """
+    rest = b""
+    with gzip.open(file, "rb") as unpacked:
+        while block := unpacked.read(_STEP_BYTES):
+            whole, end, tail = block.rpartition(b"\n")
+            rest, text = (tail, rest + whole) if end else (rest + block, b"")
+            if len(rest) > _MAX_LINE_BYTES:
+                raise ValueError("a line of implausible length")
+            yield text.decode().split("\n")
+    yield rest.decode().split("\n")
+
+
+def _current_csv_rows(columns: Mapping[str, Sequence[str]], prefix: bytes) -> Iterator[InventoryRows]:
+    # Keys are encoded as LIST encodes them: a plus sign is a space.
+    keys = [
+        unquote_to_bytes(key.replace("+", " ")) if "%" in key or "+" in key else key.encode() for key in columns["key"]
+    ]
+    is_wanted = [key.startswith(prefix) for key in keys]
+    for name in _FLAGS:
+        if name in columns:
+            is_wanted = list(map(and_, is_wanted, _flags(columns[name], wanted=name == "is_latest")))
+    if not any(is_wanted):
+        return
+    key, size, modified, etag = (list(compress(columns[name], is_wanted)) for name in _NEEDED)
+    classes = compress(columns["storage_class"], is_wanted) if "storage_class" in columns else [""] * len(key)
+    yield _rows(list(compress(keys, is_wanted)), _parsed_sizes(size), _parsed_times_ns(modified), etag, classes)
+
+
+def _rows(
+    keys: list[bytes],
+    sizes: list[int],
+    mtimes_ns: list[int],
+    etags: Iterable[str | None],
+    storage_classes: Iterable[str | None],
+) -> InventoryRows:
+    """Checked, and with what LIST writes where a report writes something else: quotes, or nothing."""
+    if not all(keys):
+        raise ValueError("an empty key")
+    if min(sizes) < 0 or max(sizes) >= _MAX_SIZE_BYTES:
+        raise ValueError("a size that no object has")
+    return InventoryRows(
+        keys=keys,
+        sizes=sizes,
+        mtimes_ns=mtimes_ns,
+        etags=[f'"{etag}"' if etag else "" for etag in etags],
+        storage_classes=[name or "STANDARD" for name in storage_classes],
+    )
+
+
+def _flags(words: Sequence[str], *, wanted: bool) -> list[bool]:
+    """Whether each flag is as `wanted`, or not given."""
+    meanings = {word: word.lower() for word in set(words)}
+    unknown = set(meanings.values()) - {"true", "false", ""}
+    if unknown:
+        raise ValueError(f"the flag {min(unknown)[:_SHOWN_LETTERS]!r}")
+    kept = {word: meaning in ("", str(wanted).lower()) for word, meaning in meanings.items()}
+    return [kept[word] for word in words]
+
+
+def _parsed_sizes(words: Sequence[str]) -> list[int]:
+    """`int` alone would take signs, spaces and underscores."""
+    digits = "".join(words)
+    if not all(words) or not (digits.isascii() and digits.isdigit()):
+        raise ValueError("a size that is no number")
+    return list(map(int, words))
+
+
+def _parsed_times_ns(words: Sequence[str]) -> list[int]:
+    moments = [datetime.fromisoformat(word) for word in words]
+    in_ms = [((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND for at in moments]
+    if max(in_ms) > _MAX_MOMENT_MS or min(in_ms) < -_MAX_MOMENT_MS:
+        raise ValueError("a time beyond all others")
+    return [moment * 1_000_000 for moment in in_ms]
+
+
+def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[InventoryRows]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -119,63 +235,44 @@ def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str) -> Iterator[In
         ) from error
     try:
         table = parquet.ParquetFile(file)
-        known = [column for column in table.schema_arrow.names if column in _CSV_NAMES.values()]
-        _check_fields(set(known), name)
-        for batch in table.iter_batches(_BATCH_ROWS, columns=known):
-            rows = zip(*(batch.column(column).to_pylist() for column in batch.schema.names), strict=True)
-            yield from _batches(rows, batch.schema.names, _given_time, str)
-    except pyarrow.ArrowException as error:
+        columns = table.schema_arrow.names
+        _check_fields(set(columns), name)
+        for batch in table.iter_batches(_BATCH_ROWS, columns=[column for column in _USED if column in columns]):
+            yield from _current_parquet_rows(batch, prefix)
+    except (pyarrow.ArrowException, KeyError) as error:  # a KeyError for two columns of one name
         raise ValueError(str(error).partition("\n")[0]) from error
 
 
-def _batches(
-    rows: Iterable[Sequence[Any]], columns: Sequence[str], time_ns: Callable[[Any], int], decoded: Callable[[Any], str]
-) -> Iterator[InventoryRows]:
-    places = {column: place for place, column in enumerate(columns) if column}
-    key, size, modified, etag = (places[name] for name in _NEEDED)
-    latest, deleted, storage_class = (
-        places.get(name, -1) for name in ("is_latest", "is_delete_marker", "storage_class")
-    )
-    found = InventoryRows()
-    for row in rows:
-        if len(row) != len(columns):
-            raise ValueError(f"a row of {len(row)} fields, not {len(columns)}")
-        # Only the current version of what is there: nothing else is listed.
-        if (latest >= 0 and _is(row[latest], False)) or (deleted >= 0 and _is(row[deleted], True)):
-            continue
-        found.keys.append(decoded(row[key]).encode("utf-8", "surrogateescape"))
-        found.sizes.append(_size(row[size]))
-        found.mtimes_ns.append(time_ns(row[modified]))
-        found.etags.append(f'"{row[etag]}"' if row[etag] else "")
-        found.storage_classes.append((row[storage_class] if storage_class >= 0 else "") or "STANDARD")
-        if len(found.keys) == _BATCH_ROWS:
-            yield found
-            found = InventoryRows()
-    if found.keys:
-        yield found
+def _current_parquet_rows(batch: Any, prefix: bytes) -> Iterator[InventoryRows]:  # noqa: ANN401 - a RecordBatch
+    """Casts refuse what is of another type, does not fit or is not UTF-8."""
+    import pyarrow
+    from pyarrow import compute
 
-
-def _size(value: str | int | None) -> int:
-    size = int(value or 0) if value is not None and value != "" else -1
-    if not 0 <= size < 1 << 62:
-        raise ValueError(f"a size of {value!r}")
-    return size
-
-
-def _parsed_time(value: str) -> int:
-    return _given_time(datetime.fromisoformat(value))
-
-
-def _given_time(value: datetime) -> int:
-    """Nanoseconds since the epoch; S3's times have milliseconds."""
-    aware = value if value.tzinfo else value.replace(tzinfo=_EPOCH.tzinfo)
-    since = aware - _EPOCH
-    return ((since.days * 86400 + since.seconds) * 1000 + since.microseconds // 1000) * 10**6
-
-
-def _is(value: str | bool | None, wanted: bool) -> bool:
-    """Whether a flag, which CSV spells as a word, is there and `wanted`."""
-    return value is wanted or (isinstance(value, str) and value.lower() == str(wanted).lower())
+    # By way of bytes: a number would be cast to text.
+    keys = batch.column("key").cast(pyarrow.binary())
+    is_wanted = compute.starts_with(keys, pattern=prefix)
+    for name in _FLAGS:
+        if name in batch.schema.names:
+            flags = batch.column(name).cast(pyarrow.bool_())
+            wanted = flags if name == "is_latest" else compute.invert(flags)
+            is_wanted = compute.and_(is_wanted, wanted.fill_null(True))
+    if keys.null_count:
+        raise ValueError("a row without a key")
+    batch = batch.filter(is_wanted)
+    if not batch.num_rows:
+        return
+    modified = batch.column("last_modified_date")
+    sizes = batch.column("size").cast(pyarrow.int64())
+    if not pyarrow.types.is_timestamp(modified.type) or sizes.null_count or modified.null_count:
+        raise ValueError("a row without a size or a time")
+    # S3 has milliseconds, and so has the CSV.
+    in_ms = modified.cast(pyarrow.timestamp("ms"), safe=False)
+    mtimes_ns = in_ms.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64()).to_pylist()
+    etags = batch.column("e_tag").cast(pyarrow.binary()).cast(pyarrow.string()).to_pylist()
+    classes = [""] * batch.num_rows
+    if "storage_class" in batch.schema.names:
+        classes = batch.column("storage_class").cast(pyarrow.binary()).cast(pyarrow.string()).to_pylist()
+    yield _rows(keys.filter(is_wanted).to_pylist(), sizes.to_pylist(), mtimes_ns, etags, classes)
 
 
 def _check_fields(columns: set[str], name: str) -> None:
@@ -185,12 +282,25 @@ def _check_fields(columns: set[str], name: str) -> None:
             f"the inventory {name} has no field {' and no field '.join(missing)}",
             hint="add it to the metadata fields of the inventory's configuration and wait for the next report",
         )
+    if "version_id" in columns and not columns.issuperset(_FLAGS):
+        raise ConfigurationError(
+            f"the inventory {name} is of all versions and does not tell which one is the latest",
+            hint="configure an inventory of the current version only",
+        )
 
 
 def _text(entry: Mapping[str, object], name: str) -> str:
     value = entry[name]
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} is no text")
+    value.encode()  # JSON can spell what UTF-8 cannot
+    return value
+
+
+def _size(entry: Mapping[str, object], name: str) -> int:
+    value = entry[name]
+    if type(value) is not int or not 0 <= value < _MAX_SIZE_BYTES:
+        raise ValueError(f"{name} is no number of bytes")
     return value
 
 
