@@ -14,6 +14,8 @@ __all__ = [
     "DeadlineError",
     "EmptySourceError",
     "FastfuseError",
+    "ForbiddenObjectError",
+    "MissingObjectError",
     "MountError",
     "ObjectArchivedError",
     "ObjectChangedError",
@@ -55,6 +57,10 @@ class AccessError(FastfuseError):
     exit_code = 3
 
 
+class ForbiddenObjectError(AccessError):
+    """The service denies one object to these credentials; others may be theirs."""
+
+
 class SourceError(FastfuseError):
     """The source does not exist or cannot be mounted as asked: no such bucket, a partial folder name."""
 
@@ -63,6 +69,10 @@ class SourceError(FastfuseError):
 
 class EmptySourceError(SourceError):
     """The source exists and holds no object that can be shown."""
+
+
+class MissingObjectError(SourceError):
+    """There is no such object."""
 
 
 class ServiceError(FastfuseError):

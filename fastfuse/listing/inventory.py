@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from fastfuse.errors import AccessError, ConfigurationError, SourceError, first_of
+from fastfuse.errors import ConfigurationError, ForbiddenObjectError, MissingObjectError, first_of
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.listing.acceptance import Listing, partial_name
 from fastfuse.listing.sweep import ListingProgress, ProgressCallback
@@ -38,7 +38,7 @@ async def list_inventory(
     """
     ref = await objects.head(manifest_uri.bucket, manifest_uri.path)
     text = await objects.read(ref, limit_bytes=_MAX_MANIFEST_BYTES)
-    await _check_manifest(objects, manifest_uri, text)
+    requests = 2 + await _check_manifest(objects, manifest_uri, text)
     manifest = parse_manifest(text, str(manifest_uri))
     if manifest.source_bucket != source.bucket:
         raise ConfigurationError(
@@ -47,24 +47,25 @@ async def list_inventory(
     report = _Report(objects, manifest, manifest_uri.bucket, source, progress)
     await report.read()
     table, refusals = report.builder().build()
-    return Listing(table, refusals, report.request_count)
+    return Listing(table, refusals, requests + report.request_count)
 
 
-async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> None:
-    """S3 writes the manifest's MD5 beside it; who copies or shares a report may leave it out."""
+async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int:
+    """How many requests it took. S3 writes the manifest's MD5 beside it; who copies a report may leave it out."""
     stem, dot, _ = uri.path.rpartition(".json")
     if not dot:
-        return
+        return 0
     try:
         ref = await objects.head(uri.bucket, f"{stem}.checksum")
-    except (SourceError, AccessError):
-        return
+    except (MissingObjectError, ForbiddenObjectError):
+        return 1
     told = await objects.read(ref, limit_bytes=_MAX_CHECKSUM_BYTES)
     if told.strip().lower() != hashlib.md5(text, usedforsecurity=False).hexdigest().encode():
         raise ConfigurationError(
             f"{uri} is not the manifest that its {stem.rpartition('/')[2]}.checksum is of (MD5)",
-            hint="copy the two again, or wait for the report that is being written",
+            hint="copy the two again, or take another report",
         )
+    return 2
 
 
 class _Report:
@@ -83,7 +84,7 @@ class _Report:
         self._itself: InventoryRows | None = None
         # ... and what there is instead of both.
         self._neighbours: set[bytes] = set()
-        self.request_count = 3
+        self.request_count = 0
         self._files_done = 0
 
     async def read(self) -> None:

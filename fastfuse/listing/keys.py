@@ -5,7 +5,14 @@ from pathlib import Path
 
 import trio
 
-from fastfuse.errors import AccessError, ConfigurationError, SourceError, first_of
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    SourceError,
+    first_of,
+)
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.listing.acceptance import Listing
 from fastfuse.listing.sweep import ListingProgress, ProgressCallback
@@ -28,7 +35,7 @@ async def list_keys(
     Raises:
         ConfigurationError: the file cannot be read, or a line of it is no key of `source`.
         SourceError, AccessError: some of the keys are not there, or not to be seen.
-        ServiceError: as `ObjectSource.head`.
+        ServiceError: as `ObjectSource.head`; so do the other errors that end it at once, bad credentials, say.
     """
     try:
         with path.open("rb") as file:
@@ -77,9 +84,9 @@ class _Heads:
             self._in_flight += 1
             try:
                 self.found.append(await self._objects.head(self._source.bucket, listed.key))
-            except SourceError:
+            except MissingObjectError:
                 self._missing.append(listed)
-            except AccessError:
+            except ForbiddenObjectError:
                 self._denied.append(listed)
             finally:
                 self._in_flight -= 1

@@ -97,8 +97,9 @@ class ObjectSource(Protocol):
         """What an object is now.
 
         Raises:
-            SourceError: there is none.
-            AccessError, ConfigurationError, ServiceError: as `PageSource.list_page`.
+            MissingObjectError: there is none.
+            ForbiddenObjectError: it is not for these credentials.
+            AccessError, SourceError, ConfigurationError, ServiceError: as `PageSource.list_page`.
         """
         ...
 

@@ -110,6 +110,11 @@ class S3Client:
             await self._exits.aclose()
 
 
+# What is left to botocore: an upload's completion may fail minutes after its status of 200 was sent, and an object may
+# have any text for its Expires.
+_PARSED = ("CompleteMultipartUpload", "GetObject", "HeadObject")
+
+
 def _keep_pages_raw(events: Any) -> None:  # noqa: ANN401 - botocore's emitter
     """Hands out the body of a list page unparsed.
 
@@ -119,6 +124,8 @@ def _keep_pages_raw(events: Any) -> None:  # noqa: ANN401 - botocore's emitter
     for event, handler, *_ in BUILTIN_HANDLERS:
         if event == "before-parse.s3.*":
             events.unregister(event, handler)
+            for operation in _PARSED:
+                events.register(f"before-parse.s3.{operation}", handler)
     events.register("before-parse.s3.ListObjectsV2", _take_page)
 
 

@@ -20,14 +20,18 @@ from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
 
-__all__ = ["RoutingReader", "open_reader"]
+__all__ = ["RoutingReader", "open_reader", "reader_of"]
 
 logger = logging.getLogger(__name__)
 
 
 def open_reader(config: ConnectionConfig) -> "RoutingReader":
     """The reader for every bucket of the service of `config`. Does no I/O and starts no thread."""
-    session = S3Session(config)
+    return reader_of(S3Session(config))
+
+
+def reader_of(session: S3Session) -> "RoutingReader":
+    """As `open_reader`, with the credentials and regions that `session` has found already."""
     return RoutingReader(
         fast=lambda bucket: RustRangeReader(session, bucket),
         # Its client takes 16 MB, but only from its first read on.

@@ -1,5 +1,6 @@
 """Whole objects, in and out: index files, inventories and what else is read once and not through a mount."""
 
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -12,6 +13,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from fastfuse.errors import (
     AccessError,
     FastfuseError,
+    ForbiddenObjectError,
+    MissingObjectError,
     ObjectChangedError,
     ObjectDeniedError,
     ReadError,
@@ -23,10 +26,12 @@ from fastfuse.objects import ObjectRef
 from fastfuse.store.boto import S3Client
 from fastfuse.store.failures import Failure, Kind, failure_of_exception, safe_cause, start_error
 from fastfuse.store.retries import RetryableError, retrying
-from fastfuse.store.router import open_reader
+from fastfuse.store.router import reader_of
 from fastfuse.store.session import S3Session, stall_timeout_s
 
 __all__ = ["WholeObjects"]
+
+_log = logging.getLogger(__name__)
 
 # One GET, and one part of an upload that is made in parts (S3 takes no smaller ones than 5 MiB, and 10,000 of them).
 _PART_BYTES = 8 << 20
@@ -43,7 +48,7 @@ class WholeObjects:
 
     def __init__(self, session: S3Session) -> None:
         self._session = session
-        self._reader = open_reader(session.config)
+        self._reader = reader_of(session)
         self._clients: dict[str, S3Client] = {}
 
     @property
@@ -54,13 +59,12 @@ class WholeObjects:
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """See `ObjectSource.head`."""
         reply = await self._request(bucket, key, "head_object", deadline_s=self._session.config.deadline_s)
-        modified_ns = round(reply["LastModified"].timestamp()) * 10**9
         return ObjectRef(
             bucket=bucket,
             key=key,
-            size_bytes=int(reply["ContentLength"]),
+            size_bytes=_told(reply, "ContentLength", bucket, key),
             etag=reply.get("ETag", ""),
-            modified_ns=modified_ns,
+            modified_ns=round(_told(reply, "LastModified", bucket, key).timestamp()) * 10**9,
             storage_class=reply.get("StorageClass", "STANDARD"),
         )
 
@@ -112,21 +116,34 @@ class WholeObjects:
     async def _upload(self, bucket: str, key: str) -> AsyncIterator[Callable[[int, bytes], Awaitable[None]]]:
         """A multipart upload that is completed at the end of the block, or given up."""
         request = partial(self._request, bucket, key)
-        upload_id = (await request("create_multipart_upload"))["UploadId"]
+        upload_id = _told(await request("create_multipart_upload"), "UploadId", bucket, key)
         etags: dict[int, str] = {}
 
         async def send(number: int, body: bytes) -> None:
             reply = await request("upload_part", UploadId=upload_id, PartNumber=number, Body=body)
-            etags[number] = reply["ETag"]
+            etags[number] = _told(reply, "ETag", bucket, key)
 
         try:
             yield send
             parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
             await request("complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts})
         except BaseException:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._session.config.deadline_s):
-                await request("abort_multipart_upload", UploadId=upload_id)
+            await self._give_up(bucket, key, upload_id)
             raise
+
+    async def _give_up(self, bucket: str, key: str, upload_id: str) -> None:
+        """Parts that stay behind cost money; that they do is no reason to hide why the upload failed."""
+        with trio.CancelScope(shield=True):
+            try:
+                await self._request(
+                    bucket,
+                    key,
+                    "abort_multipart_upload",
+                    deadline_s=self._session.config.deadline_s,
+                    UploadId=upload_id,
+                )
+            except FastfuseError as error:
+                _log.warning("the parts of a failed upload to %s are still there: %s", _shown(bucket, key), error)
 
     async def _request(
         self, bucket: str, key: str, operation: str, *, deadline_s: float = _UPLOAD_DEADLINE_S, **arguments: object
@@ -145,23 +162,29 @@ class WholeObjects:
                     reply: dict[str, Any] = await call(Bucket=bucket, Key=key, **arguments)
             except (BotoCoreError, ClientError) as error:
                 failure = failure_of_exception(error)
-                raise RetryableError(
-                    self._error(failure, bucket, key, region), attempts=failure.attempts
-                ) from safe_cause(error)
+                final = self._error(failure, operation, bucket, key, region)
+                raise RetryableError(final, attempts=failure.attempts) from safe_cause(error)
+            except ValueError as error:  # botocore's, for a header that is not what it should be
+                raise _bad_reply(bucket, key, "a header that makes no sense") from error
             return reply
 
         with trio.move_on_after(deadline_s):
             return await retrying(once)
         raise ServiceError(f"The S3 service did not answer for {_shown(bucket, key)} within {deadline_s:g} s.")
 
-    def _error(self, failure: Failure, bucket: str, key: str, region: str) -> FastfuseError:
-        if failure.kind is Kind.CHANGED:
-            return SourceError(f"There is no object {_shown(bucket, key)}.")
-        if failure.kind is Kind.DENIED:
-            return AccessError(
-                f"The service denies access to {_shown(bucket, key)} ({failure.detail}).",
-                hint="It takes s3:GetObject to read it, and s3:PutObject to write it.",
-            )
+    def _error(self, failure: Failure, operation: str, bucket: str, key: str, region: str) -> FastfuseError:
+        shown = _shown(bucket, key)
+        match failure.kind:
+            case Kind.CHANGED if operation == "head_object":
+                return MissingObjectError(f"There is no object {shown}.")
+            case Kind.DENIED | Kind.ARCHIVED:
+                return ForbiddenObjectError(
+                    f"The service denies access to {shown} ({failure.detail}).",
+                    hint="It takes s3:GetObject to read it, and s3:PutObject to write it.",
+                )
+            case Kind.BUSY | Kind.OTHER | Kind.CHANGED:
+                what = "tell about" if operation == "head_object" else "store"
+                return ServiceError(f"The S3 service failed to {what} {shown} ({failure.detail}).")
         return start_error(failure, bucket=bucket, endpoint=self._session.endpoint_url or "", region=region)
 
     async def aclose(self) -> None:
@@ -169,6 +192,18 @@ class WholeObjects:
         await self._reader.aclose()
         for client in self._clients.values():
             await client.aclose()
+
+
+def _told(reply: dict[str, Any], name: str, bucket: str, key: str) -> Any:  # noqa: ANN401 - each has its own type
+    if name not in reply:
+        raise _bad_reply(bucket, key, f"no {name}")
+    return reply[name]
+
+
+def _bad_reply(bucket: str, key: str, what: str) -> ServiceError:
+    return ServiceError(
+        f"The service's reply for {_shown(bucket, key)} has {what}.", hint="Check that --endpoint-url is an S3 service."
+    )
 
 
 def _shown(bucket: str, key: str) -> str:

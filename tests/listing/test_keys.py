@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    ServiceError,
+    SourceError,
+)
 from fastfuse.inodes.table import ROOT, InodeTable
 from fastfuse.listing.keys import list_keys
 from fastfuse.listing.sweep import ListingProgress
@@ -34,9 +41,9 @@ class Heads:
         if self.error is not None:
             raise self.error
         if key in self.missing:
-            raise SourceError(key)
+            raise MissingObjectError(key)
         if key in self.denied:
-            raise AccessError(key)
+            raise ForbiddenObjectError(key)
         return ObjectRef(bucket, key, len(key), f'"{key}"', 10**18, "STANDARD")
 
     async def read(self, ref: ObjectRef, *, limit_bytes: int) -> bytes:
@@ -71,7 +78,7 @@ async def test_every_key_is_asked_for_once_and_many_at_a_time(tmp_path: Path, au
     assert (seen[-1].objects, seen[-1].share) == (50, 1)
 
 
-async def test_the_one_object_of_a_source(tmp_path: Path) -> None:
+async def test_the_one_object_of_a_source(tmp_path: Path, autojump_clock: object) -> None:
     listing = await list_keys(Heads(), written(tmp_path, ["a/train"]), S3Uri("bucket", "a/train"))
     assert names(listing.table) == [b"train"]
 
@@ -89,10 +96,11 @@ async def test_keys_that_are_not_to_be_had_are_named_with_their_lines(
         await list_keys(Heads(**{kind: set(keys[::2])}), written(tmp_path, keys), SOURCE)
 
 
-async def test_a_service_that_fails_ends_it(tmp_path: Path, autojump_clock: object) -> None:
+@pytest.mark.parametrize("error", [ServiceError("no"), SourceError("no such bucket"), AccessError("bad credentials")])
+async def test_what_is_wrong_with_every_key_ends_it(tmp_path: Path, autojump_clock: object, error: Exception) -> None:
     heads = Heads()
-    heads.error = ServiceError("unreachable")
-    with pytest.raises(ServiceError, match="unreachable"):
+    heads.error = error
+    with pytest.raises(type(error), match=f"^{error}"):
         await list_keys(heads, written(tmp_path, ["train/a", "train/b"]), SOURCE)
 
 

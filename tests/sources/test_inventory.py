@@ -54,11 +54,30 @@ def test_the_current_objects_of_a_parquet_report_come_out(rows: list[Row]) -> No
     assert read(parse_manifest(manifest({}, "Parquet"), "m"), parquet_file(rows)) == expected(rows)
 
 
-def test_many_rows_come_in_batches() -> None:
+@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
+def test_many_rows_come_in_batches(file_format: str) -> None:
     rows = [Row(f"{number:06}") for number in range(25_000)]
-    for file_format, data in (("CSV", csv_file(rows)), ("Parquet", parquet_file(rows))):
-        found = parse_manifest(manifest({}, file_format), "m")
-        assert [len(batch.keys) for batch in read_rows(found, io.BytesIO(data), "data")] == [10_000, 10_000, 5_000]
+    found = parse_manifest(manifest({}, file_format), "m")
+    data = csv_file(rows) if file_format == "CSV" else parquet_file(rows)
+    batches = [batch.keys for batch in read_rows(found, io.BytesIO(data), "data")]
+    assert max(map(len, batches)) <= 10_000
+    assert [key for batch in batches for key in batch] == [row.key.encode() for row in rows]
+
+
+@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
+def test_a_prefix_leaves_the_others_out(file_format: str) -> None:
+    rows = [Row("a"), Row("b/1 +ü"), Row("ba"), Row("c")]
+    found = parse_manifest(manifest({}, file_format), "m")
+    data = csv_file(rows) if file_format == "CSV" else parquet_file(rows)
+    assert [key for batch in read_rows(found, io.BytesIO(data), "data", b"b") for key in batch.keys] == [
+        "b/1 +ü".encode(),
+        b"ba",
+    ]
+
+
+def test_all_versions_take_the_flags_that_tell_the_latest() -> None:
+    with pytest.raises(ConfigurationError, match="is of all versions and does not tell which one is the latest"):
+        parse_manifest(manifest({}, fileSchema="Key, VersionId, Size, LastModifiedDate, ETag"), "m")
 
 
 def test_without_versions_and_classes_everything_is_current_and_standard() -> None:
@@ -76,9 +95,11 @@ def test_the_source_bucket_may_be_an_arn() -> None:
     [
         (b"", "s3://b/m is not the manifest of an S3 Inventory"),
         (b"[]", "is not the manifest"),
-        (b"{}", r"is not the manifest of an S3 Inventory \(no 'files'\)"),
+        (b"{}", r"is not the manifest of an S3 Inventory \(no 'sourceBucket'\)"),
         (manifest({}, files=[{}]), "no 'key'"),
         (manifest({}, files=[{"key": 1, "MD5checksum": "x"}]), "key is no text"),
+        (manifest({}, files=[{"key": "k", "MD5checksum": "x", "size": "1"}]), "size is no number of bytes"),
+        (manifest({}, files=[{"key": "\ud800", "MD5checksum": "x", "size": 1}]), "is not the manifest"),
         (manifest({}, files=3), "is not the manifest"),
         (manifest({}, sourceBucket=None), "sourceBucket is no text"),
         (manifest({}, "ORC"), "the inventory s3://b/m is in 'ORC', which is not read"),
@@ -111,6 +132,11 @@ def line(**changes: str) -> bytes:
         line(Size="x"),
         line(Size="9" * 30),
         line(Size="9" * 5000),
+        line(Size="1_0"),
+        line(Key=""),
+        line(Key="a\nb"),
+        line(IsLatest="perhaps"),
+        gzip.compress(b"x" * 300_000),
         line(LastModifiedDate=""),
         line(LastModifiedDate="yesterday"),
         line(LastModifiedDate="99999-01-01T00:00:00Z"),

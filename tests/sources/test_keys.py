@@ -41,6 +41,7 @@ def test_empty_lines_are_skipped_and_nothing_else_is_special() -> None:
     [
         (b"train/a\ntest/b\n", r"keys.txt:2: 'test/b' does not lie in s3://bucket/train"),
         (b"train-2/a\n", r"keys.txt:1: 'train-2/a' does not lie in"),
+        (b"train/a\ns3://bucket/\n", r"keys.txt:2: 's3://bucket/' names no object"),
         (b"train/a\ntrain/\xff\n", r"keys.txt:2: the key is not UTF-8"),
         (b"s3://other/train/a\n", r"keys.txt:1: 's3://other/train/a' is not in the bucket 'bucket'"),
         (b"train/a\ntrain\n", r"keys.txt:2: 'train' is an object beside the folder of the same name"),
@@ -49,6 +50,10 @@ def test_empty_lines_are_skipped_and_nothing_else_is_special() -> None:
 def test_a_line_that_is_no_key_of_the_source_is_named(text: bytes, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse(text)
+
+
+def test_a_carriage_return_is_part_of_a_key_where_lines_do_not_end_in_one() -> None:
+    assert [listed.key for listed in parse_keys([b"train/a\n", b"train/b\r\n"], SOURCE, "")] == ["train/a", "train/b\r"]
 
 
 def test_the_source_may_be_the_one_object() -> None:

@@ -115,3 +115,23 @@ async def test_an_object_that_changes_meanwhile_is_an_error(fd: int) -> None:
                 await objects.read_into(ref, fd)
             with pytest.raises(SourceError, match="index"):
                 await objects.read(ref, limit_bytes=100)
+
+
+async def test_an_upload_that_cannot_be_given_up_tells_why_it_failed(
+    fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(whole, "_UPLOAD_PART_BYTES", 100)
+    os.write(fd, bytes(1000))
+
+    async def request(operation: str, **_: object) -> dict[str, object]:
+        if operation == "create_multipart_upload":
+            return {"UploadId": "u"}
+        if operation == "upload_part":
+            return {}
+        raise ServiceError("unreachable")
+
+    async with opened("http://127.0.0.1:1") as objects:
+        monkeypatch.setattr(objects, "_request", lambda _bucket, _key, operation, **rest: request(operation, **rest))
+        with pytest.raises(ServiceError, match="The service's reply for 's3://bucket/key' has no ETag"):
+            await objects.write_from(fd, "bucket", "key")
+    assert "the parts of a failed upload to 's3://bucket/key' are still there: unreachable" in caplog.text
