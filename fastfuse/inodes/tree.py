@@ -153,9 +153,11 @@ class Tree:
         name_lengths = np.frombuffer(self._name_lengths, "uint8")
         name_bounds = np.zeros(len(name_lengths) + 1, "int64")
         np.cumsum(name_lengths, out=name_bounds[1:])
+        listed_rows = np.frombuffer(self._listed_rows, "int64")
         return _Entries(
             parents=np.frombuffer(self._parents, "uint32"),
-            listed_rows=np.frombuffer(self._listed_rows, "int64"),
+            directories=np.flatnonzero(listed_rows < 0),
+            listed_rows=listed_rows,
             names=self._names,
             name_lengths=name_lengths,
             name_bounds=name_bounds,
@@ -200,9 +202,13 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The columns of a tree that is complete. `name_bounds` holds where each name begins, and at last where it ends."""
+    """The columns of a tree that is complete. `name_bounds` holds where each name begins, and at last where it ends.
+
+    `directories` holds the entry of each directory, by its number.
+    """
 
     parents: npt.NDArray[np.uint32]
+    directories: _Integers
     listed_rows: _Integers
     names: bytearray
     name_lengths: npt.NDArray[np.uint8]
@@ -213,11 +219,10 @@ class _Entries:
 
     def path(self, entry: int) -> bytes:
         """From the root, which is the first entry."""
-        directories = np.flatnonzero(self.listed_rows < 0)
         names = []
         while entry:
             names.append(self.name(entry))
-            entry = int(directories[self.parents[entry]])
+            entry = int(self.directories[self.parents[entry]])
         return b"/".join(reversed(names))
 
     def gather_names(self, order: _Integers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:

@@ -3,6 +3,7 @@
 import tracemalloc
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -224,6 +225,24 @@ def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:
     _, many = build({b"//%d" % n: 1 for n in range(25)})
     assert len(many.examples) == 10
     assert many.counts == {Reason.EMPTY_SEGMENT: 25}
+
+
+def test_hidden_files_are_named_without_searching_the_whole_listing_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N4, where every directory has a marker object without the slash."""
+    searched_rows = 0
+    search = np.flatnonzero
+
+    def counted(column: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+        nonlocal searched_rows
+        searched_rows += len(column)
+        return search(column)
+
+    monkeypatch.setattr(np, "flatnonzero", counted)
+    keys = [name for n in range(500) for name in (b"top/%03d" % n, b"top/%03d/file" % n)]
+    _, refusals = build(dict.fromkeys(keys, 1))
+    assert refusals.counts == {Reason.SHADOWED: 500}
+    assert refusals.examples == [(b"top/%03d" % n, Reason.SHADOWED) for n in range(10)]
+    assert searched_rows < 10 * len(keys)
 
 
 def test_an_empty_listing_is_a_root_without_children() -> None:
