@@ -1,5 +1,6 @@
 """A part is one contiguous range of one version of one object: fetched by one GET, read by anyone."""
 
+import math
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from fastfuse.objects import ObjectRef
 
 __all__ = ["FileParts", "Part"]
 
+# A burst of reads takes a moment to arrive: who has waited for so much of a time has waited for all of it.
+_NEARLY_ALL = 0.9
+
 
 class Part:
     """``[start, end)`` of one file. Its bytes are never without their identity: `file` names the listed version.
@@ -20,7 +24,7 @@ class Part:
 
     __slots__ = (
         *("arrived", "data", "end", "error", "file", "is_demanded", "readers", "room", "shelf", "start"),
-        "unread_bytes",
+        *("unread_bytes", "wanted_at_s"),
     )
 
     def __init__(self, file: "FileParts", start: int, end: int, *, is_demanded: bool = False) -> None:
@@ -35,6 +39,8 @@ class Part:
         self.arrived = trio.Event()
         # Set when a part that had to wait for memory or a connection has got it; None for all others.
         self.room: trio.Event | None = None
+        # When a read asked for it first, on trio's clock; unknown until the task that fetches it runs.
+        self.wanted_at_s = math.inf
         # Tasks that wait for this part; it cannot be evicted before they have taken their bytes.
         self.readers = 0
         # At zero everybody who wanted it has it, in the kernel's page cache. Reading twice counts twice: a hint.
@@ -52,7 +58,7 @@ class FileParts:
 
     __slots__ = (
         *("_parts", "_starts", "demanded_in_flight", "in_flight", "inode", "is_open", "is_stale", "reads", "ref"),
-        "waiting",
+        *("served_at_s", "waiting"),
     )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
@@ -64,6 +70,8 @@ class FileParts:
         self.demanded_in_flight = 0
         # Demanded parts that are not in flight yet, in the order of their reads.
         self.waiting: deque[Part] = deque()
+        # When a GET delivered last, on trio's clock.
+        self.served_at_s = -math.inf
         # Reads that may have to wait, also such as a release has overtaken.
         self.reads = 0
         self.is_open = False
@@ -93,6 +101,13 @@ class FileParts:
     def add(self, part: Part) -> None:
         insort(self._starts, part.start)
         self._parts[part.start] = part
+
+    def waiting_since(self, start_s: float, now_s: float) -> list[Part]:
+        """Parts that have waited for about all of this time in which no GET delivered; none if one did."""
+        if self.served_at_s > start_s:
+            return []
+        latest_s = now_s - _NEARLY_ALL * (now_s - start_s)
+        return [part for part in self.waiting if part.wanted_at_s <= latest_s]
 
     def remove(self, part: Part) -> None:
         """Forget `part`; nothing happens if it is forgotten already."""

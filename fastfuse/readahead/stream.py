@@ -171,22 +171,26 @@ class Stream:
 
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, or tell those who wait for it why not. Raises nothing but `Cancelled`."""
+        started_s = part.wanted_at_s = trio.current_time()
         try:
             if part.room is not None:
                 await part.room.wait()
                 if part.error is not None:
                     return
+                started_s = trio.current_time()
             data = await self._reader.get_range(self.file.ref, part.start, part.end)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
             raise
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in a store ends this read, not the mount
             self._counts.failed_parts += 1
-            # Whoever waits behind it for a connection has waited for as long, and would for as long again.
-            behind = [*self.file.waiting] if isinstance(error, DeadlineError) else []
+            # Who has waited behind it for as long, while the file served nobody, would for as long again.
+            is_late = isinstance(error, DeadlineError)
+            behind = self.file.waiting_since(started_s, trio.current_time()) if is_late else []
             for failed in [*behind, part]:
                 self._pool.fail(failed, error)
         else:
+            self.file.served_at_s = trio.current_time()
             self._pool.land(part, data)
             if self._cursor is not None:
                 self._read_ahead(self._cursor)
