@@ -11,7 +11,8 @@ from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.files import copy_into, open_file, replace_file
-from fastfuse.listing.snapshot import Snapshot, verify_snapshot
+from fastfuse.indexing.verified import verify_index
+from fastfuse.listing.snapshot import Snapshot
 from fastfuse.sources.uri import S3Uri
 
 __all__ = ["IndexCache"]
@@ -38,7 +39,7 @@ class IndexCache:
                 if os.fstat(file.fileno()).st_uid != os.geteuid():
                     raise ConfigurationError("it belongs to another user")
                 copy_into(fd, file)
-            snapshot = verify_snapshot(fd)
+            snapshot = verify_index(fd, source)
         except FileNotFoundError:
             return None
         except (OSError, ConfigurationError) as error:
@@ -46,7 +47,7 @@ class IndexCache:
             os.ftruncate(fd, 0)
             return None
         age_s = (time.time_ns() - snapshot.listed_at_ns) / 1e9
-        if snapshot.source != str(source) or not 0 <= age_s <= max_age_s:
+        if not 0 <= age_s <= max_age_s:
             os.ftruncate(fd, 0)
             return None
         return snapshot

@@ -8,7 +8,8 @@ import trio
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.files import copy_into, open_file, replace_file
-from fastfuse.listing.snapshot import Snapshot, verify_snapshot
+from fastfuse.indexing.verified import verify_index
+from fastfuse.listing.snapshot import Snapshot
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.session import S3Session
@@ -37,12 +38,9 @@ def load_index(place: Path | S3Uri, connection: ConnectionConfig, source: S3Uri,
                 f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
             ) from error
     try:
-        snapshot = verify_snapshot(fd)
+        return verify_index(fd, source)
     except ConfigurationError as error:
         raise ConfigurationError(f"{place}: {error}", hint=error.hint) from error
-    if snapshot.source.rstrip("/") != str(source).rstrip("/"):
-        raise ConfigurationError(f"{place} is an index of {snapshot.source}, not of {source}")
-    return snapshot
 
 
 def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> None:

@@ -36,7 +36,10 @@ class Changes:
 
 
 def take_over(old: InodeTable, new: InodeTable) -> tuple[InodeTable, Changes]:
-    """`new` (fresh from a builder) with the inode numbers of `old` wherever the two agree, and how they differ."""
+    """`new` (without numbers of its own) with those of `old` wherever the two agree, and how they differ.
+
+    Walks both from their roots down: their directories must be a tree, as a builder makes or `verify_snapshot` found.
+    """
     numbering = _Numbering(old, new)
     numbering.match_directories()
     return numbering.table(), numbering.changes

@@ -111,7 +111,10 @@ def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: Loopback
         assert refused(server, path) == (2, f"fastfuse: error: {path}: {message}\n{anew}")
     path.write_bytes(sound)
     code, told = refused(server, path, uri="s3://bucket/other")
-    assert (code, told) == (2, f"fastfuse: error: {path} is an index of s3://bucket/train, not of s3://bucket/other\n")
+    assert (code, told) == (
+        2,
+        f"fastfuse: error: {path}: it is an index of s3://bucket/train, not of s3://bucket/other\n",
+    )
     code, told = refused(server, path, "--strict")
     assert code == 4
     assert "1 keys of s3://bucket/train cannot be shown as files" in told

@@ -1,7 +1,6 @@
 """Snapshots: what was saved is what is mapped, and a damaged file is refused or harmless."""
 
 import contextlib
-import io
 import json
 import os
 import struct
@@ -121,6 +120,12 @@ def test_verifying_finds_any_byte_that_changed(snapshot: bytes, data: st.DataObj
         read(bytes(damaged), verify_snapshot)
 
 
+def test_more_bytes_than_a_number_of_them_can_tell_are_saved_too() -> None:
+    """As a service may claim."""
+    table = table_of(dict.fromkeys("ab", ((1 << 63) - 1, 0, _MD5, "STANDARD")))
+    assert opened(saved(table)).metadata == table.metadata
+
+
 def test_a_longer_file_is_refused(snapshot: bytes) -> None:
     with pytest.raises(ConfigurationError, match="damaged"):
         opened(snapshot + b"\0")
@@ -150,15 +155,25 @@ def header_of(data: bytes) -> dict[str, Any]:
 
 
 def with_header(data: bytes, header: object) -> bytes:
-    """The same columns under another header, whose sum is right; padded to the old length."""
+    """The same columns under another header, whose sum is right."""
+    return with_header_text(data, json.dumps(header).encode())
+
+
+def with_header_text(data: bytes, text: bytes) -> bytes:
     (size,) = struct.unpack_from("<I", data, 12)
-    text = json.dumps(header).encode().ljust(size, b"\0")
-    file = io.BytesIO(data)
-    file.seek(12)
-    file.write(struct.pack("<II", len(text), zlib.crc32(text)))
-    file.seek(_HEAD_BYTES)
-    file.write(text)
-    return file.getvalue()
+    text += bytes(-(_HEAD_BYTES + len(text)) % 64)
+    sum_of_columns = data[20:_HEAD_BYTES]
+    sizes = struct.pack("<II", len(text), zlib.crc32(text))
+    return data[:12] + sizes + sum_of_columns + text + data[_HEAD_BYTES + size :]
+
+
+def with_item(data: bytes, column: str, item_format: str, offset: int, *items: int) -> bytes:
+    """The same index with other bytes at `offset` of a column, whose sum is right."""
+    begin = _HEAD_BYTES + struct.unpack_from("<I", data, 12)[0]
+    changed = bytearray(data)
+    struct.pack_into(item_format, changed, begin + header_of(data)["columns"][column]["offset"] + offset, *items)
+    struct.pack_into("<I", changed, 20, zlib.crc32(changed[begin:]))
+    return bytes(changed)
 
 
 def test_a_foreign_file_is_refused() -> None:
@@ -196,12 +211,21 @@ def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     "change",
     [
         _change("columns.sizes.count", 1), _change("columns.sizes.count", 1 << 40), _change("columns.sizes.count", -1),
+        _change("columns.sizes.count", 1 << 70), _change("columns.sizes.offset", 1 << 70),
         _change("columns.sizes.offset", -64), _change("columns.sizes.offset", 1 << 40),
         _change("columns.sizes.offset", "0"),
         _change("columns.kinds.count", 0), _change("columns.names.count", 1), _change("columns.parents.type", "uint64"),
         _change("columns", []), _change("columns", {}), _change("metadata", {}), _change("metadata.extra", 1),
         _change("metadata.storage_classes", None), _change("refusals.counts", {"odd": 1}),
-        _change("refusals.examples", 1), _change("listed_at_ns", "x"), _change("columns_bytes", 0),
+        _change("metadata.storage_classes", "STANDARD"), _change("metadata.other_etags", [1]),
+        _change("metadata.bucket", None), _change("metadata.key_prefix", "prefix"), _change("metadata.key_prefix", 1),
+        _change("metadata.file_count", "x"), _change("metadata.file_count", True),
+        _change("metadata.total_bytes", 1 << 63), _change("metadata.directory_count", 1.5),
+        _change("metadata.next_inode", 1 << 63), _change("source", None),
+        _change("refusals.counts", {Reason.NUL: float("inf")}), _change("refusals.counts", {Reason.NUL: -1}),
+        _change("refusals.examples", 1), _change("refusals.examples", [[1, Reason.NUL]]), _change("columns_bytes", 0),
+        _change("listed_at_ns", "x"), _change("listed_at_ns", float("inf")), _change("listed_at_ns", 10**30),
+        _change("listed_at_ns", -1),
     ],
 )  # fmt: skip
 def test_a_header_that_contradicts_the_file_is_refused(
@@ -212,6 +236,55 @@ def test_a_header_that_contradicts_the_file_is_refused(
     change(header)
     with pytest.raises(ConfigurationError, match="damaged"):
         opened(with_header(snapshot, header))
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, b"[]", b"1", b'{"columns_bytes": ' + b"9" * 5000 + b"}", b"\xff"])
+def test_a_header_that_is_none_is_refused(snapshot: bytes, text: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(with_header_text(snapshot, text))
+
+
+# Rows of the snapshot: the root, a, b, z, b/c, b/d, b/d/e, b/d/f.
+@pytest.mark.parametrize(
+    ("column", "item_format", "offset", "items"),
+    [
+        ("etags", "<QQ", 16 * 5, (2, 2)), ("etags", "<QQ", 16 * 5, (5, 1)), ("etags", "<QQ", 16 * 2, (0, 2)),
+        ("etags", "<QQ", 16 * 5, (6, 3)), ("etags", "<QQ", 16 * 5, (6, 1 << 63)), ("etags", "<QQ", 16 * 5, (6, 1)),
+        ("etags", "<QQ", 0, (2, 3)), ("kinds", "B", 0, (1,)), ("kinds", "B", 4, (0,)),
+        ("etags", "<QQ", 16 * 3, (1, 0)), ("storage_classes", "B", 1, (1,)),
+    ],
+)  # fmt: skip
+def test_an_index_whose_sums_are_right_and_whose_directories_or_words_are_not_is_refused(
+    snapshot: bytes, column: str, item_format: str, offset: int, items: tuple[int, ...]
+) -> None:
+    """A directory inside itself would be walked for ever."""
+    before = struct.unpack_from(item_format, opened(snapshot).columns[column].tobytes(), offset)
+    assert len(read(with_item(snapshot, column, item_format, offset, *before), verify_snapshot).table) == 8
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(with_item(snapshot, column, item_format, offset, *items), verify_snapshot)
+
+
+def test_an_index_whose_numbers_of_children_come_out_right_only_as_64_bits_is_refused(snapshot: bytes) -> None:
+    many = (1 << 63) + 2
+    damaged = with_item(snapshot, "etags", "<QQ", 16 * 2, 4, many)
+    damaged = with_item(damaged, "etags", "<QQ", 16 * 5, 4 + many, many)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(damaged, verify_snapshot)
+
+
+def test_an_index_whose_root_is_a_file_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(with_item(saved(table_of({})), "kinds", "B", 0, 1), verify_snapshot)
+
+
+def test_an_index_with_the_inode_numbers_of_a_mount_is_refused(snapshot: bytes) -> None:
+    table = opened(snapshot)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(saved(take_over(table, table)[0]), verify_snapshot)
+    header = header_of(snapshot)
+    header["metadata"]["next_inode"] = 2
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(with_header(snapshot, header), verify_snapshot)
 
 
 @given(st.data())

@@ -1,0 +1,38 @@
+"""An index that was made elsewhere or earlier: sound, and of the source that it is wanted for."""
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.listing.snapshot import Snapshot, verify_snapshot
+from fastfuse.sources.uri import S3Uri
+
+__all__ = ["verify_index"]
+
+
+def verify_index(fd: int, source: S3Uri) -> Snapshot:
+    """The snapshot in `fd`, which holds keys of `source` and no others.
+
+    Raises:
+        ConfigurationError: it is damaged or no index, or not one of `source`.
+    """
+    snapshot = verify_snapshot(fd)
+    if snapshot.source.rstrip("/") != str(source).rstrip("/"):
+        raise ConfigurationError(f"it is an index of {snapshot.source}, not of {source}")
+    metadata = snapshot.table.metadata
+    if metadata.bucket != source.bucket or not _lies_in(snapshot, source.path):
+        prefix = S3Uri(metadata.bucket, metadata.key_prefix)
+        raise ConfigurationError(
+            f"it says that it is an index of {source} and holds keys of {prefix}",
+            hint="make it again with 'fastfuse index'",
+        )
+    return snapshot
+
+
+def _lies_in(snapshot: Snapshot, path: str) -> bool:
+    """Whether all keys lie in the folder `path`, or are the one object of that name (N1)."""
+    table = snapshot.table
+    prefix = table.metadata.key_prefix
+    if not path:
+        return not prefix
+    if prefix in (path, path.rstrip("/") + "/"):
+        return True
+    root = table.inode(0)
+    return all(prefix.encode() + name == path.encode() for _, name, _ in table.children(root))
