@@ -54,6 +54,9 @@ LAYERS: Mapping[str, Row] = {
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
+    "store.plain": row("errors objects store.*", "botocore numpy trio"),
+    "store.http1": row(),
+    "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
     "store.memory": row("errors objects store.replies", "trio"),
     "store.*": row("errors objects store.*", "aiobotocore botocore httpx2 trio"),

@@ -1,4 +1,4 @@
-"""The reader that a mount uses: obstore where it can, aiobotocore where it must."""
+"""The reader that a mount uses: plain sockets or, for TLS, obstore where they can, aiobotocore where it must."""
 
 import contextlib
 import logging
@@ -17,6 +17,7 @@ from fastfuse.errors import (
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.boto import BotoRangeReader
+from fastfuse.store.plain import PlainRangeReader, is_plain
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
 
@@ -33,7 +34,7 @@ def open_reader(config: ConnectionConfig) -> "RoutingReader":
 def reader_of(session: S3Session) -> "RoutingReader":
     """As `open_reader`, with the credentials and regions that `session` has found already."""
     return RoutingReader(
-        fast=lambda bucket: RustRangeReader(session, bucket),
+        fast=lambda bucket: (PlainRangeReader if is_plain(session) else RustRangeReader)(session, bucket),
         # Its client takes 16 MB, but only from its first read on.
         general=lambda bucket: BotoRangeReader(session, bucket),
     )
@@ -70,7 +71,7 @@ class RoutingReader:
     async def prepare(self, bucket: str) -> None:
         """Do what the first read of `bucket` would otherwise wait for; what goes wrong is left for that read to say."""
         reader = _of(self._fast, self._make_fast, bucket)
-        if isinstance(reader, RustRangeReader):
+        if isinstance(reader, PlainRangeReader | RustRangeReader):
             with contextlib.suppress(FastfuseError):
                 await reader.prepare()
 

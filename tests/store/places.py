@@ -10,6 +10,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.store.boto import BotoPageSource, BotoRangeReader
 from fastfuse.store.memory import MemoryStore
+from fastfuse.store.plain import PlainRangeReader
 from fastfuse.store.router import open_reader
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
@@ -20,6 +21,9 @@ __all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "open_place"]
 
 READER_PLACES = (
     "memory",
+    "plain-moto",
+    "plain-rclone",
+    "plain-loopback",
     "rust-moto",
     "rust-loopback",
     "boto-moto",
@@ -68,6 +72,8 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 def _reader(client: str, config: ConnectionConfig) -> RangeReader:
     match client:
+        case "plain":
+            return PlainRangeReader(S3Session(config), "bucket")
         case "rust":
             return RustRangeReader(S3Session(config), "bucket")
         case "boto":

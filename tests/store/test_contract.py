@@ -154,7 +154,9 @@ async def test_any_name_that_a_file_system_has_can_be_read(place: Place) -> None
     assert await _keys_read_wrongly(place, ORDINARY_KEYS) == []
 
 
-@pytest.mark.parametrize("name", ["memory", "boto-moto", "boto-loopback", "routed-moto", "routed-loopback"])
+@pytest.mark.parametrize(
+    "name", ["memory", "plain-moto", "plain-loopback", "boto-moto", "boto-loopback", "routed-moto", "routed-loopback"]
+)
 async def test_keys_that_no_path_can_have_are_read_too(name: str, request: pytest.FixtureRequest) -> None:
     keys = [key for key in ODD_KEYS if "\n" not in key or "moto" not in name]  # moto has no route for a newline
     with open_place(name, request) as place:

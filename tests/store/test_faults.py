@@ -1,4 +1,4 @@
-"""What the two S3 clients make of a server that misbehaves."""
+"""What the S3 clients make of a server that misbehaves."""
 
 import errno
 import logging
@@ -23,6 +23,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.store import boto
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.boto import BotoRangeReader
+from fastfuse.store.plain import PlainRangeReader
 from fastfuse.store.router import open_reader
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
@@ -48,6 +49,7 @@ from tests.servers import create_chain
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
 CLIENTS: dict[str, Callable[[ConnectionConfig], RangeReader]] = {
+    "plain": lambda config: PlainRangeReader(S3Session(config), "bucket"),
     "rust": lambda config: RustRangeReader(S3Session(config), "bucket"),
     "boto": lambda config: BotoRangeReader(S3Session(config), "bucket"),
 }
@@ -76,8 +78,13 @@ def scene(
         yield Scene(server, make(config), ref, config)
 
 
-@pytest.fixture(params=["rust", "boto"])
+@pytest.fixture(params=["plain", "rust", "boto"])
 def client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
+    return CLIENTS[request.param]
+
+
+@pytest.fixture(params=["rust", "boto"])
+def tls_client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
     return CLIENTS[request.param]
 
 
@@ -182,8 +189,9 @@ async def test_what_the_service_quotes_reaches_neither_message_nor_traceback_nor
 # --- servers that answer a range with 200
 
 
-async def test_the_right_range_under_status_200_is_taken_by_the_general_client() -> None:
-    with scene(CLIENTS["boto"], ServerConfig(range_reply="200-part")) as on:
+@pytest.mark.parametrize("name", ["plain", "boto"])
+async def test_the_right_range_under_status_200_is_taken_where_it_says_what_it_is(name: str) -> None:
+    with scene(CLIENTS[name], ServerConfig(range_reply="200-part")) as on:
         assert await on.reader.get_range(on.ref, 1000, 5000) == DATA[1000:5000]
         await on.reader.aclose()
 
@@ -204,21 +212,21 @@ async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeyp
         await on.reader.aclose()
 
 
-@pytest.mark.parametrize("reply", ["200-part", "200-whole"])
-async def test_the_fast_client_leaves_such_a_server_to_the_other(reply: str) -> None:
-    with scene(CLIENTS["rust"], ServerConfig(range_reply=reply)) as on:  # type: ignore[arg-type]
+@pytest.mark.parametrize(("name", "reply"), [("rust", "200-part"), ("rust", "200-whole"), ("plain", "200-whole")])
+async def test_a_fast_client_leaves_such_a_server_to_the_general_one(name: str, reply: str) -> None:
+    with scene(CLIENTS[name], ServerConfig(range_reply=reply)) as on:  # type: ignore[arg-type]
         with pytest.raises(StoreUnsuitableError) as caught:
             await on.reader.get_range(on.ref, 0, 10)
         assert caught.value.whole_server
 
 
 async def test_the_router_learns_that_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    with scene(open_reader, ServerConfig(range_reply="200-part")) as on:
+    with scene(open_reader, ServerConfig(range_reply="200-whole")) as on:
         for start in (0, 100, 200):
             assert await on.reader.get_range(on.ref, start, 500) == DATA[start:500]
         assert len(on.server.requests) == 4
         assert [record.getMessage() for record in caplog.records if "slower client" in record.getMessage()] == [
-            "Reading 'bucket' with the slower client: obstore does not take this server's replies to ranged GETs."
+            "Reading 'bucket' with the slower client: This server ignores Range."
         ]
         await on.reader.aclose()
 
@@ -227,10 +235,10 @@ async def test_the_router_learns_that_and_says_it_once(caplog: pytest.LogCapture
 
 
 async def test_a_private_authority_is_trusted_by_its_bundle(
-    client: Callable[[ConnectionConfig], RangeReader], tmp_path: Path
+    tls_client: Callable[[ConnectionConfig], RangeReader], tmp_path: Path
 ) -> None:
     authority, issued = create_chain(tmp_path)
-    with scene(client, ServerConfig(tls=issued), ca_bundle=str(authority)) as on:
+    with scene(tls_client, ServerConfig(tls=issued), ca_bundle=str(authority)) as on:
         assert await on.reader.get_range(on.ref, 0, 10) == DATA[:10]
         await on.reader.aclose()
 
@@ -248,9 +256,9 @@ async def test_a_self_signed_certificate_is_left_to_the_general_client_at_once(
 
 
 async def test_without_verification_any_certificate_will_do(
-    client: Callable[[ConnectionConfig], RangeReader], tmp_path: Path
+    tls_client: Callable[[ConnectionConfig], RangeReader], tmp_path: Path
 ) -> None:
-    with scene(client, ServerConfig(tls=create_certificate(tmp_path)), verify_ssl=False) as on:
+    with scene(tls_client, ServerConfig(tls=create_certificate(tmp_path)), verify_ssl=False) as on:
         assert await on.reader.get_range(on.ref, 0, 10) == DATA[:10]
         await on.reader.aclose()
 

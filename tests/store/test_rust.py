@@ -128,7 +128,10 @@ async def test_a_closed_reader_starts_no_read() -> None:
 
 def test_importing_the_reader_starts_no_thread() -> None:
     """obstore may not be used before a fork; this is run in a process of its own."""
-    program = "import os, fastfuse.store.router; print(len(os.listdir('/proc/self/task')))"
+    program = (
+        "import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'; "  # numpy's own threads are not what this is about
+        "import fastfuse.store.router; print(len(os.listdir('/proc/self/task')))"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "1\n"
 
 

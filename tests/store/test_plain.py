@@ -1,0 +1,157 @@
+"""Reading over plain sockets: connections are used again, given up and replaced."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+
+from fastfuse.errors import BadReplyError, StoreUnsuitableError, UnavailableError
+from fastfuse.objects import ObjectRef
+from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.plain import PlainRangeReader, is_plain
+from fastfuse.store.session import S3Session
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.store.canned import canned_server
+
+DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
+REF = ObjectRef("bucket", "key", len(DATA), "", 0)
+
+
+@contextmanager
+def served() -> Iterator[tuple[LoopbackServer, PlainRangeReader]]:
+    with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}) as server:
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
+        yield server, PlainRangeReader(S3Session(config), "bucket")
+
+
+@pytest.mark.parametrize("size_bytes", [1000, len(DATA)])
+async def test_one_read_after_the_other_takes_one_connection(size_bytes: int) -> None:
+    with served() as (server, reader):
+        for _ in range(5):
+            assert await reader.get_range(REF, 0, size_bytes) == DATA[:size_bytes]
+        assert server.statistics().connections == 1
+        await reader.aclose()
+
+
+async def test_a_refusal_leaves_the_connection_usable() -> None:
+    with served() as (server, reader):
+        for _ in range(2):
+            with pytest.raises(Exception, match="gone"):
+                await reader.get_range(replace(REF, key="gone"), 0, 10)
+        assert await reader.get_range(REF, 0, 10) == DATA[:10]
+        assert server.statistics().connections == 1
+        await reader.aclose()
+
+
+async def test_connections_that_the_server_closes_without_a_word_are_replaced() -> None:
+    head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(3):
+            with listener.accept()[0] as connection:
+                connection.recv(10_000)
+                connection.sendall(head + DATA[:10])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
+        reader = PlainRangeReader(S3Session(config), "bucket")
+        for _ in range(3):
+            assert await reader.get_range(REF, 0, 10) == DATA[:10]
+        await reader.aclose()
+        thread.join()
+
+
+@pytest.mark.parametrize("after_bytes", [0, 10, 300_000, len(DATA) - 10])
+async def test_a_cancelled_read_ends_at_once_wherever_it_is(after_bytes: int) -> None:
+    with served() as (server, reader):
+        rule = server.faults.add(FaultRule(action=Stall(after_bytes), operation="GetObject"))
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reader.get_range, REF, 0, len(DATA))
+                while not server.requests:
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        server.faults.remove(rule)
+        assert await reader.get_range(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "error", "message"),
+    [
+        (206, {}, b"x" * 10, BadReplyError, "does not say which range"),
+        (206, {"Content-Range": "bytes 1-10/2097152"}, b"x" * 10, BadReplyError, "another range"),
+        (206, {"Content-Range": "bytes 0-9/2097152"}, b"x" * 9, BadReplyError, "sent 9 bytes"),
+        (206, {"Content-Range": "bytes 0-9/2097152", "Content-Length": "x"}, b"", BadReplyError, "is no HTTP/1.1"),
+        (200, {}, b"x" * 10, StoreUnsuitableError, "ignores Range"),
+        (
+            206,
+            {"Content-Range": "bytes 0-9/2097152", "Transfer-Encoding": "chunked"},
+            b"a\r\nxxxxxxxxxx\r\n0\r\n\r\n",
+            StoreUnsuitableError,
+            "how long",
+        ),
+    ],
+)
+async def test_replies_that_cannot_be_taken(
+    status: int, headers: dict[str, str], body: bytes, error: type[Exception], message: str
+) -> None:
+    with canned_server(lambda _: (status, headers, body)) as server:
+        reader = PlainRangeReader(S3Session(ConnectionConfig(endpoint_url=server.url, region="r")), "bucket")
+        with pytest.raises(error, match=message):
+            await reader.get_range(REF, 0, 10)
+        await reader.aclose()
+
+
+async def test_a_request_is_signed_and_asks_for_the_version() -> None:
+    reply: Callable[[str], tuple[int, dict[str, str], bytes]] = lambda _: (  # noqa: E731
+        206,
+        {"Content-Range": "bytes 5-9/2097152", "ETag": '"e"'},
+        b"x" * 5,
+    )
+    with canned_server(reply) as server:
+        config = ConnectionConfig(endpoint_url=f"{server.url}/base", region="r", request_payer=True)
+        reader = PlainRangeReader(S3Session(config), "bucket")
+        await reader.get_range(replace(REF, key="a//../b c+ü", etag='"e"'), 5, 10)
+        await reader.aclose()
+    [(target, headers)] = server.seen
+    assert target == "/base/bucket/a//../b%20c%2B%C3%BC"
+    assert (headers["range"], headers["if-match"]) == ("bytes=5-9", '"e"')
+    assert "x-amz-request-payer" in headers["authorization"]
+
+
+async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r", deadline_s=0.5)
+    reader = PlainRangeReader(S3Session(config), "bucket")
+    with pytest.raises(UnavailableError, match="Connection refused"):
+        await reader.get_range(REF, 0, 10)
+    await reader.aclose()
+
+
+@pytest.mark.parametrize("bucket", ["arn:aws:s3:us-west-2:123456789012:accesspoint/a", "b--use1-az4--x-s3"])
+async def test_other_kinds_of_buckets_are_left_to_botocore(bucket: str) -> None:
+    reader = PlainRangeReader(S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r")), bucket)
+    with pytest.raises(StoreUnsuitableError):
+        await reader.prepare()
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "proxy", "expected"),
+    [
+        ("http://s3.example.com", "", True),
+        ("http://s3.example.com", "http://proxy.example.com", False),
+        ("https://s3.example.com", "", False),
+        (None, "", False),
+    ],
+)
+def test_plain_is_http_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, endpoint_url: str | None, proxy: str, expected: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    assert is_plain(S3Session(ConnectionConfig(endpoint_url=endpoint_url))) == expected
