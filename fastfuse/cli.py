@@ -1,5 +1,6 @@
 """The command line: options to settings, settings to the command's module, errors to one line and an exit code."""
 
+import io
 import logging
 import os
 import sys
@@ -25,6 +26,9 @@ _logger = logging.getLogger(__name__)
 
 # The commands' own modules are imported where they are called: `--help` and a mistyped option should answer at once,
 # and a daemon is forked before anything that starts a thread is loaded.
+
+# 128 and the signal, as shells tell it.
+_INTERRUPTED = 130
 
 _MEMORY = "Memory and speed"
 _VIEW = "What the mount shows"
@@ -309,6 +313,42 @@ def refresh(
 
     typer.echo(control.request_refresh(Path(os.path.abspath(mountpoint))))
     return 0
+
+
+@app.command()
+def hint(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", parser=Path, help="Read the list from there, not stdin.")
+    ] = None,
+    null: Annotated[
+        bool, typer.Option("-0", "--null", help="A NUL ends each path (find -print0), not a newline.")
+    ] = False,
+) -> int:
+    """Announce files in the order in which they will be opened, from a list of paths, one a line.
+
+    They are fetched ahead of whoever opens them. Ends when the mount has taken the last one, which it does no faster
+    than files are opened: run it beside what opens them.
+
+    [bold]fastfuse hint /mnt/data < list[/bold]
+    """
+    from fastfuse import hints
+
+    try:
+        with _opened(file) as listing:
+            hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _opened(path: Path | None) -> io.BufferedReader:
+    """The file, or stdin, which closing it leaves open."""
+    try:
+        return open(0, "rb", closefd=False) if path is None else path.open("rb")
+    except OSError as error:
+        name = "stdin" if path is None else f"--file {path}"
+        raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="it is the list of paths") from error
 
 
 @app.command()

@@ -63,6 +63,7 @@ METRICS = (
     Counter("fastfuse_open_files", "Files open now; approximate after a worker's death.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount takes no more opens.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
+    Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
     Counter("fastfuse_listed_timestamp_seconds", "When the table was listed, in seconds since 1970.", is_gauge=True),

@@ -87,6 +87,9 @@ LAYERS: Mapping[str, Row] = {
     "mount.children": row("errors"),
     "mount.indexing": row("errors indexing.make indexing.origin mount.children sources.uri store.base"),
     "mount.control": row("errors mount.children mount.mountpoint"),
+    "mount.sockets": row(),
+    "mount.hint_wire": row(),
+    "mount.hints": row("inodes.table metrics mount.hint_wire mount.sockets", "trio"),
     "mount.notices": row("inodes.changes"),
     "mount.refresh": row(
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
@@ -95,8 +98,8 @@ LAYERS: Mapping[str, Row] = {
     "mount.session": row("errors mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot metrics mount.children mount.operations readahead store.base store.counted "
-        "store.router",
+        "errors listing.snapshot metrics mount.children mount.hints mount.operations readahead store.base "
+        "store.counted store.router",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.
@@ -111,9 +114,11 @@ LAYERS: Mapping[str, Row] = {
     "demo.*": row(
         "config demo.* errors mount.mountpoint sizes store.base testing.*", "google_crc32c numpy prometheus_client rich"
     ),
+    # For training scripts: nothing but the standard library, far down.
+    "hints": row("errors mount.hint_wire mount.mountpoint mount.sockets"),
     "cli": row(
-        "__init__ config daemon demo errors fstab indexing.command indexing.origin log mount.control mount.mountpoint "
-        "mount.settings mount.supervisor options sources.uri store.base",
+        "__init__ config daemon demo errors fstab hints indexing.command indexing.origin log mount.control "
+        "mount.mountpoint mount.settings mount.supervisor options sources.uri store.base",
         "typer",
     ),
     "__main__": row("cli"),

@@ -31,6 +31,7 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_open_files": ("gauge", "", ("",)),
     "fastfuse_draining": ("gauge", "", ("",)),
     "fastfuse_pool_bytes": ("gauge", "", ("",)),
+    "fastfuse_hints": ("counter", "outcome", ("taken", "unknown")),
     "fastfuse_objects_listed": ("counter", "", ("",)),
     "fastfuse_table_files": ("gauge", "", ("",)),
     "fastfuse_listed_timestamp_seconds": ("gauge", "", ("",)),

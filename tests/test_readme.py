@@ -28,7 +28,7 @@ def _options(command: str) -> set[str]:
 def test_every_option_that_is_named_exists() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README)) - OTHERS
     assert named
-    assert named <= _options("mount") | _options("demo") | _options("index") | _options("unmount")
+    assert named <= set().union(*map(_options, ("mount", "demo", "index", "unmount", "hint")))
 
 
 @pytest.mark.parametrize("command", ["mount", "index"])

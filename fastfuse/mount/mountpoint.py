@@ -53,6 +53,8 @@ class MountEntry:
     file_system_type: str
     source: str
     owner_uid: int | None
+    # The folder of the file system that is seen there: another one than its root if it was bound there.
+    root: Path = Path("/")
 
     @property
     def is_ours(self) -> bool:
@@ -223,7 +225,7 @@ def _entries() -> list[MountEntry]:
 
 def _entry(line: bytes) -> MountEntry:
     mount, _, file_system = line.partition(b" - ")
-    _, _, device, _, path, *_ = mount.split(b" ")
+    _, _, device, root, path, *_ = mount.split(b" ")
     kind, source, options = file_system.split(b" ", 2)
     owner = next((o[8:] for o in options.split(b",") if o.startswith(b"user_id=")), None)
     return MountEntry(
@@ -232,6 +234,7 @@ def _entry(line: bytes) -> MountEntry:
         file_system_type=kind.decode(),
         source=os.fsdecode(_unescaped(source)),
         owner_uid=int(owner) if owner else None,
+        root=Path(os.fsdecode(_unescaped(root))),
     )
 
 

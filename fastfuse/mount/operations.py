@@ -123,6 +123,11 @@ class MountOperations(InitialisedOperations):
         self._open_slot = counters.slot("fastfuse_open_files")
         self._draining_slot = counters.slot("fastfuse_draining")
 
+    @property
+    def table(self) -> InodeTable:
+        """What is answered from now."""
+        return self._table
+
     def serve(self, table: InodeTable, engine: ReadEngine) -> None:
         """From now on answer from `table` and `engine`."""
         self._table = table

@@ -22,6 +22,7 @@ from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.mount.children import fork_child, heard, wait_child
 from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
+from fastfuse.mount.hints import listen_for_hints
 from fastfuse.mount.indexing import run_lister
 from fastfuse.mount.kernel import raise_readahead
 from fastfuse.mount.mountpoint import BusyMountError, prepare_mountpoint
@@ -85,6 +86,8 @@ class Supervisor:
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = DeathRecord()
         self._control: socket.socket | None = None
+        # Not accepted from here: who announces files while no worker lives waits for the next one.
+        self._hints: socket.socket | None = None
         self._refresher = Refresher(settings.source, settings.origin, settings.connection)
 
     def run(self, ready: Callable[[], None]) -> int:
@@ -145,10 +148,14 @@ class Supervisor:
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
         self._control = listen(self._session.device)
+        self._hints = listen_for_hints(self._session.device)
         self._start_worker()
 
     def _start_worker(self) -> None:
         """Fork a worker and wait until it serves, or raise what it could not start with."""
+        assert self._hints is not None
+        hints = self._hints
+        hint_uids = None if self._settings.allow_other else frozenset({0, os.geteuid()})
         if self._tables is not None:
             self._tables.close()
         self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -165,6 +172,8 @@ class Supervisor:
                         snapshot_fd=self._snapshot_fd,
                         ready_fd=writing_fd,
                         tables=theirs,
+                        hints=hints,
+                        hint_uids=hint_uids,
                     )
                 )
             told = pipe.read()
@@ -329,6 +338,9 @@ class Supervisor:
         if self._control is not None:
             self._control.close()
             self._control = None
+        if self._hints is not None:
+            self._hints.close()
+            self._hints = None
         if self._session is not None:
             session, self._session = self._session, None
             try:

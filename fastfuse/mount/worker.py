@@ -17,6 +17,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
+from fastfuse.mount.hints import HintTaker
 from fastfuse.mount.operations import MountOperations
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.store.base import ConnectionConfig
@@ -53,17 +54,20 @@ def run_worker(
     snapshot_fd: int,
     ready_fd: int,
     tables: socket.socket,
+    hints: socket.socket,
+    hint_uids: frozenset[int] | None,
 ) -> None:
     """Serve the inherited session until it ends; to be called in a process that was just forked.
 
     `ready_fd` is told `READY`, or the error that keeps the worker from serving. Descriptors of newer snapshots come
-    through `tables` and are answered with `SWAPPED`.
+    through `tables` and are answered with `SWAPPED`. Whoever of `hint_uids` connects to `hints` may announce files
+    (None: everybody).
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the supervisor decides
     _tune_malloc()
     try:
-        trio.run(_serve, operations, counters, connection, readahead, snapshot_fd, ready_fd, tables)
+        trio.run(_serve, operations, counters, connection, readahead, snapshot_fd, ready_fd, tables, hints, hint_uids)
     except FastfuseError as error:
         os.write(ready_fd, error_message(error))
 
@@ -76,12 +80,16 @@ async def _serve(
     snapshot_fd: int,
     ready_fd: int,
     tables: socket.socket,
+    hints: socket.socket,
+    hint_uids: frozenset[int] | None,
 ) -> None:
     table = open_snapshot(snapshot_fd).table
     reader = open_reader(connection)
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(CountingReader(reader, counters), readahead, nursery)
         operations.serve(table, engine)
+        taker = HintTaker(lambda: operations.table, lambda: engine, counters, trusted_uids=hint_uids)
+        nursery.start_soon(taker.run, hints)
         nursery.start_soon(_measure_pool, engine, counters)
         nursery.start_soon(_take_tables, tables, operations)
         nursery.start_soon(reader.prepare, table.metadata.bucket)

@@ -1,5 +1,6 @@
 """The read engine: what the FUSE layer calls."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
@@ -64,6 +65,13 @@ class ReadEngine:
         stream = self._streams.pop(inode, None)
         if stream is not None:
             stream.close()
+
+    async def announce(self, inodes: Sequence[int]) -> None:
+        """Take files that will be opened, in this order. So far nothing is done about them."""
+        await trio.lowlevel.checkpoint()
+
+    def withdraw(self) -> None:
+        """The order has ended."""
 
     def statistics(self) -> ReadStatistics:
         counts = self._counts
