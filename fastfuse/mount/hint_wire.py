@@ -5,7 +5,7 @@ ended by a NUL, as fast as they are taken. If it closes its side of the connecti
 order, and the worker says `TAKEN` once it has announced the last path. If it hangs up, the order is withdrawn.
 """
 
-__all__ = ["MAX_PATH_BYTES", "REFUSED", "SERVED", "TAKEN", "socket_prefix", "split_paths"]
+__all__ = ["MAX_PATH_BYTES", "PathTooLongError", "REFUSED", "SERVED", "TAKEN", "socket_prefix", "split_paths"]
 
 SERVED = b"+"
 REFUSED = b"-"
@@ -13,6 +13,10 @@ TAKEN = b"."
 
 # A key has no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html).
 MAX_PATH_BYTES = 1024
+
+
+class PathTooLongError(Exception):
+    """What is received is no order of files."""
 
 
 def socket_prefix(device: str) -> str:
@@ -24,9 +28,9 @@ def split_paths(rest: bytes, received: bytes) -> tuple[list[bytes], bytes]:
     """The paths that end in `received`, and the `rest` to come before what is received next.
 
     Raises:
-        ValueError: a path is longer than any key.
+        PathTooLongError: a path is longer than any key.
     """
     *paths, rest = (rest + received).split(b"\0")
     if any(len(path) > MAX_PATH_BYTES for path in (*paths, rest)):
-        raise ValueError(f"a path has more than {MAX_PATH_BYTES} bytes")
+        raise PathTooLongError(f"a path has more than {MAX_PATH_BYTES} bytes")
     return paths, rest

@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["wait_for_end", "wait_until"]
+__all__ = ["PATIENCE_S", "wait_for_end", "wait_until"]
 
 # Long enough for a loaded machine; a test that needs it has failed.
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 
 
 def wait_until(is_met: Callable[[], bool]) -> None:
     """Ask again and again; `TimeoutError` if the answer never is yes."""
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + PATIENCE_S
     while not is_met():
         if time.monotonic() > until_s:
             raise TimeoutError("the condition was not met")
@@ -23,6 +23,6 @@ def wait_until(is_met: Callable[[], bool]) -> None:
 
 def wait_for_end(pid_fd: int) -> None:
     """Wait until the process of a pidfd has ended, whosever child it is; closes the pidfd."""
-    readable, _, _ = select.select([pid_fd], [], [], _PATIENCE_S)
+    readable, _, _ = select.select([pid_fd], [], [], PATIENCE_S)
     os.close(pid_fd)
     assert readable, "a process was left behind"
