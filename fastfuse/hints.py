@@ -263,7 +263,7 @@ class _Sender:
         self._roots.add(os.fsencode(entry.path))
         self._folder = os.fsencode(entry.root / "_")[1:-1]
         for address in addresses(socket_prefix(entry.device)):
-            with suppress(ConnectionError):
+            with suppress(ConnectionError, PermissionError):
                 # Whoever else listens there is told nothing.
                 if not self._dial(address) or peer_uid(self._connected()) not in {0, entry.owner_uid}:
                     continue

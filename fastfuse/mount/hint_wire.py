@@ -5,7 +5,7 @@ ended by a NUL, as fast as they are taken. If it closes its side of the connecti
 order, and the worker says `TAKEN` once it has announced the last path. If it hangs up, the order is withdrawn.
 """
 
-__all__ = ["MAX_PATH_BYTES", "PathTooLongError", "REFUSED", "SERVED", "TAKEN", "socket_prefix", "split_paths"]
+__all__ = ["MAX_PATH_BYTES", "REFUSED", "SERVED", "TAKEN", "PathTooLongError", "socket_prefix", "split_paths"]
 
 SERVED = b"+"
 REFUSED = b"-"

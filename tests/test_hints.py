@@ -1,0 +1,510 @@
+"""Announcing an order from a training script: what is sent, when it ends, and that it never fails the script."""
+
+import io
+import itertools
+import logging
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse import hints
+from fastfuse.errors import MountError
+from fastfuse.hints import HintedSampler, hand_over, order, paths_in
+from fastfuse.mount.hint_wire import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, socket_prefix
+from fastfuse.mount.mountpoint import MountEntry
+from fastfuse.mount.sockets import listen
+from tests.mount.waiting import PATIENCE_S, wait_until
+
+DEVICE = f"test-client:{os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What was logged; nothing was warned of before."""
+    monkeypatch.setattr(hints, "_warned", set())
+    monkeypatch.setattr(hints, "_RETRY_PAUSE_S", 0.001)
+    return lambda: [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.fixture
+def mountpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A place where mountinfo has a mount of ours."""
+    mount(monkeypatch, tmp_path)
+    return tmp_path
+
+
+def mount(
+    monkeypatch: pytest.MonkeyPatch, place: Path, *, root: str = "/", owner_uid: int = os.geteuid(), seen: str = ""
+) -> None:
+    entry = MountEntry(Path(seen or place), DEVICE, "fuse.fastfuse", "s3://b/", owner_uid, Path(root))
+    monkeypatch.setattr(hints, "find_mount", lambda _: entry)
+
+
+class Listener:
+    """Stands in for the worker."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        listener.settimeout(PATIENCE_S)
+
+    def accept(self, greeting: bytes = SERVED) -> socket.socket:
+        connection, _ = self._listener.accept()
+        connection.settimeout(PATIENCE_S)
+        if greeting:
+            connection.send(greeting)
+        return connection
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with listen(socket_prefix(DEVICE), backlog=4) as made:
+        yield Listener(made)
+
+
+def received(connection: socket.socket, count: int) -> list[bytes]:
+    """The next `count` paths."""
+    data = b""
+    while data.count(b"\0") < count:
+        more = connection.recv(1)
+        assert more, data
+        data += more
+    return data.split(b"\0")[:-1]
+
+
+def is_at_its_end(connection: socket.socket) -> bool:
+    return connection.recv(1) == b""
+
+
+def is_silent(connection: socket.socket) -> bool:
+    """Whether nothing is sent, and the order not over."""
+    readable, _, _ = select.select([connection], [], [], 0)
+    return not readable
+
+
+class TestOrder:
+    def test_paths_are_sent_in_their_order_and_nothing_more(self, mountpoint: Path, listener: Listener) -> None:
+        paths: list[hints.AnyPath] = ["b", Path("d/a"), b"c\xff", str(mountpoint / "e" / "f")]
+        with order(paths, mountpoint), listener.accept() as connection:
+            assert received(connection, 4) == [b"b", b"d/a", b"c\xff", b"e/f"]
+            assert is_silent(connection)
+
+    def test_a_block_that_ends_leaves_no_thread(self, mountpoint: Path, listener: Listener) -> None:
+        with order(["a"], mountpoint), listener.accept():
+            assert "fastfuse-hints" in {thread.name for thread in threading.enumerate()}
+        assert "fastfuse-hints" not in {thread.name for thread in threading.enumerate()}
+
+    def test_a_block_that_ends_withdraws_what_is_left(self, mountpoint: Path, listener: Listener) -> None:
+        with order(itertools.repeat("a"), mountpoint):
+            connection = listener.accept()
+            received(connection, 10)
+        with connection:
+            while connection.recv(1 << 20):
+                pass
+
+    def test_a_block_that_raises_withdraws_what_is_left(self, mountpoint: Path, listener: Listener) -> None:
+        block = order(["a"], mountpoint)
+        block.__enter__()
+        with listener.accept() as connection:
+            received(connection, 1)
+            error = KeyError()
+            assert not block.__exit__(KeyError, error, None)
+            assert is_at_its_end(connection)
+
+    def test_no_more_paths_are_made_than_the_mount_takes(self, mountpoint: Path, listener: Listener) -> None:
+        made = itertools.count()
+        sender = hints._Sender((f"{number:0100}" for number in made), mountpoint)
+        sender.start()
+        with listener.accept() as connection:
+            received(connection, 1)
+            wait_until(lambda: not is_writable(sender))
+            assert next(made) < 2000
+            taken_bytes = 0
+            while taken_bytes < 1 << 20:
+                taken_bytes += len(connection.recv(1 << 16))
+            sender.close()
+
+    def test_a_path_that_is_made_late_holds_back_no_other(self, mountpoint: Path, listener: Listener) -> None:
+        made = threading.Event()
+
+        def paths() -> Iterator[str]:
+            yield "a"
+            assert made.wait(PATIENCE_S)
+            yield "b"
+
+        with order(paths(), mountpoint), listener.accept() as connection:
+            assert received(connection, 1) == [b"a"]
+            made.set()
+            assert received(connection, 1) == [b"b"]
+
+    def test_paths_through_the_real_place_of_a_link_are_known(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
+    ) -> None:
+        mount(monkeypatch, tmp_path, seen="/real/place")
+        with order([str(tmp_path / "a"), "/real/place/b"], tmp_path), listener.accept() as connection:
+            assert received(connection, 2) == [b"a", b"b"]
+
+    def test_paths_in_a_folder_that_is_bound_somewhere_else_are_the_mounts(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
+    ) -> None:
+        mount(monkeypatch, tmp_path, root="/train/images")
+        with order([str(tmp_path / "a"), "b"], tmp_path), listener.accept() as connection:
+            assert received(connection, 2) == [b"train/images/a", b"train/images/b"]
+
+    def test_what_cannot_be_in_the_mount_is_passed_over(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
+    ) -> None:
+        paths = [f"{mountpoint}x/a", "/etc/passwd", "a\0b", "x" * (MAX_PATH_BYTES + 1), str(mountpoint), "b"]
+        with order(paths, mountpoint), listener.accept() as connection:
+            assert received(connection, 1) == [b"b"]
+        assert warnings() == [f"paths that are not below {mountpoint} were announced; they are passed over"]
+
+    def test_after_the_death_of_a_worker_the_next_one_gets_the_rest(self, mountpoint: Path, listener: Listener) -> None:
+        numbers = itertools.count()
+        with order(map(str, numbers), mountpoint):
+            for _ in range(3):
+                with listener.accept() as connection:
+                    first, second = received(connection, 2)
+                    assert int(second) == int(first) + 1
+            with listener.accept() as connection:
+                assert int(received(connection, 1)[0]) > int(second)
+
+    def test_a_worker_that_dies_before_it_greets_again_is_waited_for(
+        self, mountpoint: Path, listener: Listener
+    ) -> None:
+        with order(itertools.repeat("a"), mountpoint):
+            listener.accept().close()
+            listener.accept(b"").close()
+            with listener.accept() as connection:
+                assert received(connection, 1) == [b"a"]
+
+
+def is_writable(sender: hints._Sender) -> bool:
+    assert sender._connection is not None
+    _, writable, _ = select.select([], [sender._connection], [], 0)
+    return bool(writable)
+
+
+class TestNothingFailsTheScript:
+    def test_no_mount_is_one_warning_however_many_epochs(
+        self, tmp_path: Path, warnings: Callable[[], list[str]]
+    ) -> None:
+        for _ in range(3):
+            sender = hints._Sender(["a"], tmp_path)
+            sender.start()
+            wait_until(lambda sender=sender: not sender._thread.is_alive())  # type: ignore[misc]
+            with order(["a"], tmp_path):
+                pass
+        assert warnings() == [
+            f"files are not fetched ahead in the announced order: nothing of fastfuse is mounted at {tmp_path}"
+        ]
+
+    def ended(self, paths: Iterator[object], mountpoint: Path) -> None:
+        """Send until the thread gives up."""
+        sender = hints._Sender(paths, mountpoint)  # type: ignore[arg-type]
+        sender.start()
+        assert sender._thread is not None
+        sender._thread.join(PATIENCE_S)
+        assert not sender._thread.is_alive()
+
+    def test_nobody_listens(self, mountpoint: Path, warnings: Callable[[], list[str]]) -> None:
+        self.ended(iter(["a"]), mountpoint)
+        assert warnings() == [
+            f"files are not fetched ahead in the announced order: the mount at {mountpoint} takes no hints"
+        ]
+
+    def test_hints_of_this_user_are_not_wanted(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
+    ) -> None:
+        with greeting(listener, REFUSED):
+            self.ended(iter(["a"]), mountpoint)
+        assert warnings()[0].endswith("takes no hints from this user")
+
+    def test_an_impostor_is_told_nothing(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        listener: Listener,
+        warnings: Callable[[], list[str]],
+    ) -> None:
+        mount(monkeypatch, tmp_path, owner_uid=54321)
+        monkeypatch.setattr(hints, "peer_uid", lambda _: 12345)
+        self.ended(iter(["a"]), tmp_path)
+        with listener.accept(b"") as connection:
+            assert is_at_its_end(connection)
+        assert len(warnings()) == 1
+
+    def test_an_impostor_beside_the_mount_changes_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, mountpoint: Path, listener: Listener
+    ) -> None:
+        asked = []
+
+        def peer_uid(_: object) -> int:
+            asked.append(0)
+            return 12345 if len(asked) == 1 else 0
+
+        monkeypatch.setattr(hints, "peer_uid", peer_uid)
+        with listen(socket_prefix(DEVICE), backlog=4) as other, order(["a"], mountpoint):
+            wait_until(lambda: len(asked) == 2)
+            readable, _, _ = select.select([other, listener._listener], [], [], 0)
+            assert len(readable) == 2
+            for one in readable:
+                connection, _ = one.accept()
+                with connection:
+                    connection.settimeout(PATIENCE_S)
+                    if hints_are_sent(connection):
+                        return
+        raise AssertionError("nobody got the order")
+
+    @pytest.mark.parametrize("path", [7, None])
+    def test_what_is_no_path_ends_the_order(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]], path: object
+    ) -> None:
+        with greeting(listener):
+            self.ended(iter(["a", path]), mountpoint)
+        assert warnings()[0].startswith("an announced order ends early: TypeError: ")
+
+    def test_an_iterator_that_raises_ends_the_order(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
+    ) -> None:
+        with greeting(listener):
+            self.ended(map("abc".__getitem__, itertools.count()), mountpoint)
+        assert warnings() == ["an announced order ends early: IndexError: string index out of range"]
+
+    def test_a_mount_that_goes_away_is_not_waited_for_for_ever(
+        self, mountpoint: Path, warnings: Callable[[], list[str]]
+    ) -> None:
+        with listen(socket_prefix(DEVICE), backlog=4) as made:
+            listener = Listener(made)
+            sender = hints._Sender(itertools.repeat("a"), mountpoint)
+            sender.start()
+            connection = listener.accept()
+        connection.close()
+        assert sender._thread is not None
+        sender._thread.join(PATIENCE_S)
+        assert not sender._thread.is_alive()
+        assert len(warnings()) == 1
+
+    def test_a_place_that_is_no_directory_is_a_mistake_of_the_caller(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        for place in (tmp_path / "file", tmp_path / "absent"):
+            with pytest.raises(NotADirectoryError, match="is no directory"), order([], place):
+                pass
+            with pytest.raises(NotADirectoryError, match="is no directory"):
+                HintedSampler([], [], place)
+
+
+def hints_are_sent(connection: socket.socket) -> bool:
+    try:
+        connection.send(SERVED)
+        return connection.recv(2) == b"a\0"
+    except ConnectionError:
+        return False
+
+
+@contextmanager
+def greeting(listener: Listener, said: bytes = SERVED) -> Iterator[None]:
+    """Greets one connection beside the block, and keeps it until its end."""
+    is_over = threading.Event()
+
+    def greet() -> None:
+        with listener.accept(said):
+            is_over.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+class Shuffled:
+    """A sampler as PyTorch's are, whose epochs differ."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.epoch = 0
+        self.draws = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.draws += 1
+        return iter([(self.epoch + 7 * number) % self.count for number in range(self.count)])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class TestHintedSampler:
+    paths: tuple[str, ...] = tuple(f"{number:04}" for number in range(1000))
+
+    def test_it_draws_what_the_sampler_draws_and_announces_it(self, mountpoint: Path, listener: Listener) -> None:
+        sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)
+        drawn = list(sampler)
+        assert drawn == list(Shuffled(10))
+        assert len(sampler) == 10
+        with listener.accept() as connection:
+            assert received(connection, 10) == [self.paths[sample].encode() for sample in drawn]
+
+    def test_without_a_mount_it_draws_the_same(self, tmp_path: Path) -> None:
+        assert list(HintedSampler(Shuffled(10), self.paths, tmp_path)) == list(Shuffled(10))
+
+    def test_the_order_stands_after_the_last_draw_until_the_next_epoch(
+        self, mountpoint: Path, listener: Listener
+    ) -> None:
+        sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)
+        list(sampler)
+        with listener.accept() as connection:
+            received(connection, 10)
+            assert is_silent(connection)
+            sampler.set_epoch(3)
+            samples = iter(sampler)
+            assert next(samples) == 3
+            assert is_at_its_end(connection)
+        with listener.accept() as connection:
+            assert received(connection, 1) == [b"0003"]
+
+    def test_an_epoch_that_ends_early_withdraws_its_order(self, mountpoint: Path, listener: Listener) -> None:
+        samples = iter(HintedSampler(Shuffled(1000), self.paths, mountpoint))
+        next(samples)
+        with listener.accept() as connection:
+            received(connection, 10)
+            samples.close()  # type: ignore[attr-defined]
+            while connection.recv(1 << 20):
+                pass
+
+    def test_a_sampler_that_nobody_has_any_more_withdraws_its_order(self, mountpoint: Path, listener: Listener) -> None:
+        sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)
+        list(sampler)
+        with listener.accept() as connection:
+            received(connection, 10)
+            del sampler
+            assert is_at_its_end(connection)
+
+    def test_a_forked_copy_ends_nothing(self, mountpoint: Path, listener: Listener) -> None:
+        sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)
+        samples = iter(sampler)
+        next(samples)
+        with listener.accept() as connection:
+            received(connection, 10)
+            child = os.fork()
+            if child == 0:
+                samples.close()  # type: ignore[attr-defined]
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            assert is_silent(connection)
+
+    def test_a_copy_of_the_descriptor_in_a_forked_process_keeps_no_order_up(
+        self, mountpoint: Path, listener: Listener
+    ) -> None:
+        samples = iter(HintedSampler(Shuffled(10), self.paths, mountpoint))
+        next(samples)
+        with listener.accept() as connection:
+            received(connection, 10)
+            reading_fd, writing_fd = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(writing_fd)
+                os.read(reading_fd, 1)
+                os._exit(0)
+            samples.close()  # type: ignore[attr-defined]
+            assert is_at_its_end(connection)
+            os.close(writing_fd)
+            os.close(reading_fd)
+            os.waitpid(child, 0)
+
+    def test_it_has_what_the_sampler_has_and_nothing_else(self, tmp_path: Path) -> None:
+        sampler = HintedSampler(Shuffled(10), self.paths, tmp_path)
+        sampler.set_epoch(4)
+        assert sampler.epoch == 4
+        assert not hasattr(sampler, "batch_size")
+        assert not hasattr(HintedSampler([1], ["a"], tmp_path), "set_epoch")
+        assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
+
+
+class TestHandOver:
+    def test_it_returns_once_the_last_is_taken(self, mountpoint: Path, listener: Listener) -> None:
+        thread = threading.Thread(target=hand_over, args=(iter("abc"), mountpoint))
+        thread.start()
+        with listener.accept() as connection:
+            assert received(connection, 3) == [b"a", b"b", b"c"]
+            assert is_at_its_end(connection)
+            assert thread.is_alive()
+            connection.send(TAKEN)
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+    def test_a_worker_that_dies_at_the_end_is_followed_by_one_that_takes_it(
+        self, mountpoint: Path, listener: Listener
+    ) -> None:
+        thread = threading.Thread(target=hand_over, args=(["a"], mountpoint))
+        thread.start()
+        with listener.accept() as connection:
+            received(connection, 1)
+        with listener.accept() as connection:
+            assert is_at_its_end(connection)
+            connection.send(TAKEN)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    def test_what_is_not_mounted_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(MountError, match="nothing of fastfuse is mounted at"):
+            hand_over(["a"], tmp_path)
+
+    def test_what_is_not_served_is_an_error(self, mountpoint: Path) -> None:
+        with pytest.raises(MountError, match="takes no hints"):
+            hand_over(["a"], mountpoint)
+
+    def test_what_is_not_permitted_is_an_error(self, mountpoint: Path, listener: Listener) -> None:
+        with greeting(listener, REFUSED), pytest.raises(MountError, match="no hints from this user"):
+            hand_over(["a"], mountpoint)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=10).map(lambda path: path.replace(b"\n", b"n"))))
+def test_a_list_is_read_as_it_was_written(paths: list[bytes]) -> None:
+    text = b"\n".join(paths)
+    for written in (text, text + b"\n", text.replace(b"\n", b"\n\n")):
+        assert list(paths_in(io.BufferedReader(io.BytesIO(written)), b"\n")) == paths
+
+
+def test_chunks_grow_while_paths_are_quick_and_hold_nothing_back_where_they_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+    def paths() -> Iterator[str]:
+        nonlocal now_s
+        for number in range(2000):
+            now_s += 1.0 if 1000 <= number < 1003 else 0.0
+            yield str(number)
+
+    sizes = [len(chunk) for chunk in hints._chunks(paths())]
+    assert sizes[:9] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert sizes[9:16] == [256, 256, 1, 2, 4, 8, 16]
+    assert sum(sizes) == 2000
+
+
+def test_nothing_but_the_standard_library_is_loaded() -> None:
+    script = "import sys; before = set(sys.modules); import fastfuse.hints; print(*(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    loaded = set(done.stdout.split())
+    assert "fastfuse.hints" in loaded
+    assert {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) == {"fastfuse"}
