@@ -1,0 +1,201 @@
+"""Announcing an order to a real mount: it arrives, whatever happens to workers, tables and the connection."""
+
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.hints import HintedSampler, order
+from tests.mount.waiting import wait_until
+from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.semantics.places import Place, place
+from tests.semantics.test_metrics import Scrape
+
+METRICS = ("--metrics-listen", "0")
+NAMES = [f"{number % 10}/{number:04}" for number in range(2000)]
+
+# As numbers, for they need no entry in /etc/passwd.
+SOMEBODY_ELSE = 54321
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Place]:
+    with place(dict.fromkeys(NAMES, b""), *METRICS) as made:
+        yield made
+
+
+class Counted:
+    """How many paths a mount has taken, and how many of them it did not know, since this was made."""
+
+    def __init__(self, here: Place) -> None:
+        self._port = here.mount.metrics_port()
+        self._before = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        scrape = Scrape(self._port)
+        return scrape["hints_total", "taken"], scrape["hints_total", "unknown"]
+
+    def __call__(self) -> tuple[int, int]:
+        return self._now()[0] - self._before[0], self._now()[1] - self._before[1]
+
+
+def hint(here: Place, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "fastfuse", "hint", str(here.path), *options]
+    return subprocess.run(command, input=text, env=dict(ENVIRONMENT), capture_output=True, check=False, timeout=60)
+
+
+def test_the_files_of_an_order_arrive_in_the_mount(here: Place) -> None:
+    counted = Counted(here)
+    with order([*NAMES, "absent", "3", here.path / "3" / "0003"], here.path):
+        wait_until(lambda: counted() == (2001, 2))
+
+
+def test_an_epoch_that_a_sampler_draws_arrives_in_the_mount(here: Place) -> None:
+    counted = Counted(here)
+    sampler = HintedSampler(range(2000), NAMES, here.path)
+    assert list(sampler) == list(range(2000))
+    wait_until(lambda: counted() == (2000, 0))
+
+
+@pytest.mark.parametrize("end", ["\n", "\0"])
+def test_a_list_is_announced_by_a_command(here: Place, tmp_path: Path, end: str) -> None:
+    counted = Counted(here)
+    options = [] if end == "\n" else ["-0"]
+    text = end.join([str(here.path / NAMES[0]), *NAMES[1:], ""]).encode()
+    done = hint(here, text, *options)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert counted() == (2000, 0)
+    (tmp_path / "list").write_bytes(text)
+    assert hint(here, b"", "--file", str(tmp_path / "list"), *options).returncode == 0
+    assert counted() == (4000, 0)
+
+
+def test_the_command_ends_quietly_when_it_is_interrupted(here: Place) -> None:
+    counted = Counted(here)
+    command = [sys.executable, "-m", "fastfuse", "hint", str(here.path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(ENVIRONMENT)
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(NAMES[0].encode() + b"\n")
+        process.stdin.flush()
+        wait_until(lambda: counted() == (1, 0))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stdout.read() == b""
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_whoever_may_read_may_announce(allowed: bool) -> None:
+    with place({"a": b""}, *METRICS, *(["--allow-other"] if allowed else [])) as here:
+        counted = Counted(here)
+        # A directory that somebody else may pass; the mountpoint itself is the file system's.
+        here.path.parent.chmod(here.path.parent.stat().st_mode | stat.S_IXOTH)
+        child = os.fork()
+        if child == 0:
+            announced_as(SOMEBODY_ELSE, here.path)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert (code, counted()) == ((0, (1, 0)) if allowed else (5, (0, 0)))
+
+
+def announced_as(uid: int, mountpoint: Path) -> None:
+    """Announce one file as that user, and end this process as the command would."""
+    from fastfuse.errors import MountError
+    from fastfuse.hints import hand_over
+
+    code = 1
+    try:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        hand_over(["a"], mountpoint)
+        code = 0
+    except MountError as error:
+        code = error.exit_code if "takes no hints from this user" in str(error) else 1
+    finally:
+        os._exit(code)
+
+
+def test_where_nothing_is_mounted_the_command_says_so(tmp_path: Path) -> None:
+    done = run_fastfuse("hint", str(tmp_path), "--file", "/dev/null")
+    assert done.returncode == 5
+    assert done.stderr.startswith(f"fastfuse: error: nothing of fastfuse is mounted at {tmp_path}\nhint: ")
+
+
+def test_a_list_that_cannot_be_read_is_a_mistake(here: Place) -> None:
+    done = hint(here, b"", "--file", "/nonexistent/list")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"fastfuse: error: --file /nonexistent/list cannot be read: No such file or dir")
+
+
+def test_an_order_goes_on_with_the_next_worker() -> None:
+    """L3"""
+    with place({"a": b"a"}, *METRICS) as here:
+        counted = Counted(here)
+
+        def endless() -> Iterator[str]:
+            while True:
+                # As a reader would pace it; the engine paces nothing that it does not fetch.
+                assert select.select([go_on], [], [], 60)[0]
+                os.read(go_on, 1)
+                yield "a"
+
+        go_on, more = os.pipe()
+        with order(endless(), here.path):
+            for _ in range(3):
+                taken, _ = counted()
+                os.write(more, b"x" * 10)
+                wait_until(lambda taken=taken: counted()[0] > taken)  # type: ignore[misc]
+                os.kill(here.mount.worker(), signal.SIGKILL)
+                assert (here.path / "a").read_bytes() == b"a"
+                os.write(more, b"x" * 10)  # some are lost with the connection
+            os.write(more, b"x" * 10)  # for what the thread waits for at the end
+        os.close(more)
+        os.close(go_on)
+        assert here.mount.stop() == 0
+
+
+def test_files_that_a_refresh_has_brought_can_be_announced() -> None:
+    """L6"""
+    with place({"a": b""}, *METRICS) as here:
+        counted = Counted(here)
+        assert hint(here, b"new\n").returncode == 0
+        assert counted() == (0, 1)
+        here.objects.put("new", b"")
+        assert run_fastfuse("refresh", str(here.path)).returncode == 0
+        assert hint(here, b"new\n").returncode == 0
+        assert counted() == (1, 1)
+
+
+def test_a_mount_that_is_made_again_takes_hints_again() -> None:
+    with place({"a": b""}, *METRICS) as here:
+        counted = Counted(here)
+        minor = os.minor(os.stat(here.path).st_dev)
+        Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
+        wait_until(lambda: hint(here, b"a\n").returncode == 0)
+        assert counted() == (1, 0)
+        assert here.mount.stop() == 0
+
+
+def test_orders_that_stay_open_do_not_keep_a_mount_from_ending(here: Place) -> None:
+    """L2"""
+    with place({"a": b""}, *METRICS) as own, order(["a"], own.path):
+        counted = Counted(own)
+        wait_until(lambda: counted() == (1, 0))
+        assert own.mount.stop() == 0
+
+
+def test_a_folder_of_the_mount_that_is_bound_somewhere_else_takes_hints(here: Place, tmp_path: Path) -> None:
+    subprocess.run(["mount", "--bind", here.path / "3", tmp_path], check=True)
+    try:
+        counted = Counted(here)
+        with order(["0003", tmp_path / "0013", "3/0003"], tmp_path):
+            wait_until(lambda: counted() == (2, 1))
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
