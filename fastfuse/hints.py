@@ -271,7 +271,7 @@ class _Sender:
                 if greeting == SERVED or self._is_over.is_set():
                     return
                 if greeting == REFUSED:
-                    raise _NotPermittedError(
+                    raise MountError(
                         f"the mount at {self._mountpoint} takes no hints from this user",
                         hint="mount it as this user, or with --allow-other",
                     )
@@ -303,8 +303,6 @@ class _Sender:
             try:
                 self._connect()
                 return
-            except _NotPermittedError:
-                raise
             except MountError:
                 if self._is_over.wait(_RETRY_PAUSE_S):
                     return
@@ -321,10 +319,6 @@ class _Sender:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-class _NotPermittedError(MountError):
-    """Asking again would not help."""
 
 
 def _chunks(paths: Iterator[AnyPath]) -> Iterator[list[AnyPath]]:

@@ -189,6 +189,33 @@ class TestOrder:
             with listener.accept() as connection:
                 assert received(connection, 1) == [b"a"]
 
+    def test_an_order_waits_for_room_among_those_who_wait(self, mountpoint: Path) -> None:
+        with listen(socket_prefix(DEVICE), backlog=0) as made, socket.socket(socket.AF_UNIX) as first:
+            first.connect(made.getsockname())
+            second = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            with second, pytest.raises(BlockingIOError):
+                second.connect(made.getsockname())
+            listener = Listener(made)
+            sender = hints._Sender(["a"], mountpoint)
+            sender._is_over = waited = WaitedFor()
+            sender.start()
+            assert waited.asked.wait(PATIENCE_S)
+            with listener.accept(), listener.accept() as connection:
+                assert received(connection, 1) == [b"a"]
+                sender.close()
+
+
+class WaitedFor(threading.Event):
+    """Tells that somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked.set()
+        return super().wait(timeout)
+
 
 def is_writable(sender: hints._Sender) -> bool:
     assert sender._connection is not None
@@ -380,7 +407,8 @@ class TestHintedSampler:
             assert received(connection, 1) == [b"0003"]
 
     def test_an_epoch_that_ends_early_withdraws_its_order(self, mountpoint: Path, listener: Listener) -> None:
-        samples = iter(HintedSampler(Shuffled(1000), self.paths, mountpoint))
+        sampler = HintedSampler(Shuffled(1000), self.paths, mountpoint)
+        samples = iter(sampler)
         next(samples)
         with listener.accept() as connection:
             received(connection, 10)

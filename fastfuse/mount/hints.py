@@ -155,9 +155,9 @@ class HintTaker:
                 paths, rest = split_paths(rest, received)
                 for at in range(0, len(paths), _BATCH_PATHS):
                     await self._announce(paths[at : at + _BATCH_PATHS], order)
-            if rest or _is_gone(connection):
+            if rest:
                 return False
-            await connection.send(TAKEN)
+            await connection.send(TAKEN)  # fails if the other side has hung up, and not only closed its half
         except (OSError, PathTooLongError) as error:
             _log.debug("an announced order ends early: %s", error)
             return False
@@ -201,10 +201,3 @@ async def _cancel_when_gone(connection: trio.socket.SocketType, scope: trio.Canc
         hangup.register(connection.fileno(), 0)  # EPOLLHUP is reported without being asked for: epoll_ctl(2)
         await trio.lowlevel.wait_readable(hangup.fileno())
     scope.cancel()
-
-
-def _is_gone(connection: trio.socket.SocketType) -> bool:
-    """Whether the other side has hung up, and not only closed its half."""
-    poll = select.poll()
-    poll.register(connection.fileno(), 0)
-    return bool(poll.poll(0))

@@ -183,12 +183,13 @@ def test_a_mount_that_is_made_again_takes_hints_again() -> None:
         assert here.mount.stop() == 0
 
 
-def test_orders_that_stay_open_do_not_keep_a_mount_from_ending(here: Place) -> None:
+def test_orders_that_stay_open_do_not_keep_a_mount_from_ending() -> None:
     """L2"""
-    with place({"a": b""}, *METRICS) as own, order(["a"], own.path):
-        counted = Counted(own)
-        wait_until(lambda: counted() == (1, 0))
-        assert own.mount.stop() == 0
+    with place({"a": b""}, *METRICS) as here:
+        counted = Counted(here)
+        with order(["a"], here.path):
+            wait_until(lambda: counted() == (1, 0))
+            assert here.mount.stop() == 0
 
 
 def test_a_folder_of_the_mount_that_is_bound_somewhere_else_takes_hints(here: Place, tmp_path: Path) -> None:
