@@ -26,6 +26,9 @@ _BLOCK = memoryview(os.urandom(1 << 20))
 
 
 class _MemoryEngine:
+    def open(self, inode: int, ref: ObjectRef) -> None:
+        """Nothing to start."""
+
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
 

@@ -156,6 +156,10 @@ class InodeTable:
         inode: int = self._inodes[row]
         return inode
 
+    def file_at(self, row: int) -> tuple[int, int] | None:
+        """``(inode, size in bytes)`` of the file at `row`; None for a directory."""
+        return None if self._kinds[row] == Kind.DIRECTORY else (self.inode(row), self._sizes[row])
+
     def attributes(self, inode: int) -> Attributes:
         return self._attributes(self.row(inode), inode)
 

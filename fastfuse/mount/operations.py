@@ -58,6 +58,10 @@ _T = TypeVar("_T")
 class ReadEngine(Protocol):
     """What the adapter needs of `fastfuse.readahead`."""
 
+    def open(self, inode: int, ref: ObjectRef) -> None:
+        """A handle of the file was opened; never fails."""
+        ...
+
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Exactly the bytes asked for, fewer only at the end of the file, or a `ReadError`."""
         ...
@@ -186,6 +190,7 @@ class MountOperations(InitialisedOperations):
         self._open_counts[inode] = self._open_counts.get(inode, 0) + 1
         self._counters.add(self._opened_slot)
         self._counters.add(self._open_slot)
+        self._engine.open(inode, ref)
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     @_answered

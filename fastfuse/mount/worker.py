@@ -86,7 +86,7 @@ async def _serve(
     table = open_snapshot(snapshot_fd).table
     reader = open_reader(connection)
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(CountingReader(reader, counters), readahead, nursery)
+        engine = ReadEngine(CountingReader(reader, counters), readahead, nursery, lambda: operations.table)
         operations.serve(table, engine)
         taker = HintTaker(lambda: operations.table, lambda: engine, counters, trusted_uids=hint_uids)
         nursery.start_soon(taker.run, hints)

@@ -1,13 +1,15 @@
 """The read engine: what the FUSE layer calls."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.delivered import Delivered
 from fastfuse.readahead.pool import PartPool, PoolStatistics
+from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
 from fastfuse.readahead.stream import ReadCounts, Stream
 from fastfuse.store.base import RangeReader
 
@@ -23,6 +25,7 @@ class ReadStatistics:
     waits: int
     demanded_parts: int
     ahead_parts: int
+    prefetched_parts: int
     failed_parts: int
     pool: PoolStatistics
 
@@ -30,17 +33,46 @@ class ReadStatistics:
 class ReadEngine:
     """Reads listed objects by inode, ahead of the readers, within one limit of memory.
 
-    All state is made on the first read of a file and may be lost at any time without harm. Fetches run as tasks in
-    `nursery`: it must outlive every `read`, and cancelling it ends them and fails the reads that wait for them.
+    All state is made on the first open or read of a file and may be lost at any time without harm. Fetches run as tasks
+    in `nursery`: it must outlive every `read`, and cancelling it ends them and fails the reads that wait for them.
     """
 
-    def __init__(self, reader: RangeReader, config: ReadaheadConfig, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        reader: RangeReader,
+        config: ReadaheadConfig,
+        nursery: trio.Nursery,
+        listing: Callable[[], Listing],
+    ) -> None:
+        """`listing` gives the table of the moment: the order in which files are likely to be opened."""
         self._reader = reader
         self._config = config
         self._nursery = nursery
         self._pool = PartPool(config)
         self._streams: dict[int, Stream] = {}
         self._counts = ReadCounts()
+        self._delivered = Delivered()
+        # Files that are open, and that had been opened before.
+        self._reopened: set[int] = set()
+        self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, nursery, self._counts)
+
+    def new_order(self) -> Order:
+        """The place for one order of files that somebody announces."""
+        return self._prefetcher.new_order()
+
+    def open(self, inode: int, ref: ObjectRef) -> None:
+        """A handle of `inode` was opened. Starts what a reader will need first; never waits and never fails.
+
+        A small file, of one part at most, is fetched whole, unless the kernel most likely has it.
+        """
+        is_cached = self._delivered.has(inode)
+        if self._delivered.add(inode) and inode not in self._streams:
+            self._reopened.add(inode)
+        if self._is_wanted(inode, ref, is_cached=is_cached):
+            stream = self._open(inode, ref)
+            if ref.size_bytes <= self._config.part_size_bytes:
+                stream.fetch_whole()
+        self._prefetcher.opened(inode)
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Exactly ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.
@@ -63,15 +95,14 @@ class ReadEngine:
     def release(self, inode: int) -> None:
         """The last handle of `inode` is closed: its memory is free for others. Unknown inodes are fine."""
         stream = self._streams.pop(inode, None)
+        if inode in self._reopened:
+            self._reopened.discard(inode)
+            if stream is None or not stream.was_read:
+                self._delivered.kept()
+            elif stream.began_at_start:
+                self._delivered.missed()
         if stream is not None:
             stream.close()
-
-    async def announce(self, inodes: Sequence[int]) -> None:
-        """Take files that will be opened, in this order. So far nothing is done about them."""
-        await trio.lowlevel.checkpoint()
-
-    def withdraw(self) -> None:
-        """The order has ended."""
 
     def statistics(self) -> ReadStatistics:
         counts = self._counts
@@ -81,6 +112,7 @@ class ReadEngine:
             waits=counts.waits,
             demanded_parts=counts.demanded_parts,
             ahead_parts=counts.ahead_parts,
+            prefetched_parts=counts.prefetched_parts,
             failed_parts=counts.failed_parts,
             pool=self._pool.statistics(),
         )
@@ -88,6 +120,14 @@ class ReadEngine:
     def check_invariants(self) -> None:
         """For tests: see `PartPool.check_invariants`."""
         self._pool.check_invariants()
+
+    def _is_wanted(self, inode: int, ref: ObjectRef, *, is_cached: bool) -> bool:
+        """Whether opening a file is reason enough to fetch it, or to keep what was fetched of it before."""
+        if not ref.size_bytes or ref.storage_class in ARCHIVE_STORAGE_CLASSES:
+            return False
+        if self._pool.is_expected(inode):
+            return True
+        return not is_cached and ref.size_bytes <= self._config.part_size_bytes
 
     def _open(self, inode: int, ref: ObjectRef) -> Stream:
         stream = self._streams.get(inode)

@@ -23,16 +23,20 @@ class Part:
     """
 
     __slots__ = (
-        *("arrived", "data", "end", "error", "file", "is_demanded", "readers", "room", "shelf", "start"),
-        *("unread_bytes", "wanted_at_s"),
+        *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "readers", "room", "shelf"),
+        *("start", "unread_bytes", "wanted_at_s"),
     )
 
-    def __init__(self, file: "FileParts", start: int, end: int, *, is_demanded: bool = False) -> None:
+    def __init__(
+        self, file: "FileParts", start: int, end: int, *, is_demanded: bool = False, is_expected: bool = False
+    ) -> None:
         self.file = file
         self.start = start
         self.end = end
         # Asked for by a read that waits, not read ahead.
         self.is_demanded = is_demanded
+        # Fetched for somebody who had not opened the file yet.
+        self.is_expected = is_expected
         self.data: memoryview | None = None
         self.error: Exception | None = None
         # Set when `data` or `error` is there.
@@ -45,7 +49,7 @@ class Part:
         self.readers = 0
         # At zero everybody who wanted it has it, in the kernel's page cache. Reading twice counts twice: a hint.
         self.unread_bytes = end - start
-        # Which of the pool's two orders of eviction it is in, if any.
+        # Which of the pool's orders of eviction it is in, if any.
         self.shelf: LRUCache[Part, Part] | None = None
 
     @property
@@ -57,8 +61,8 @@ class FileParts:
     """The parts of one file, held or on their way, by place. Invariant: they do not overlap."""
 
     __slots__ = (
-        *("_parts", "_starts", "demanded_in_flight", "in_flight", "inode", "is_open", "is_stale", "reads", "ref"),
-        *("served_at_s", "waiting"),
+        *("_parts", "_starts", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_open", "is_stale"),
+        *("reads", "ref", "served_at_s", "waiting"),
     )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
@@ -75,6 +79,8 @@ class FileParts:
         # Reads that may have to wait, also such as a release has overtaken.
         self.reads = 0
         self.is_open = False
+        # Not open, but it will be soon: an order says so.
+        self.is_expected = False
         # Another object has taken the inode; what still arrives is for the readers that wait for it, no one else.
         self.is_stale = False
 

@@ -3,31 +3,34 @@
 States of a part, all changed here:
 
     waiting ──► in flight ──► landed ──► fresh ──► spent ──► gone
-                    │            └──────────────────^
-                    └──► failed
+                    │            ├─────► expected ──^
+                    └──► failed  └──────────────────^
 
 * waiting: a demanded part for which there is no memory or no connection yet. The files take turns, and each is served
   in the order of its reads.
 * in flight: its memory is reserved and its GET runs.
 * landed: its bytes are there, and tasks that waited for it have not taken theirs yet. Still reserved: not evictable.
 * fresh: evictable, least recently read first, and only for a part that somebody waits for.
+* expected: of a file that is not open yet, but will be; it becomes fresh then. Evictable before the fresh ones, and
+  with those in flight at most a quarter of the limit.
 * spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, and
   at most an eighth of the limit, so that a late or repeated request still finds it.
 * failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
 
 A part is in the index of its file in every state but the last two.
 
-INVARIANT: reserved (in flight, landed) + fresh + spent <= limit, always. Not counted: the part behind a slice that
-was handed out and is being written to the kernel (one per reply, for microseconds), and the about 0.6 kB that a part
-takes as a Python object.
+INVARIANT: reserved (in flight, landed) + fresh + expected + spent <= limit, always. Not counted: the part behind a
+slice that was handed out and is being written to the kernel (one per reply, for microseconds), and the about 0.6 kB
+that a part takes as a Python object.
 
 No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
 deadlines; so memory comes back to the first that waits.
 
 One slow or failing file delays no other (clause D6): ahead parts never take the last quarter of the memory, and all
-ahead parts together, like the demanded parts of any one file, have no more connections than three times those that are
-still free (dynamic thresholds, Choudhury and Hahne 1998). So one stalled file leaves a quarter, a second one a quarter
-of that quarter, and whoever comes next finds a connection until as many files stall as that takes.
+parts ahead of readers, all parts of expected files, and the demanded parts of any one file have no more connections
+each than three times those that are still free (dynamic thresholds, Choudhury and Hahne 1998). So one stalled file
+leaves a quarter, a second one a quarter of that quarter, and whoever comes next finds a connection until as many files
+stall as that takes.
 """
 
 from collections import deque
@@ -47,6 +50,11 @@ __all__ = ["PartPool", "PoolStatistics"]
 # Kept for late and repeated requests: 1/8 of the limit, two parts behind for a reader with a full window.
 _SPENT_DIVISOR = 8
 
+# Held for files that will be opened: a quarter of the limit, 64 files of 4 MiB; and so many parts, as each takes 0.6 kB
+# that the limit does not count.
+_EXPECTED_DIVISOR = 4
+_MAX_EXPECTED_PARTS = 2048
+
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
 
@@ -58,6 +66,7 @@ class PoolStatistics:
     reserved_bytes: int
     held_bytes: int
     spent_bytes: int
+    expected_bytes: int
     parts_in_flight: int
     parts_waiting: int
     active_files: int
@@ -75,6 +84,7 @@ class PartPool:
         self._ahead = Share(limit - limit // 4, max(1, connections - connections // 4))
         self._fresh: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
         self._spent: LRUCache[Part, Part] = LRUCache(limit // _SPENT_DIVISOR, getsizeof=_size_bytes)
+        self._expected: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -82,6 +92,7 @@ class PartPool:
         self._share = FairShare(self._ahead, idle_after_bytes=limit)
         self._reserved_bytes = 0
         self._in_flight = self._ahead_in_flight = 0
+        self._expected_in_flight = self._expected_in_flight_bytes = 0
         self._fetched_bytes = 0
         self._unread_dropped_bytes = 0
 
@@ -98,6 +109,8 @@ class PartPool:
                 self._discard(file)
             file = self._files[inode] = FileParts(inode, ref)
         file.is_open = True
+        if file.is_expected:
+            self._settle(file)
         return file
 
     def close(self, file: FileParts) -> None:
@@ -141,13 +154,52 @@ class PartPool:
             return None
         if file.in_flight >= self._share.share.parts_in_flight:
             return None
-        if self._reserved_bytes + self._fresh.currsize + end - start > self._ahead.window_bytes:
+        return self._add_ahead(Part(file, start, end))
+
+    @property
+    def may_expect(self) -> bool:
+        """Whether a part of an expected file might be fetched now: a quick look before `try_expect`."""
+        is_room = len(self._expected) + self._expected_in_flight < _MAX_EXPECTED_PARTS
+        return is_room and not self._lacks_memory and self._may_start(self._expected_in_flight)
+
+    def has_room_for_expected(self, size_bytes: int) -> bool:
+        """Whether expected files leave so much of their share of the memory."""
+        expected_bytes = self._expected.currsize + self._expected_in_flight_bytes
+        is_room = len(self._expected) + self._expected_in_flight < _MAX_EXPECTED_PARTS
+        return is_room and expected_bytes + size_bytes <= self._limit_bytes // _EXPECTED_DIVISOR
+
+    def try_expect(self, inode: int, ref: ObjectRef, end: int) -> Part | None:
+        """The first `end` bytes of a file that will be opened, to be fetched now; None if at the expense of others.
+
+        Requires that nothing is held for `inode` (`holds`). The file is expected until `open` or `drop_expected`.
+        """
+        if not self.may_expect or not self.has_room_for_expected(end):
             return None
-        part = Part(file, start, end)
-        self._make_room(part.size_bytes)  # spent parts are enough: all others fit beside this one
-        file.add(part)
-        self._reserve(part)
+        file = FileParts(inode, ref)
+        part = self._add_ahead(Part(file, 0, end, is_expected=True))
+        if part is not None:
+            file.is_expected = True
+            self._files[inode] = file
         return part
+
+    def drop_expected(self, inode: int) -> None:
+        """Nobody will open the file, most likely."""
+        file = self._files.get(inode)
+        if file is not None and file.is_expected:
+            file.is_expected = False
+            for part in file:
+                if part.shelf is self._expected:
+                    del self._expected[part]
+                    self._drop(part)
+
+    def holds(self, inode: int) -> bool:
+        """Whether the file is open, or parts of it are held or on their way."""
+        return inode in self._files
+
+    def is_expected(self, inode: int) -> bool:
+        """Whether parts of the file are held or on their way, and it was not opened since."""
+        file = self._files.get(inode)
+        return file is not None and file.is_expected
 
     def land(self, part: Part, data: Buffer) -> None:
         """The GET of `part` delivered."""
@@ -195,11 +247,12 @@ class PartPool:
             self._shelve_spent(part)
 
     def statistics(self) -> PoolStatistics:
-        spent_bytes = int(self._spent.currsize)
+        spent_bytes, expected_bytes = int(self._spent.currsize), int(self._expected.currsize)
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
-            held_bytes=int(self._fresh.currsize) + spent_bytes,
+            held_bytes=int(self._fresh.currsize) + expected_bytes + spent_bytes,
             spent_bytes=spent_bytes,
+            expected_bytes=expected_bytes + self._expected_in_flight_bytes,
             parts_in_flight=self._in_flight,
             parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
@@ -210,8 +263,9 @@ class PartPool:
     def check_invariants(self) -> None:
         """For tests: the books agree with the parts."""
         parts = [part for file in self._files.values() for part in file]
-        shelved = [*self._fresh, *self._spent]
-        assert self._reserved_bytes + self._fresh.currsize + self._spent.currsize <= self._limit_bytes
+        shelved = [*self._fresh, *self._expected, *self._spent]
+        assert self._reserved_bytes + sum(map(_size_bytes, shelved)) <= self._limit_bytes
+        assert all(part.file.is_expected and not part.file.is_open for part in self._expected)
         assert set(shelved) <= set(parts)
         assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
         for file in self._files.values():
@@ -234,14 +288,21 @@ class PartPool:
         self._reserved_bytes += part.size_bytes
         self._in_flight += 1
         part.file.in_flight += 1
-        part.file.demanded_in_flight += part.is_demanded
-        self._ahead_in_flight += not part.is_demanded
+        self._count_flight(part, 1)
 
     def _end_flight(self, part: Part) -> None:
         self._in_flight -= 1
         part.file.in_flight -= 1
-        part.file.demanded_in_flight -= part.is_demanded
-        self._ahead_in_flight -= not part.is_demanded
+        self._count_flight(part, -1)
+
+    def _count_flight(self, part: Part, step: int) -> None:
+        if part.is_demanded:
+            part.file.demanded_in_flight += step
+        elif part.is_expected:
+            self._expected_in_flight += step
+            self._expected_in_flight_bytes += step * part.size_bytes
+        else:
+            self._ahead_in_flight += step
 
     def _may_start(self, used: int) -> bool:
         """Whether a connection is free, and not kept free for others than who has `used` of them."""
@@ -253,10 +314,27 @@ class PartPool:
         allowed_bytes = self._limit_bytes - self._reserved_bytes - size_bytes
         if allowed_bytes < 0:
             return False
-        fresh, spent = self._fresh, self._spent
-        while fresh.currsize + spent.currsize > allowed_bytes:
-            self._drop((spent or fresh).popitem()[1])
+        fresh, expected, spent = self._fresh, self._expected, self._spent
+        while fresh.currsize + expected.currsize + spent.currsize > allowed_bytes:
+            self._drop((spent or expected or fresh).popitem()[1])
         return True
+
+    def _add_ahead(self, part: Part) -> Part | None:
+        held_bytes = self._reserved_bytes + self._fresh.currsize + self._expected.currsize
+        if held_bytes + part.size_bytes > self._ahead.window_bytes:
+            return None
+        self._make_room(part.size_bytes)  # spent parts are enough: all others fit beside this one
+        part.file.add(part)
+        self._reserve(part)
+        return part
+
+    def _settle(self, file: FileParts) -> None:
+        """Who was expected has opened `file`."""
+        file.is_expected = False
+        for part in file:
+            if part.shelf is self._expected:
+                del self._expected[part]
+                self._put(part, self._fresh)
 
     def _grant(self) -> None:
         """Let those start that wait for a connection or for memory, the files in turn."""
@@ -288,11 +366,16 @@ class PartPool:
         if part.file.is_stale:
             self._drop(part)
         elif part.file.is_open and part.unread_bytes > 0:
-            self._fresh[part] = part
-            part.shelf = self._fresh
+            self._put(part, self._fresh)
+        elif part.file.is_expected:
+            self._put(part, self._expected)
         else:
             self._shelve_spent(part)
         self._grant()
+
+    def _put(self, part: Part, shelf: LRUCache[Part, Part]) -> None:
+        shelf[part] = part
+        part.shelf = shelf
 
     def _shelve_spent(self, part: Part) -> None:
         spent = self._spent
@@ -301,8 +384,7 @@ class PartPool:
         if part.size_bytes > spent.maxsize:
             self._drop(part)
             return
-        spent[part] = part
-        part.shelf = spent
+        self._put(part, spent)
 
     def _rest(self, file: FileParts) -> None:
         """Nobody reads `file` now: its fresh parts count as spent."""

@@ -26,6 +26,7 @@ class ReadCounts:
     waits: int = 0
     demanded_parts: int = 0
     ahead_parts: int = 0
+    prefetched_parts: int = 0
     failed_parts: int = 0
 
 
@@ -78,6 +79,24 @@ class Stream:
             self._resize()
         self._read_ahead(cursor)
         return piece
+
+    @property
+    def began_at_start(self) -> bool:
+        """Whether a reader has asked for the beginning of the file."""
+        return any(cursor.begin == 0 for cursor in self._window.cursors)
+
+    @property
+    def was_read(self) -> bool:
+        """Whether anything was asked for."""
+        return bool(self._window.cursors)
+
+    def fetch_whole(self) -> None:
+        """A small file was opened: fetch all of it, unless some of it is there or it would be at others' expense."""
+        if not len(self.file):
+            part = self._pool.try_ahead(self.file, 0, self.file.ref.size_bytes)
+            if part is not None:
+                self._counts.ahead_parts += 1
+                self._nursery.start_soon(self._fetch, part)
 
     def close(self) -> None:
         """The last handle is closed: nothing more is read ahead."""

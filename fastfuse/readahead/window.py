@@ -101,7 +101,9 @@ class Window:
         even = self._cap_bytes // max(2, min(_PARTS_PER_WINDOW, 2 * share.parts_in_flight))
         floor = max(_SMALLEST_PART_BYTES, min(self._cap_bytes // 2, config.first_part_bytes))
         self._part_bytes = min(config.part_size_bytes, 1 << (max(even, floor).bit_length() - 1))
-        self._first_bytes = min(config.first_part_bytes, self._part_bytes)
+        # A small file is one GET.
+        is_small = self._size <= self._part_bytes
+        self._first_bytes = self._part_bytes if is_small else min(config.first_part_bytes, self._part_bytes)
 
     def read(self, offset: int, end: int) -> Cursor:
         """A reader asked for ``[offset, end)``, not empty and within the file: the cursor that this belongs to."""

@@ -34,7 +34,11 @@ class FakeEngine:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.reads: list[tuple[int, int, int]] = []
+        self.opened: list[int] = []
         self.released: list[int] = []
+
+    def open(self, inode: int, ref: ObjectRef) -> None:
+        self.opened.append(inode)
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         self.reads.append((inode, offset, size_bytes))

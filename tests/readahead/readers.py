@@ -1,12 +1,13 @@
 """A range reader whose every fetch the test controls, and the engine around it."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
 import trio.testing
 
+from fastfuse.errors import StaleInodeError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 
@@ -29,6 +30,31 @@ def listed(key: str, size_bytes: int, etag: str = '"v1"') -> ObjectRef:
 
 def content(ref: ObjectRef) -> bytes:
     return random.Random(ref.key + ref.etag).randbytes(ref.size_bytes)
+
+
+class Files:
+    """A listing of objects; the inode of each is its row plus one, and None is a directory."""
+
+    def __init__(self, refs: Sequence[ObjectRef | None]) -> None:
+        self.refs = refs
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    def row(self, inode: int) -> int:
+        if not 0 < inode <= len(self.refs):
+            raise StaleInodeError(f"inode {inode} is not in the table")
+        return inode - 1
+
+    def file_at(self, row: int) -> tuple[int, int] | None:
+        ref = self.refs[row]
+        return None if ref is None else (row + 1, ref.size_bytes)
+
+    def ref(self, inode: int) -> ObjectRef:
+        ref = self.refs[self.row(inode)]
+        if ref is None:
+            raise ValueError(f"inode {inode} is a directory")
+        return ref
 
 
 class ScriptedReader:
@@ -74,10 +100,12 @@ class ScriptedReader:
 
 
 @asynccontextmanager
-async def running(reader: ScriptedReader, config: ReadaheadConfig = SMALL) -> AsyncIterator[ReadEngine]:
+async def running(
+    reader: ScriptedReader, config: ReadaheadConfig = SMALL, files: "Files | None" = None
+) -> AsyncIterator[ReadEngine]:
     """An engine over `reader`; whatever the test did, at rest nothing is reserved and the books are right."""
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(reader, config, nursery)
+        engine = ReadEngine(reader, config, nursery, lambda: files or Files([]))
         yield engine
         reader.let_go()
         await settled()

@@ -7,7 +7,7 @@ from trio.testing import MockClock
 from fastfuse.errors import DeadlineError, ObjectChangedError, ReadError, UnavailableError
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
+from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
 
 REF = listed("a", 2 * MIB)
 BYTES = content(REF)
@@ -221,7 +221,7 @@ async def test_when_the_owner_cancels_the_fetches_waiting_readers_get_an_error()
     config = ReadaheadConfig(part_size_bytes=64 * KIB, first_part_bytes=64 * KIB, memory_limit_bytes=128 * KIB)
     results: list[Buffer | Exception] = []
     async with trio.open_nursery() as readers, trio.open_nursery() as owner:
-        engine = ReadEngine(reader, config, owner)
+        engine = ReadEngine(reader, config, owner, lambda: Files([]))
         for index in (4, 8, 12):
             readers.start_soon(collect, engine, index * 64 * KIB, 64 * KIB, results)
         await settled()

@@ -45,10 +45,10 @@ def test_a_small_file_is_one_get(size_bytes: int) -> None:
     assert pool.fetched == [(0, size_bytes)]
 
 
-def test_a_file_of_5_mib_is_asked_for_whole_at_its_first_read_in_parts_side_by_side() -> None:
+def test_a_file_of_5_mib_is_one_get_at_its_first_read() -> None:
     pool = reading(5 * MIB)
     pool.read(0, 128 * KIB)
-    assert pool.fetched == [(0, MIB), (MIB, 2 * MIB), (2 * MIB, 4 * MIB), (4 * MIB, 5 * MIB)]
+    assert pool.fetched == [(0, 5 * MIB)]
 
 
 def test_a_short_rest_at_the_end_belongs_to_the_last_part() -> None:

@@ -1,0 +1,263 @@
+"""Fetches files before they are opened: carries out what `listed` and `announced` decide.
+
+What is fetched is *expected*: the pool keeps it, within bounds of its own, until the file is opened or the order says
+that it will not be. Expected files give way to everything that somebody waits for.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import trio
+
+from fastfuse.errors import FastfuseError, UnavailableError
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
+from fastfuse.readahead.announced import AnnouncedOrder
+from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.delivered import Delivered
+from fastfuse.readahead.listed import ListingOrder
+from fastfuse.readahead.parts import Part
+from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.stream import ReadCounts
+from fastfuse.store.base import RangeReader
+
+__all__ = ["Listing", "Order", "Prefetcher"]
+
+# An order that nobody follows may hold a sixteenth of the memory: 64 MiB by default.
+_UNPROVEN_DIVISOR = 16
+
+# What a table may raise where it does not know an inode, or is damaged: no reason to fail who opens another file.
+_NO_FILE = (FastfuseError, LookupError, ValueError)
+
+
+class Listing(Protocol):
+    """What is known of all files: `fastfuse.inodes.table.InodeTable`. It never changes; a refresh brings another."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        ...
+
+    def row(self, inode: int) -> int:
+        """The place of a file in the order of the listing. Raises where there is no such inode."""
+        ...
+
+    def file_at(self, row: int) -> tuple[int, int] | None:
+        """``(inode, size in bytes)``, or None if the row is a directory."""
+        ...
+
+    def ref(self, inode: int) -> ObjectRef:
+        """The object behind a file. Raises where there is none."""
+        ...
+
+
+class Order:
+    """An order of files that somebody announces; see `announced`."""
+
+    def __init__(self, prefetcher: "Prefetcher", decisions: AnnouncedOrder) -> None:
+        self.decisions = decisions
+        self._prefetcher = prefetcher
+        # Set when there is room again for who waits to announce more.
+        self._room: trio.Event | None = None
+
+    async def announce(self, inodes: Sequence[int]) -> None:
+        """Take files that will be opened, in this order and after those announced before.
+
+        A checkpoint; waits while enough is announced. Inodes that are no files any more are skipped when it is their
+        turn. If cancelled, nothing of `inodes` was taken.
+        """
+        await trio.lowlevel.checkpoint()
+        while self.decisions.is_full:
+            if self._room is None:
+                self._room = trio.Event()
+            await self._room.wait()
+        self.decisions.announce(inodes)
+        self._prefetcher.enlist(self)
+
+    def withdraw(self) -> None:
+        """Forget what was announced and not opened. Idempotent; another `announce` begins afresh."""
+        self._prefetcher.dismiss(self)
+
+    def wake(self) -> None:
+        """Let those go on who wait to announce more, if there is room."""
+        if self._room is not None and not self.decisions.is_full:
+            self._room.set()
+            self._room = None
+
+
+class Prefetcher:
+    """All orders of one engine, and the GETs that they cause. Nothing here waits but the fetches, in `nursery`."""
+
+    def __init__(
+        self,
+        listing: Callable[[], Listing],
+        delivered: Delivered,
+        pool: PartPool,
+        reader: RangeReader,
+        config: ReadaheadConfig,
+        nursery: trio.Nursery,
+        counts: ReadCounts,
+    ) -> None:
+        """`listing` gives the table of the moment."""
+        self._listing = listing
+        self._delivered = delivered
+        self._pool = pool
+        self._reader = reader
+        self._config = config
+        self._nursery = nursery
+        self._counts = counts
+        # Announced orders, in their turn.
+        self._orders: deque[Order] = deque()
+        self._table: Listing | None = None
+        self._listed = ListingOrder(0)
+
+    def new_order(self) -> Order:
+        """The place for an order; it costs nothing before something is announced."""
+        return Order(self, AnnouncedOrder(self._config.memory_limit_bytes // _UNPROVEN_DIVISOR))
+
+    def enlist(self, order: Order) -> None:
+        """Something was announced."""
+        if order not in self._orders:
+            self._orders.append(order)
+        self._pump()
+
+    def dismiss(self, order: Order) -> None:
+        """It was withdrawn."""
+        self._drop(order.decisions.withdraw())
+        if order in self._orders:
+            self._orders.remove(order)
+        order.wake()
+
+    def opened(self, inode: int) -> None:
+        """A file was opened, and so are those soon that come after it in some order."""
+        for order in self._orders:
+            self._drop(order.decisions.opened(inode))
+        try:
+            row = self._current_table().row(inode)
+        except FastfuseError:
+            pass  # a refresh has taken it out of the table
+        else:
+            self._drop_rows(self._listed.opened(row))
+        self._pump()
+
+    def _current_table(self) -> Listing:
+        table = self._listing()
+        if table is not self._table:
+            # Rows mean something else now; what was fetched by the old ones is good for as long as the pool has it.
+            self._table = table
+            self._listed = ListingOrder(len(table))
+        return table
+
+    def _pump(self) -> None:
+        """Start all fetches that are wanted and allowed."""
+        while (part := self._next_part()) is not None:
+            self._nursery.start_soon(self._fetch, part)
+        for order in self._orders:
+            order.wake()
+
+    def _next_part(self) -> Part | None:
+        """The next part to fetch now; its memory is reserved."""
+        if not self._pool.may_expect:
+            return None
+        for _ in range(len(self._orders)):
+            order = self._orders[0].decisions
+            file = self._next_announced(order)
+            if file is not None:
+                part = self._expected_part(*file)
+                if part is not None:
+                    order.taken(part.size_bytes)
+                    self._orders.rotate(-1)
+                return part
+            self._orders.rotate(-1)
+        return self._listed_part()
+
+    def _next_announced(self, order: AnnouncedOrder) -> tuple[int, ObjectRef] | None:
+        while (inode := order.next()) is not None:
+            if not self._pool.holds(inode) and not self._delivered.has(inode):
+                ref = self._ref(inode)
+                if ref is not None:
+                    return inode, ref
+            order.skipped()
+        return None
+
+    def _listed_part(self) -> Part | None:
+        order, table = self._listed, self._current_table()
+        while (row := order.next()) is not None:
+            file = table.file_at(row)
+            if file is not None and self._is_worth_it(*file):
+                inode, size_bytes = file
+                if not self._has_room(size_bytes):
+                    return None
+                ref = self._ref(inode)
+                if ref is not None:
+                    part = self._expected_part(inode, ref)
+                    if part is not None:
+                        order.commanded()
+                    return part
+            order.commanded()
+        return None
+
+    def _is_worth_it(self, inode: int, size_bytes: int) -> bool:
+        """Whether a file is fetched that comes next in the listing; nobody knows how large ones will be read."""
+        return (
+            0 < size_bytes <= self._config.part_size_bytes
+            and not self._pool.holds(inode)
+            and not self._delivered.has(inode)
+        )
+
+    def _ref(self, inode: int) -> ObjectRef | None:
+        """The object behind a file, None where there is nothing to fetch."""
+        try:
+            ref = self._current_table().ref(inode)
+        except _NO_FILE:
+            return None
+        return ref if ref.size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES else None
+
+    def _expected_part(self, inode: int, ref: ObjectRef) -> Part | None:
+        """All of a small file, the first part of a large one; None where there is no room."""
+        size_bytes = min(ref.size_bytes, self._config.part_size_bytes)
+        if not self._has_room(size_bytes):
+            return None
+        part = self._pool.try_expect(inode, ref, size_bytes)
+        if part is not None:
+            self._counts.prefetched_parts += 1
+        return part
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Whether expected files may take so much memory, if need be that of orders which nobody seems to follow."""
+        while not self._pool.has_room_for_expected(size_bytes):
+            rows = self._listed.give_way()
+            inodes = () if rows else next(filter(None, (order.decisions.give_way() for order in self._orders)), ())
+            if not rows and not inodes:
+                return False
+            self._drop_rows(rows)
+            self._drop(inodes)
+        return True
+
+    def _drop(self, inodes: Sequence[int]) -> None:
+        for inode in inodes:
+            self._pool.drop_expected(inode)
+
+    def _drop_rows(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            file = self._current_table().file_at(row)
+            if file is not None:
+                self._pool.drop_expected(file[0])
+
+    async def _fetch(self, part: Part) -> None:
+        """Fetch `part`, and then what else is wanted and would have to wait for this. Raises only `Cancelled`."""
+        following: Part | None = part
+        while following is not None:
+            await self._fetch_one(following)
+            following = self._next_part()
+
+    async def _fetch_one(self, part: Part) -> None:
+        try:
+            data = await self._reader.get_range(part.file.ref, part.start, part.end)
+        except trio.Cancelled:
+            self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in a store ends this fetch, not the mount
+            self._counts.failed_parts += 1
+            self._pool.fail(part, error)
+        else:
+            self._pool.land(part, data)
