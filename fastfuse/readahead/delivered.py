@@ -10,10 +10,10 @@ not ask for, the bits mean nothing: a data set larger than the memory, or reader
 
 __all__ = ["Delivered"]
 
-# A hundred files later it does not matter what was before; and a few reads again, in an epoch that the page cache
+# Some files later it does not matter what was before; and a few reads again, in an epoch that the page cache
 # serves otherwise, are no sign.
-_MAX_MISSES = 32
-_MANY_MISSES = 16
+_MAX_MISSES = 16
+_MANY_MISSES = 8
 
 
 class Delivered:

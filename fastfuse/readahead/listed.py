@@ -13,6 +13,7 @@ A run of a few rows is an order, not chance, and then a window is kept ahead of 
 random make runs of one row: one in a thousand of their files follows another one only where there are few files.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 __all__ = ["ListingOrder"]
@@ -66,8 +67,15 @@ class ListingOrder:
         # Runs that may want more ahead, in their turn.
         self._hungry: dict[_Run, None] = {}
         self._opens = 0
+        # What was ahead of runs that ended: it may be opened yet, above all where there are few files.
+        self._left: deque[range] = deque()
         # How long the last run was that ended: the next may be as long (samples of six files each, in any order).
         self._usual_files = 0
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """``[begin, position)`` of each run, least recently extended first."""
+        return tuple((run.begin, run.position) for run in self._runs.values())
 
     def opened(self, row: int) -> Sequence[int]:
         """A file was opened. Rows that were commanded and are not expected any more, mostly none."""
@@ -78,7 +86,7 @@ class ListingOrder:
             if row + 1 in self._runs:  # the same file once more
                 return ()
             if len(self._runs) >= _MAX_RUNS:
-                dropped = self._forget(next(iter(self._runs.values())))
+                dropped = self._leave(self._forget(next(iter(self._runs.values()))))
             run = self._begins[row] = _Run(row)
         else:
             run.position = row + 1
@@ -111,7 +119,9 @@ class ListingOrder:
             self._hungry[run] = None
 
     def give_way(self) -> Sequence[int]:
-        """Another order lacks memory: rows of a run that seems to have ended, none if all go on."""
+        """Another order lacks memory: rows that were commanded for a run that has ended, none if all go on."""
+        if self._left:
+            return self._left.popleft()
         while self._runs:
             run = next(iter(self._runs.values()))
             if self._opens - run.touched_at < _PATIENCE_OPENS:
@@ -144,7 +154,14 @@ class ListingOrder:
         run.ahead_until = max(run.ahead_until, other.ahead_until)
         self._remove(other)
 
-    def _forget(self, run: _Run) -> Sequence[int]:
+    def _leave(self, ahead: range) -> Sequence[int]:
+        """Keep in mind what is ahead of a run that has ended; what it takes the place of."""
+        if not ahead:
+            return ()
+        self._left.append(ahead)
+        return self._left.popleft() if len(self._left) > _MAX_RUNS else ()
+
+    def _forget(self, run: _Run) -> range:
         self._remove(run)
         if run.files >= _RUN_FILES:
             self._usual_files = run.files

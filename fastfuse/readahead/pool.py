@@ -80,6 +80,7 @@ class PartPool:
     def __init__(self, config: ReadaheadConfig) -> None:
         limit = config.memory_limit_bytes
         self._limit_bytes = limit
+        self._first_part_bytes = config.first_part_bytes
         self._connections = connections = config.max_parts_in_flight
         self._ahead = Share(limit - limit // 4, max(1, connections - connections // 4))
         self._fresh: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
@@ -280,7 +281,8 @@ class PartPool:
         assert not may or self._reserved_bytes + may[0].size_bytes > self._limit_bytes
 
     def _touch(self, file: FileParts) -> None:
-        if file.is_open:
+        # What is one part, however little a file may have, needs no share; thousands of these come and go each second.
+        if file.is_open and file.ref.size_bytes > self._first_part_bytes:
             for idle in self._share.touch(file, self._fetched_bytes):
                 self._rest(idle)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import trio
 
 from fastfuse.errors import DeadlineError, UnavailableError
-from fastfuse.objects import Buffer
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
@@ -16,6 +16,9 @@ from fastfuse.readahead.window import Cursor, Window
 from fastfuse.store.base import RangeReader
 
 __all__ = ["ReadCounts", "Stream"]
+
+# Stands where no part was read yet.
+_NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 
 
 @dataclass(slots=True)
@@ -56,7 +59,7 @@ class Stream:
         self._window = Window(file.ref.size_bytes, config)
         self._cursor: Cursor | None = None
         # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
-        self._part = Part(file, 0, 0)
+        self._part = _NO_PART
 
     async def read(self, offset: int, end: int) -> Buffer:
         """The bytes of ``[offset, end)``, which is not empty and within the file; a slice where one part holds them.

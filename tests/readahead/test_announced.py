@@ -1,0 +1,236 @@
+"""Which files of an announced order are fetched: when it is right, roughly right, stale and wrong."""
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fastfuse.readahead.announced import AnnouncedOrder
+
+KB = 1000
+MB = 1_000_000
+
+
+class Carried:
+    """Announces `inodes` as there is room, and carries out at once what the order commands."""
+
+    def __init__(self, inodes: Iterable[int], *, first_bytes: int = 64 * MB, size_bytes: int = 39 * KB) -> None:
+        self.order = AnnouncedOrder(first_bytes)
+        self.size_bytes = size_bytes
+        self.coming = iter(inodes)
+        self.fetched: set[int] = set()
+        self.dropped: list[int] = []
+        self.early = self.opens = 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        while not self.order.is_full and (inode := next(self.coming, None)) is not None:
+            self.order.announce([inode])
+        while (wanted := self.order.next()) is not None:
+            self.order.taken(self.size_bytes)
+            self.fetched.add(wanted)
+
+    def open(self, inode: int) -> None:
+        self.opens += 1
+        self.early += inode in self.fetched
+        self.dropped += self.order.opened(inode)
+        self.go_on()
+
+    def open_all(self, inodes: Iterable[int]) -> None:
+        for inode in inodes:
+            self.open(inode)
+
+
+def shuffled(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).sample(range(1, count + 1), count)
+
+
+def as_workers_open(inodes: list[int], *, files: int, workers: int) -> list[int]:
+    """In batches, a worker each, with each worker at a pace of its own within a round."""
+    opened: list[int] = []
+    chance = random.Random(1)
+    for start in range(0, len(inodes), files * workers):
+        whole = inodes[start : start + files * workers]
+        lanes = [iter(whole[at : at + files]) for at in range(0, len(whole), files)]
+        while lanes:
+            lane = chance.choice(lanes)
+            inode = next(lane, None)
+            if inode is None:
+                lanes.remove(lane)
+            else:
+                opened.append(inode)
+    return opened
+
+
+def test_one_reader_in_the_announced_order_finds_every_file_fetched() -> None:
+    inodes = shuffled(20_000)
+    carried = Carried(inodes)
+    carried.open_all(inodes)
+    assert carried.early == 20_000
+    assert carried.dropped == []
+
+
+@pytest.mark.parametrize(("files", "workers"), [(1, 16), (32, 4), (32, 16), (128, 4)])
+def test_workers_that_follow_roughly_find_nearly_every_file_fetched(files: int, workers: int) -> None:
+    inodes = shuffled(20_480)
+    carried = Carried(inodes)
+    carried.open_all(as_workers_open(inodes, files=files, workers=workers))
+    assert carried.early > 0.97 * carried.opens
+    assert carried.dropped == []
+
+
+def test_an_order_that_nobody_follows_costs_256_files_once() -> None:
+    carried = Carried(range(1, 10_000))
+    carried.open_all(range(20_000, 40_000))
+    assert len(carried.fetched) == 256
+
+
+def test_large_files_that_nobody_follows_cost_no_more_memory_than_allowed() -> None:
+    carried = Carried(range(1, 10_000), first_bytes=64 * MB, size_bytes=8 * MB)
+    assert len(carried.fetched) == 8
+
+
+@pytest.mark.parametrize("right", [0.25, 0.5, 0.75])
+def test_a_partly_wrong_order_costs_in_proportion_to_what_it_saves(right: float) -> None:
+    chance = random.Random(2)
+    announced = range(1, 40_001)
+    opened = [inode for inode in announced if chance.random() < right]
+    carried = Carried(announced)
+    carried.open_all(opened)
+    wasted = len(carried.fetched) - carried.early
+    assert wasted <= 256 + 1024 + 2 * len(opened)
+    if right >= 0.5:
+        assert carried.early > 0.9 * carried.opens
+
+
+def test_readers_who_begin_in_the_middle_are_caught_up_with() -> None:
+    inodes = shuffled(20_000)
+    carried = Carried(inodes)
+    carried.open_all(inodes[3000:])
+    assert carried.early > 0.99 * 17_000
+    assert len(carried.fetched) <= 17_000 + 256 + 32
+
+
+def test_one_file_opened_far_ahead_skips_nothing() -> None:
+    inodes = shuffled(20_000)
+    carried = Carried(inodes)
+    carried.open(inodes[3900])
+    carried.open_all(inodes[:3900])
+    assert carried.early == 3900
+
+
+def test_files_that_readers_leave_far_behind_are_dropped() -> None:
+    carried = Carried(range(1, 10_000))
+    carried.open_all(inode for inode in range(1, 5000) if inode % 10)
+    assert carried.dropped == list(range(10, 10 * (len(carried.dropped) + 1), 10))
+    assert len(carried.dropped) > 400
+
+
+def test_enough_is_announced_at_4096_files() -> None:
+    order = AnnouncedOrder(0)
+    order.announce(range(1, 4096))
+    assert not order.is_full
+    order.announce([4096])
+    assert order.is_full
+    order.opened(17)
+    assert not order.is_full
+
+
+def test_what_is_announced_twice_is_fetched_once() -> None:
+    carried = Carried([1, 2, 1, 2, 3])
+    assert carried.order.next() is None
+    assert carried.order.withdraw() == [1, 2, 3]
+
+
+def test_a_file_that_is_skipped_costs_no_credit() -> None:
+    order = AnnouncedOrder(MB)
+    order.announce(range(1, 2000))
+    for _ in range(1000):
+        assert order.next() is not None
+        order.skipped()
+    taken = 0
+    while order.next() is not None:
+        order.taken(1)
+        taken += 1
+    assert taken == 256
+
+
+def test_withdrawal_returns_what_was_fetched_and_not_opened() -> None:
+    carried = Carried([1, 2, 3, 4])
+    carried.open(2)
+    assert carried.order.withdraw() == [1, 3, 4]
+    assert carried.order.withdraw() == []
+    assert carried.order.next() is None
+
+
+def test_an_order_gives_way_once_256_other_files_were_opened() -> None:
+    carried = Carried([1, 2, 3])
+    carried.open_all(range(1000, 1255))
+    assert carried.order.give_way() == ()
+    carried.open(2000)
+    assert carried.order.give_way() == [1, 2, 3]
+
+
+class Orders(RuleBasedStateMachine):
+    """Against plain lists: nothing is fetched twice, nothing that was opened, and no more than was earned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = AnnouncedOrder(first_bytes=100)
+        self.pending: list[int] = []
+        self.ahead: list[int] = []
+        self.taken = self.matched = 0
+
+    @rule(inodes=st.lists(st.integers(1, 400), max_size=60))
+    def announce(self, inodes: list[int]) -> None:
+        self.order.announce(inodes)
+        for inode in inodes:
+            if inode not in self.pending and inode not in self.ahead:
+                self.pending.append(inode)
+
+    @rule(inode=st.integers(1, 400))
+    def open(self, inode: int) -> None:
+        self.forget(self.order.opened(inode), inode)
+
+    @rule(count=st.integers(1, 40))
+    def open_next(self, count: int) -> None:
+        for inode in (self.ahead + self.pending)[:count]:
+            self.open(inode)
+
+    @rule(count=st.integers(1, 100), size_bytes=st.integers(1, 30))
+    def fetch(self, count: int, size_bytes: int) -> None:
+        for _ in range(count):
+            inode = self.order.next()
+            if inode is None:
+                break
+            # Those before it were overtaken.
+            assert inode in self.pending
+            del self.pending[: self.pending.index(inode) + 1]
+            self.ahead.append(inode)
+            self.taken += 1
+            self.order.taken(size_bytes)
+
+    @rule()
+    def withdraw(self) -> None:
+        assert list(self.order.withdraw()) == self.ahead
+        self.pending, self.ahead = [], []
+
+    @invariant()
+    def costs_no_more_than_it_earned(self) -> None:
+        assert self.taken <= 256 + 2 * self.matched
+        assert len(self.ahead) <= 1024
+
+    def forget(self, dropped: Iterable[int], inode: int) -> None:
+        for left in dropped:
+            self.ahead.remove(left)
+        for files in (self.pending, self.ahead):
+            if inode in files:
+                files.remove(inode)
+                self.matched += 1
+
+
+Orders.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOrders = Orders.TestCase

@@ -1,0 +1,220 @@
+"""Which rows of a listing come next: for readers in order, for several that share one, and for those in no order."""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.readahead.listed import ListingOrder
+
+MANY = 1_000_000
+
+
+class Carried:
+    """Carries out at once what the order commands, and remembers what was dropped of it."""
+
+    def __init__(self, row_count: int = MANY) -> None:
+        self.order = ListingOrder(row_count)
+        self.fetched: set[int] = set()
+        self.dropped: set[int] = set()
+        self.opens = self.early = 0
+
+    def open(self, row: int) -> None:
+        self.opens += 1
+        self.early += row in self.fetched
+        self.dropped.update(self.order.opened(row))
+        while (wanted := self.order.next()) is not None:
+            self.fetched.add(wanted)
+            self.order.commanded()
+
+    def open_all(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            self.open(row)
+
+
+def after(rows: Iterable[int], row_count: int = MANY) -> Carried:
+    carried = Carried(row_count)
+    carried.open_all(rows)
+    return carried
+
+
+def batches(count: int, files: int, workers: int) -> list[int]:
+    """Rows as workers open them that take one batch after the other in turn, and are equally fast."""
+    rounds = (range(start, start + files * workers) for start in range(0, count, files * workers))
+    return [whole[worker * files + step] for whole in rounds for step in range(files) for worker in range(workers)]
+
+
+def test_three_files_are_no_order_and_four_are() -> None:
+    assert after([7, 8, 9]).fetched == set()
+    assert after([7, 8, 9, 10]).fetched == set(range(11, 19))
+
+
+def test_the_window_grows_with_the_run_up_to_512_files() -> None:
+    carried = Carried()
+    ahead = []
+    for row in range(2000):
+        carried.open(row)
+        ahead.append(max(carried.fetched, default=row) - row)
+    assert ahead[3:6] == [8, 10, 12]
+    assert max(ahead) == ahead[-1] == 512
+
+
+def test_nothing_is_fetched_behind_the_last_row() -> None:
+    assert after(range(100), 103).fetched == set(range(4, 103))
+
+
+def test_files_opened_out_of_turn_are_one_run() -> None:
+    carried = after([1, 0, 3, 2, 5, 4])
+    assert carried.order.runs == ((0, 6),)
+    assert max(carried.fetched) == 5 + 12
+
+
+def test_a_file_that_is_opened_twice_in_a_row_changes_nothing() -> None:
+    carried = after([0, 0, 1, 1, 2, 2, 3, 3])
+    assert carried.order.runs == ((0, 4),)
+
+
+def test_a_reader_behind_another_one_does_not_shorten_its_window() -> None:
+    carried = after(range(100))
+    carried.open_all(range(50))
+    assert carried.order.runs == ((0, 100), (0, 50)) or carried.order.runs == ((0, 50), (0, 100))
+    carried.open_all(range(50, 101))
+    assert carried.order.runs == ((0, 101),)
+    assert max(carried.fetched) == 100 + 202
+
+
+@pytest.mark.parametrize(("files", "workers"), [(1, 16), (8, 4), (32, 8), (32, 16)])
+def test_workers_that_share_an_order_in_batches_find_nearly_all_files_fetched(files: int, workers: int) -> None:
+    carried = after(batches(10_240, files, workers))
+    assert carried.early > 0.9 * carried.opens
+    assert carried.dropped == set()
+
+
+def test_readers_of_many_directories_at_once_have_a_window_each() -> None:
+    readers = [range(start, start + 200) for start in range(0, 32_000, 1000)]
+    carried = after(row for rows in zip(*readers, strict=True) for row in rows)
+    assert carried.early == carried.opens - 4 * len(readers)
+
+
+@pytest.mark.parametrize("count", [1_000, 10_000, 100_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_shuffled_order_causes_next_to_nothing(count: int, seed: int) -> None:
+    rows = random.Random(seed).sample(range(count), count)
+    carried = Carried(count)
+    useless = 0
+    for row in rows[: count // 2]:
+        known = set(carried.fetched)
+        carried.open(row)
+        useless += len(carried.fetched - known)
+    assert useless <= 0.15 * carried.opens if count == 1_000 else useless <= 0.002 * carried.opens
+
+
+@pytest.mark.parametrize("count", [10, 50, 200])
+@pytest.mark.parametrize("seed", range(3))
+def test_in_a_small_directory_a_shuffled_order_fetches_no_file_twice(count: int, seed: int) -> None:
+    carried = Carried(count)
+    rows = random.Random(seed).sample(range(count), count)
+    fetches = 0
+    for row in rows:
+        fetches += row not in carried.fetched  # at `open`
+        carried.open(row)
+    assert carried.dropped <= set(rows)
+    assert fetches + len(carried.fetched - set(rows)) <= count
+
+
+def test_samples_of_six_files_in_any_order_are_fetched_to_their_end_and_hardly_further() -> None:
+    samples = random.Random(0).sample(range(100_000), 1000)
+    carried = Carried()
+    carried.open_all(sample * 6 + file for sample in samples[:200] for file in range(6))
+    before = set(carried.fetched)
+    carried.open_all(sample * 6 + file for sample in samples[200:] for file in range(6))
+    fetched = carried.fetched - before
+    useful = fetched & {sample * 6 + file for sample in samples for file in range(6)}
+    assert len(useful) >= 2 * 800
+    assert len(fetched - useful) <= 0.05 * len(useful)  # after samples that happen to be neighbours
+
+
+def test_a_run_that_goes_beyond_the_usual_length_gets_its_window_again() -> None:
+    carried = Carried()
+    carried.open_all(sample * 100 + file for sample in range(100) for file in range(6))
+    carried.open_all(range(500_000, 500_020))
+    assert max(carried.fetched) == 500_019 + 40
+
+
+def test_what_was_fetched_for_a_forgotten_run_gives_way_first() -> None:
+    carried = after(range(10))
+    carried.open_all(range(1000, 1000 + 2 * 63, 2))
+    assert carried.order.give_way() == ()
+    carried.open(5000)
+    assert list(carried.order.give_way()) == list(range(10, 30))
+    assert carried.order.give_way() == ()
+
+
+def test_what_was_fetched_for_64_forgotten_runs_is_remembered_and_no_more() -> None:
+    carried = Carried()
+    for run in range(64 + 64):
+        carried.open_all(range(1000 * run, 1000 * run + 10 + run))  # each longer than what is usual by then
+    assert carried.dropped == set()
+    carried.open(500_000)
+    assert carried.dropped == set(range(10, 30))
+
+
+def test_a_run_gives_way_once_others_have_opened_256_files() -> None:
+    carried = after(range(10))
+    carried.open_all(range(1000, 1255))
+    assert carried.order.give_way() == ()
+    carried.open(1255)
+    assert list(carried.order.give_way()) == list(range(10, 30))
+    assert carried.order.give_way() == ()
+
+
+def test_a_refused_row_is_given_again() -> None:
+    order = ListingOrder(MANY)
+    for row in range(4):
+        order.opened(row)
+    assert [order.next(), order.next()] == [4, 4]
+    order.commanded()
+    assert order.next() == 5
+
+
+def test_runs_take_turns() -> None:
+    order = ListingOrder(MANY)
+    for row in range(4):
+        order.opened(row)
+        order.opened(1000 + row)
+    wanted: list[int | None] = []
+    for _ in range(4):
+        wanted.append(order.next())
+        order.commanded()
+    assert wanted == [4, 1004, 5, 1005]
+
+
+def intervals(rows: set[int]) -> set[tuple[int, int]]:
+    """The runs of a model that remembers everything."""
+    begins = [row for row in rows if row - 1 not in rows]
+    return {(begin, next(end for end in range(begin, begin + 100) if end not in rows)) for begin in begins}
+
+
+@given(st.permutations(range(60)), st.integers(0, 60))
+def test_runs_are_what_was_opened_without_a_gap_whatever_the_order(rows: Sequence[int], count: int) -> None:
+    order = ListingOrder(60)
+    for row in rows[:count]:
+        order.opened(row)
+    assert set(order.runs) == intervals(set(rows[:count]))
+
+
+@given(st.lists(st.integers(0, 300), max_size=400), st.integers(1, 400))
+def test_whatever_is_opened_the_commands_are_bounded_and_within_the_table(rows: list[int], row_count: int) -> None:
+    order = ListingOrder(row_count)
+    for row in rows:
+        order.opened(row % row_count)
+        commands = 0
+        while (wanted := order.next()) is not None:
+            assert 0 <= wanted < row_count
+            order.commanded()
+            commands += 1
+        assert commands <= 512 * 2
+        assert len(order.runs) <= 64
+        assert all(begin < position <= row_count for begin, position in order.runs)

@@ -1,0 +1,440 @@
+"""Small files through the engine: one GET at open, the next ones ahead, and never at the expense of anybody."""
+
+import random
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from fastfuse.errors import UnavailableError
+from fastfuse.objects import ObjectRef
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
+
+KB = 1000
+# As the default, but for a memory that 200 of the small files fill.
+CONFIG = ReadaheadConfig(
+    part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=8 * MIB, memory_limit_bytes=8 * MIB
+)
+
+
+def dataset(count: int, size_bytes: int = 39 * KB) -> list[ObjectRef]:
+    return [listed(f"file-{index:05}", size_bytes) for index in range(count)]
+
+
+async def read_whole(engine: ReadEngine, inode: int, ref: ObjectRef) -> None:
+    """As the kernel does it: open, read, release."""
+    engine.open(inode, ref)
+    await trio.lowlevel.checkpoint()
+    assert await engine.read(inode, ref, 0, ref.size_bytes) == content(ref)
+    engine.release(inode)
+
+
+async def read_all(engine: ReadEngine, refs: list[ObjectRef], inodes: list[int], readers: int = 1) -> None:
+    async def read_some(mine: list[int]) -> None:
+        for inode in mine:
+            await read_whole(engine, inode, refs[inode - 1])
+
+    async with trio.open_nursery() as nursery:
+        for reader in range(readers):
+            nursery.start_soon(read_some, inodes[reader::readers])
+
+
+def in_order(refs: list[ObjectRef]) -> list[int]:
+    return list(range(1, len(refs) + 1))
+
+
+def shuffled(refs: list[ObjectRef], seed: int = 0) -> list[int]:
+    return random.Random(seed).sample(in_order(refs), len(refs))
+
+
+def keys_twice(reader: ScriptedReader) -> list[str]:
+    keys = [key for key, _, _ in reader.gets]
+    return sorted({key for key in keys if keys.count(key) > 1})
+
+
+@pytest.mark.parametrize("size_bytes", [1, 39 * KB, 65 * KIB, 256 * KIB])
+async def test_opening_a_small_file_starts_one_get_of_exactly_its_size(size_bytes: int) -> None:
+    ref = listed("a", size_bytes)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG) as engine:
+        engine.open(1, ref)
+        await settled()
+        assert reader.gets == [("a", 0, size_bytes)]
+        for offset in range(0, size_bytes, 64 * KIB):
+            assert await engine.read(1, ref, offset, 64 * KIB) == content(ref)[offset : offset + 64 * KIB]
+        engine.release(1)
+        assert len(reader.gets) == 1
+
+
+async def test_a_small_file_whose_get_could_not_start_at_open_is_one_get_at_its_first_read() -> None:
+    ref = listed("a", 200 * KIB)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG) as engine:
+        assert await engine.read(1, ref, 0, 4 * KIB) == content(ref)[: 4 * KIB]
+        assert reader.gets == [("a", 0, 200 * KIB)]
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        listed("empty", 0),
+        listed("large", 256 * KIB + 1),
+        ObjectRef("bucket", "archived", 10 * KB, '"v1"', 0, "GLACIER"),
+    ],
+)
+async def test_opening_an_empty_a_large_or_an_archived_file_starts_nothing(ref: ObjectRef) -> None:
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files([ref])) as engine:
+        engine.open(1, ref)
+        await settled()
+        assert reader.gets == []
+        engine.release(1)
+
+
+async def test_a_file_that_is_opened_and_closed_unread_leaves_only_what_is_the_first_to_go() -> None:
+    reader = ScriptedReader()
+    ref = listed("a", 39 * KB)
+    async with running(reader, CONFIG) as engine:
+        engine.open(1, ref)
+        engine.release(1)
+        await settled()
+        pool = engine.statistics().pool
+        assert (engine.statistics().open_files, pool.held_bytes, pool.spent_bytes) == (0, 39 * KB, 39 * KB)
+
+
+async def test_two_opens_of_one_file_are_one_get() -> None:
+    ref = listed("a", 39 * KB)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG) as engine:
+        engine.open(1, ref)
+        engine.open(1, ref)
+        await settled()
+        engine.open(1, ref)
+        assert await engine.read(1, ref, 0, 39 * KB) == content(ref)
+        assert len(reader.gets) == 1
+
+
+async def test_a_warm_epoch_costs_no_request() -> None:
+    """The kernel asks for nothing that it was given: only opens and releases come."""
+    refs = dataset(500)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        await read_all(engine, refs, in_order(refs))
+        assert len(reader.gets) == 500
+        for order in (in_order(refs), shuffled(refs)):
+            announced = engine.new_order()
+            await announced.announce(order)
+            for inode in order:
+                engine.open(inode, refs[inode - 1])
+                await trio.lowlevel.checkpoint()
+                engine.release(inode)
+            announced.withdraw()
+        assert len(reader.gets) == 500
+
+
+async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_in_the_second_epoch_too(
+    autojump_clock: MockClock,
+) -> None:
+    refs = dataset(500)
+    async with running(ScriptedReader(delay_s=0.02), CONFIG, Files(refs)) as engine:
+        await read_all(engine, refs, in_order(refs))
+        began_s = trio.current_time()
+        await read_all(engine, refs, in_order(refs))
+        assert trio.current_time() - began_s < 500 * 0.02 / 10
+
+
+async def test_one_reader_in_the_order_of_the_listing_is_twenty_times_as_fast_as_its_round_trips(
+    autojump_clock: MockClock,
+) -> None:
+    refs = dataset(4000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+        began_s = trio.current_time()
+        await read_all(engine, refs, in_order(refs))
+        assert trio.current_time() - began_s < 4000 * 0.02 / 20
+        assert len(reader.gets) == 4000
+
+
+async def test_sixteen_shuffled_readers_with_hints_keep_three_quarters_of_the_connections_busy(
+    autojump_clock: MockClock,
+) -> None:
+    refs = dataset(4000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+        order = shuffled(refs)
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.new_order().announce, order)
+            await settled()
+            await read_all(engine, refs, order, readers=16)
+        assert trio.current_time() - began_s < 4000 * 0.02 / 48 * 1.05
+        assert len(reader.gets) == 4000
+
+
+async def test_sixteen_shuffled_readers_without_hints_cost_one_get_a_file(autojump_clock: MockClock) -> None:
+    refs = dataset(4000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+        began_s = trio.current_time()
+        await read_all(engine, refs, shuffled(refs), readers=16)
+        assert trio.current_time() - began_s < 4000 * 0.02 / 16 / 0.95
+        assert len(reader.gets) == 4000
+
+
+async def test_directories_and_files_that_cannot_be_fetched_are_passed_over() -> None:
+    archived = ObjectRef("bucket", "archived", 10 * KB, '"v1"', 0, "DEEP_ARCHIVE")
+    refs = [*dataset(4), None, listed("empty", 0), archived, listed("large", MIB), listed("next", 39 * KB)]
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        for row in range(4):
+            ref = refs[row]
+            assert ref is not None
+            await read_whole(engine, row + 1, ref)
+        await settled()
+        assert sorted(key for key, _, _ in reader.gets) == [f"file-0000{row}" for row in range(4)] + ["next"]
+
+
+async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_opened() -> None:
+    ref = listed("large", 2 * MIB)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files([ref])) as engine:
+        await engine.new_order().announce([1])
+        await settled()
+        assert reader.gets == [("large", 0, 256 * KIB)]
+        engine.open(1, ref)
+        assert engine.statistics().pool.expected_bytes == 0
+        assert await engine.read(1, ref, 0, 64 * KIB) == content(ref)[: 64 * KIB]
+        assert engine.statistics().waits == 0
+
+
+async def test_inodes_that_are_no_files_cost_nothing() -> None:
+    refs: list[ObjectRef | None] = [None, listed("empty", 0), listed("a", 39 * KB)]
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        await engine.new_order().announce([*range(1000, 9000), 1, 2, 3])
+        await settled()
+        assert reader.gets == [("a", 0, 39 * KB)]
+
+
+async def test_wrong_hints_cost_a_bounded_number_of_gets_and_right_bytes_come_anyway() -> None:
+    refs = dataset(2000, 5 * KB)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        order = engine.new_order()
+        await order.announce(in_order(refs)[1000:])
+        await settled()
+        await read_all(engine, refs, random.Random(0).sample(range(1, 1001), 1000))
+        assert len(reader.gets) <= 1000 + 256 + 20
+        order.withdraw()
+        assert engine.statistics().pool.expected_bytes == 0
+
+
+async def test_announcing_waits_while_enough_is_announced_and_goes_on_as_files_are_opened() -> None:
+    refs = dataset(6000, 5 * KB)
+    taken = 0
+
+    async def announce(engine: ReadEngine) -> None:
+        nonlocal taken
+        order = engine.new_order()
+        for start in range(0, 6000, 64):
+            await order.announce(range(start + 1, min(start + 64, 6000) + 1))
+            taken += 64
+
+    async with running(ScriptedReader(), CONFIG, Files(refs)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(announce, engine)
+        await settled()
+        before = taken
+        assert 4096 <= before < 4096 + 1024 + 2 * 64
+        await read_all(engine, refs, list(range(1, 501)))
+        await settled()
+        assert before + 300 < taken <= before + 1100
+        await read_all(engine, refs, list(range(501, 6001)))
+
+
+async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing() -> None:
+    refs = dataset(9000, 5 * KB)
+    async with running(ScriptedReader(), CONFIG, Files(refs)) as engine:
+        order = engine.new_order()
+        await order.announce(in_order(refs)[:8999])
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(order.announce, [9000])
+                await settled()
+                scope.cancel()
+        assert order.decisions.is_full
+        order.withdraw()
+        await order.announce([1])
+        await settled()
+        assert engine.statistics().pool.expected_bytes == 5 * KB
+
+
+async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        order = engine.new_order()
+        await order.announce(in_order(refs))
+        await settled()
+        assert 0 < engine.statistics().pool.expected_bytes <= CONFIG.memory_limit_bytes // 4
+        order.withdraw()
+        assert engine.statistics().pool.held_bytes == 0
+        count = len(reader.gets)
+        await read_whole(engine, 900, refs[899])
+        assert len(reader.gets) == count + 1
+
+
+async def test_what_is_fetched_for_files_to_come_stays_within_a_quarter_of_the_memory() -> None:
+    refs = dataset(300, 200 * KIB)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        for inode in range(1, 301):
+            engine.open(inode, refs[inode - 1])
+            await engine.read(inode, refs[inode - 1], 0, 200 * KIB)
+            engine.release(inode)
+            await settled()
+            pool = engine.statistics().pool
+            assert pool.expected_bytes <= CONFIG.memory_limit_bytes // 4
+            engine.check_invariants()
+        assert len(reader.gets) == 300
+
+
+async def test_one_stalled_file_among_those_to_come_delays_no_other(autojump_clock: MockClock) -> None:
+    """Semantics D6"""
+    refs = dataset(400)
+    reader = ScriptedReader(delay_s=0.02)
+    reader.holds = lambda key, _start, _end: key == "file-00100"
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        began_s = trio.current_time()
+        await read_all(engine, refs, [inode for inode in in_order(refs) if inode != 101])
+        assert trio.current_time() - began_s < 400 * 0.02 / 8
+
+
+async def test_as_many_stalled_files_to_come_as_there_are_connections_leave_some_for_those_who_read(
+    autojump_clock: MockClock,
+) -> None:
+    """Semantics D6"""
+    refs = dataset(1000)
+    shard = listed("shard", 2 * MIB)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, ReadaheadConfig(), Files([*refs, shard])) as engine:
+        reader.holds = lambda key, _start, _end: key.startswith("file")
+        await engine.new_order().announce(in_order(refs))
+        await trio.sleep(1)
+        assert len(reader.gets) == 48
+        began_s = trio.current_time()
+        for offset in range(0, 2 * MIB, 64 * KIB):
+            await engine.read(1001, shard, offset, 64 * KIB)
+        # 32 requests of 64 KiB, one by one: 0.64 s.
+        assert trio.current_time() - began_s < 0.3
+        reader.let_go()
+        await trio.sleep(1)
+
+
+async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_again() -> None:
+    refs = dataset(10)
+    reader = ScriptedReader()
+    reader.failures = {("file-00005", 0): UnavailableError("503")}
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        await read_all(engine, refs, in_order(refs)[:4])
+        await settled()
+        assert engine.statistics().failed_parts == 1
+        await read_all(engine, refs, in_order(refs)[4:])
+        assert keys_twice(reader) == ["file-00005"]
+
+
+async def test_after_a_refresh_the_rows_of_the_new_table_count() -> None:
+    old, new = dataset(100), [listed(f"new-{index:05}", 39 * KB) for index in range(100)]
+    files = Files(old)
+    reader = ScriptedReader()
+    tables = [files]
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(reader, CONFIG, nursery, lambda: tables[-1])
+        await read_all(engine, old, [1, 2])
+        tables.append(Files(new))
+        for inode in (53, 54, 55, 56):
+            await read_whole(engine, inode, new[inode - 1])
+        await settled()
+        fetched = {key for key, _, _ in reader.gets}
+        assert fetched == {old[0].key, old[1].key, *(ref.key for ref in new[52:64])}
+
+
+async def test_opening_what_a_refresh_has_taken_away_is_fine() -> None:
+    ref = listed("gone", 39 * KB)
+    async with running(ScriptedReader(), CONFIG) as engine:
+        await read_whole(engine, 77, ref)
+
+
+async def test_a_part_that_a_reader_waits_for_takes_the_place_of_files_to_come() -> None:
+    refs = dataset(200, 64 * KIB)
+    reader = ScriptedReader()
+    shard = listed("shard", 64 * MIB)
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        await engine.new_order().announce(in_order(refs))
+        await settled()
+        assert engine.statistics().pool.expected_bytes > 0
+        assert len(await engine.read(1000, shard, 0, 7 * MIB + 512 * KIB)) == 7 * MIB + 512 * KIB
+
+
+async def test_a_file_that_is_being_read_never_gives_way_to_files_to_come() -> None:
+    refs = dataset(1000, 60 * KIB)
+    reader = ScriptedReader()
+    held = [listed(f"held-{index}", 256 * KIB) for index in range(12)]
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        for inode, ref in enumerate(held, 5000):
+            await engine.read(inode, ref, 0, 4 * KIB)  # none of it read to its end
+        await settled()
+        await engine.new_order().announce(in_order(refs))
+        await read_all(engine, refs, shuffled(refs)[:30])
+        gets = len(reader.gets)
+        for inode, ref in enumerate(held, 5000):
+            await engine.read(inode, ref, 128 * KIB, 4 * KIB)
+        assert len(reader.gets) == gets
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["open", "read", "release", "announce", "withdraw", "stall", "go"]), st.integers(1, 40)),
+    max_size=60,
+)
+
+
+@given(ACTIONS)
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_the_bytes_are_right_and_the_books_are_too(actions: list[tuple[str, int]]) -> None:
+    trio.run(_carry_out, actions)
+
+
+async def _carry_out(actions: list[tuple[str, int]]) -> None:
+    refs = [listed(f"file-{index:05}", 1 + index * 9 * KB) for index in range(40)]
+    config = ReadaheadConfig(
+        part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=MIB, memory_limit_bytes=MIB
+    )
+    reader = ScriptedReader()
+    async with running(reader, config, Files(refs)) as engine, trio.open_nursery() as readers:
+        order = engine.new_order()
+
+        async def read(inode: int) -> None:
+            ref = refs[inode - 1]
+            assert await engine.read(inode, ref, 0, 64 * KIB) == content(ref)[: 64 * KIB]
+
+        for action, inode in actions:
+            match action:
+                case "open":
+                    engine.open(inode, refs[inode - 1])
+                case "read":
+                    readers.start_soon(read, inode)
+                case "release":
+                    engine.release(inode)
+                case "announce":
+                    await order.announce(range(inode, 41))
+                case "withdraw":
+                    order.withdraw()
+                case "stall":
+                    reader.holds = lambda key, _start, _end, stuck=f"file-{inode:05}": key == stuck
+                case _:
+                    reader.let_go()
+            await settled()
+            engine.check_invariants()
+        reader.let_go()

@@ -1,0 +1,48 @@
+"""Small files through a real mount: how many GETs an epoch costs, in which order, and that the bytes are right."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.semantics.places import Place, block_bytes, gets, place
+
+COUNT = 400
+DATA = {f"{index // 100}/{index % 100:03}": block_bytes(index, 39_000) for index in range(COUNT)}
+NAMES = sorted(DATA)
+
+
+def read(here: Place, names: list[str]) -> None:
+    for name in names:
+        assert Path(here.path, name).read_bytes() == DATA[name]
+
+
+def keys(here: Place) -> list[str]:
+    return [record.key for record in gets(here.server)]
+
+
+@pytest.mark.parametrize("order", ["listed", "shuffled"])
+def test_a_cold_epoch_is_one_get_a_file_and_a_warm_one_none(order: str) -> None:
+    names = NAMES if order == "listed" else random.Random(0).sample(NAMES, COUNT)
+    with place(DATA) as here:
+        read(here, names)
+        assert sorted(keys(here)) == NAMES
+        for again in (names, names[::-1]):
+            read(here, again)
+        assert len(gets(here.server)) == COUNT
+
+
+def test_gets_run_ahead_of_a_reader_in_the_order_of_the_listing() -> None:
+    with place(DATA) as here:
+        read(here, NAMES[:50])
+        read(here, NAMES[50:51])
+        ahead = set(keys(here)) - set(NAMES[:51])
+        assert ahead
+        assert ahead <= set(NAMES[51:153])
+
+
+def test_gets_do_not_run_ahead_of_a_reader_that_jumps() -> None:
+    with place(DATA) as here:
+        names = [*NAMES[0:400:7], *NAMES[3:400:7]]
+        read(here, names)
+        assert sorted(keys(here)) == sorted(names)
