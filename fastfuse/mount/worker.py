@@ -88,7 +88,7 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(CountingReader(reader, counters), readahead, nursery, lambda: operations.table)
         operations.serve(table, engine)
-        taker = HintTaker(lambda: operations.table, lambda: engine, counters, trusted_uids=hint_uids)
+        taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=hint_uids)
         nursery.start_soon(taker.run, hints)
         nursery.start_soon(_measure_pool, engine, counters)
         nursery.start_soon(_take_tables, tables, operations)

@@ -79,7 +79,7 @@ def test_a_file_that_is_opened_twice_in_a_row_changes_nothing() -> None:
 def test_a_reader_behind_another_one_does_not_shorten_its_window() -> None:
     carried = after(range(100))
     carried.open_all(range(50))
-    assert carried.order.runs == ((0, 100), (0, 50)) or carried.order.runs == ((0, 50), (0, 100))
+    assert set(carried.order.runs) == {(0, 50), (0, 100)}
     carried.open_all(range(50, 101))
     assert carried.order.runs == ((0, 101),)
     assert max(carried.fetched) == 100 + 202

@@ -1,6 +1,7 @@
 """Small files through the engine: one GET at open, the next ones ahead, and never at the expense of anybody."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -18,6 +19,10 @@ KB = 1000
 CONFIG = ReadaheadConfig(
     part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=8 * MIB, memory_limit_bytes=8 * MIB
 )
+
+
+def _only(held: str) -> Callable[[str, int, int], bool]:
+    return lambda key, _start, _end: key == held
 
 
 def dataset(count: int, size_bytes: int = 39 * KB) -> list[ObjectRef]:
@@ -432,7 +437,7 @@ async def _carry_out(actions: list[tuple[str, int]]) -> None:
                 case "withdraw":
                     order.withdraw()
                 case "stall":
-                    reader.holds = lambda key, _start, _end, stuck=f"file-{inode:05}": key == stuck
+                    reader.holds = _only(f"file-{inode:05}")
                 case _:
                     reader.let_go()
             await settled()
