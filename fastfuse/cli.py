@@ -68,7 +68,7 @@ def fastfuse(
     [bold]fastfuse demo[/bold] shows it without an S3 account.
     """
     if version:
-        typer.echo(f"fastfuse {__version__}")
+        _say(f"fastfuse {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -270,7 +270,7 @@ def unmount(
 
     for path in mounts.fastfuse_mounts() if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
         mounts.unmount(path, lazy=lazy)
-        typer.echo(f"unmounted {path}")
+        _say(f"unmounted {path}")
     return 0
 
 
@@ -311,7 +311,7 @@ def refresh(
     """List the source of a mount again and show what it holds now; open files keep what they had."""
     from fastfuse.mount import control
 
-    typer.echo(control.request_refresh(Path(os.path.abspath(mountpoint))))
+    _say(control.request_refresh(Path(os.path.abspath(mountpoint))))
     return 0
 
 
@@ -391,12 +391,13 @@ def demo(
 @app.command()
 def version() -> int:
     """Print the version."""
-    typer.echo(f"fastfuse {__version__}")
+    _say(f"fastfuse {__version__}")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; an error is one line on stderr and the exit code that is returned."""
+    daemon.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
     try:
         return int(typer.main.get_command(app).main(words, prog_name="fastfuse", standalone_mode=False))
@@ -407,6 +408,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, hint, exit_code = error.format_message(), f"see '{command} --help'", ConfigurationError.exit_code
     sys.stderr.write(log.error_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words)) + "\n")
     return exit_code
+
+
+def _say(text: object) -> None:
+    """Print the result of a command."""
+    try:
+        typer.echo(text)
+    except OSError as error:
+        # What is left in the buffer would fail once more at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _wants_json(words: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-__all__ = ["Startup", "fork"]
+__all__ = ["Startup", "fork", "open_standard_streams"]
 
 # No line holds it: log lines have their control characters escaped.
 _READY: Final = b"\0"
@@ -51,8 +51,23 @@ class _Relay(logging.StreamHandler):  # type: ignore[type-arg]
         logging.getLogger().removeHandler(self)
 
 
+def open_standard_streams() -> None:
+    """Let standard streams that we were started without be ``/dev/null``: no file that is opened later takes a number
+    that others write to.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
 def fork() -> Startup:
     """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code."""
+    # It may have been ignored where we were started: the kernel would reap the child, and nobody learn how it ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     reader, writer = os.pipe()
     child = os.fork()
     if child:

@@ -326,6 +326,21 @@ class TestProcess:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("fastfuse: error: --region 'nonsense' is not the name of an AWS region\nhint: ")
 
+    def test_what_cannot_be_printed_is_an_error_of_one_line(self) -> None:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "fastfuse", "version"],
+                stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+            )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr == "fastfuse: error: standard output cannot be written: No space left on device\n"
+
+    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+    def test_an_error_that_nobody_can_see_has_its_exit_code_all_the_same(self, closed: str) -> None:
+        command = [sys.executable, "-m", "fastfuse", "mount", "s3://b", "--region", "nonsense"]
+        done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], check=False, timeout=60)
+        assert done.returncode == 2
+
     def test_the_command_line_loads_neither_fuse_nor_an_s3_client(self) -> None:
         script = "import sys, fastfuse.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

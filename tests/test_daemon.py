@@ -154,6 +154,24 @@ def test_an_error_before_readiness_is_the_parents_error_and_exit_code(daemon: Da
     assert "access denied" in daemon.log_file.read_text()
 
 
+@pytest.mark.parametrize("redirection", ["<&- >&- 2>&-", "2>&-"])
+def test_a_daemon_that_is_started_without_standard_streams_gets_ready(daemon: Daemon, redirection: str) -> None:
+    mount = "logger.info('%d', os.getpid()); ready(); return 0"
+    command = [*daemon.command(mount), "--log-file", str(daemon.log_file)]
+    started = subprocess.run(["sh", "-c", f'exec "$@" {redirection}', "sh", *command], timeout=WAIT_S, check=False)
+    assert started.returncode == 0
+    wait_for_exit(int(daemon.log_file.read_text().split()[-1]))
+
+
+def test_an_exit_code_is_heard_of_although_the_end_of_children_is_ignored_where_we_are_started(daemon: Daemon) -> None:
+    command = daemon.command("raise AccessError('access denied to s3://b')")
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    started = subprocess.run([sys.executable, "-c", ignoring, *command], stderr=subprocess.DEVNULL, timeout=WAIT_S)
+    assert started.returncode == 3
+
+
 def test_an_error_before_readiness_is_said_once(daemon: Daemon) -> None:
     failed = daemon.start("raise AccessError('access denied to s3://b')")
     assert failed.stderr.count("access denied") == 1
