@@ -10,13 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 import fastfuse.errors
-from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.errors import FastfuseError
 
-__all__ = ["error_message", "fork_child", "heard", "is_over_within", "wait_child"]
+__all__ = ["Fork", "NoRoomError", "error_message", "fork_child", "heard", "is_over_within", "wait_child"]
 
 _log = logging.getLogger(__name__)
 
+# `fork_child`, or what calls it.
+Fork = Callable[[Callable[[], object]], int]
+
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+class NoRoomError(FastfuseError):
+    """The system has no room for another process; later it may have."""
 
 
 def fork_child(work: Callable[[], object]) -> int:
@@ -27,13 +34,16 @@ def fork_child(work: Callable[[], object]) -> int:
     signal blocked and with their default actions.
 
     Raises:
-        ServiceError: the system has no room for another process.
+        NoRoomError: the system has no room for another process.
     """
     parent = os.getpid()
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        # Inherited from whoever started us: the kernel would reap our children, and nobody learn how they ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         child = os.fork()
     except OSError as error:
-        raise ServiceError(
+        raise NoRoomError(
             f"no process can be started: {error.strerror}", hint="see ulimit -u, the cgroup's pids.max and free memory"
         ) from error
     if child:

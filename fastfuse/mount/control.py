@@ -1,12 +1,15 @@
 """How other commands talk to a running mount: through an abstract Unix socket that is named after its device.
 
 To connect is to ask for a refresh; the answer is one JSON object, a report or an error, and the end of the connection.
-Nothing is left behind by a mount that is killed, and nobody but its user and root is listened to. The name ends in the
-process, because the kernel may give a device's number to the next mount while the last one's process still ends.
+Nothing is left behind by a mount that is killed, and nobody but its user and root is listened to. No two sockets have
+the same name: the kernel may give a device's number to the next mount while the last one's process still ends, and
+nobody can take a name before us that he does not know.
 """
 
 import fcntl
+import logging
 import os
+import secrets
 import socket
 import struct
 from contextlib import suppress
@@ -15,9 +18,11 @@ from pathlib import Path
 
 from fastfuse.errors import MountError
 from fastfuse.mount.children import heard
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.mount.mountpoint import find_mount, listeners, socket_prefix
 
 __all__ = ["RefreshReport", "accept_request", "listen", "request_refresh"]
+
+_log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _BACKLOG = 16
@@ -41,21 +46,32 @@ class RefreshReport:
 
 
 def listen(device: str) -> socket.socket:
-    """The socket of the mount with this ``major:minor``; never waits. A connection is a SIGIO of this process."""
+    """The socket of the mount with this ``major:minor``; never waits. A connection is a SIGIO of this process.
+
+    Raises:
+        OSError: there can be none; the mount does without.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    listener.bind(f"\0fastfuse-{device}-{os.getpid()}")
-    fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
-    listener.listen(_BACKLOG)
+    try:
+        listener.bind(f"{socket_prefix(device)}{secrets.token_hex(8)}")
+        fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 
 def accept_request(listener: socket.socket) -> socket.socket | None:
-    """The next connection of somebody who may ask; None when there is no more."""
+    """The next connection of somebody who may ask; None when there is no more, or no room for it."""
     while True:
         try:
             connection, _ = listener.accept()
         except BlockingIOError:
+            return None
+        except OSError as error:
+            _log.warning("somebody who asks for a refresh has to wait: %s", error)
             return None
         if _peer_uid(connection) in {0, os.geteuid()}:
             return connection
@@ -72,7 +88,7 @@ def request_refresh(mountpoint: Path) -> RefreshReport:
     entry = find_mount(mountpoint)
     if entry is None or not entry.is_ours:
         raise MountError(f"nothing of fastfuse is mounted at {mountpoint}", hint="fastfuse mount mounts it")
-    for address in _addresses(entry.device):
+    for address in listeners(entry.device):
         told = _answer_of(address, {0, entry.owner_uid})
         if told:
             return RefreshReport(**heard(told))
@@ -91,13 +107,6 @@ def _answer_of(address: str, trusted_uids: set[int | None]) -> bytes:
             while received := connection.recv(4096):
                 told += received
     return bytes(told)
-
-
-def _addresses(device: str) -> list[str]:
-    """The sockets of the mount with this number, proc_net(5)."""
-    prefix = f"@fastfuse-{device}-"
-    paths = {line.split(" ")[-1] for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()}
-    return sorted("\0" + path[1:] for path in paths if path.startswith(prefix))
 
 
 def _peer_uid(connection: socket.socket) -> int:

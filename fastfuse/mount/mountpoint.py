@@ -5,6 +5,7 @@ Everything is read from ``/proc/self/mountinfo`` first: ``stat`` of a mount whos
 
 import ctypes
 import errno
+import logging
 import os
 import re
 import shutil
@@ -20,13 +21,18 @@ __all__ = [
     "SUBTYPE",
     "BusyMountError",
     "MountEntry",
+    "abort",
     "fastfuse_mounts",
     "find_mount",
     "is_dead",
     "is_mounted",
+    "listeners",
     "prepare_mountpoint",
+    "socket_prefix",
     "unmount",
 ]
+
+_log = logging.getLogger(__name__)
 
 SUBTYPE = "fastfuse"
 _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
@@ -41,7 +47,10 @@ _ANSWER_WITHIN_S = 10.0
 _DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
 
 # <sys/mount.h>
-_MNT_DETACH = 2
+_MNT_FORCE, _MNT_DETACH = 1, 2
+
+# https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
+_CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,35 @@ def is_dead(path: Path) -> bool:
     return _errno_of_statvfs(path) in _DEAD
 
 
+def socket_prefix(device: str) -> str:
+    """How the name of each socket begins that the mount with this ``major:minor`` is asked through."""
+    return f"\0fastfuse-{device}-"
+
+
+def listeners(device: str) -> list[str]:
+    """The sockets of the mount with this ``major:minor``, proc_net(5); none, if nobody serves it."""
+    prefix = socket_prefix(device).replace("\0", "@")
+    names = {line.split(" ")[-1] for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()}
+    return sorted("\0" + name[1:] for name in names if name.startswith(prefix))
+
+
+def abort(path: Path, device: str) -> None:
+    """End the connection of the mount with this ``major:minor``, whoever holds it; readers that wait get an error.
+
+    For a connection that does not end with its daemon: a process that tells the kernel what to forget may wait for a
+    reader who waits for an answer, and neither can be killed.
+    """
+    try:
+        (_CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
+    except OSError as error:
+        # In most containers fusectl is not mounted, or read-only. A forced umount aborts first, busy or not.
+        entry = find_mount(path)
+        if os.geteuid() == 0 and entry is not None and entry.device == device:
+            ctypes.CDLL(None).umount2(os.fsencode(path), _MNT_FORCE)
+        else:
+            _log.warning("whoever still reads from %s may hang: its connection cannot be ended (%s)", path, error)
+
+
 def prepare_mountpoint(path: Path, *, create: bool) -> Path:
     """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
 
@@ -113,7 +151,8 @@ def prepare_mountpoint(path: Path, *, create: bool) -> Path:
 def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> None:
     """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
 
-    With a `device` (``major:minor``) only that mount is taken away, and no other one that is seen in its place.
+    Lazily, readers of a mount that nobody serves any more get an error. With a `device` (``major:minor``) only that
+    mount is taken away, and no other one that is seen in its place; it is for the one who serves it.
 
     Raises:
         BusyMountError: files below it are open.
@@ -128,6 +167,10 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
         )
     if not entry.is_ours:
         raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
+    if lazy and device is None and not listeners(entry.device) and _errno_of_statvfs(entry.path) is None:
+        abort(entry.path, entry.device)
+        if find_mount(entry.path) != entry:
+            return
     if os.geteuid() == 0:
         _unmount_as_root(entry.path, lazy=lazy)
     else:
@@ -140,6 +183,9 @@ def _clear_dead_mount(entry: MountEntry) -> None:
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
         )
     number = _errno_of_statvfs(entry.path)
+    if number is None and entry.owner_uid == os.geteuid() and not listeners(entry.device):
+        abort(entry.path, entry.device)
+        number = errno.ENOTCONN
     if number is None:
         raise MountError(
             f"{entry.path} is mounted already, with {entry.source}, and does not answer",
@@ -156,7 +202,8 @@ def _clear_dead_mount(entry: MountEntry) -> None:
             f"{entry.path} holds a dead mount of user {entry.owner_uid}",
             hint=f"fastfuse unmount {entry.path} as that user",
         )
-    unmount(entry.path, lazy=True)
+    if find_mount(entry.path) == entry:
+        unmount(entry.path, lazy=True, device=entry.device)
 
 
 def _errno_of_statvfs(path: Path) -> int | None:
@@ -185,9 +232,11 @@ def _unmount_as_user(path: Path, *, lazy: bool) -> None:
     tool = shutil.which("fusermount3")
     if tool is None:
         raise MountError("fusermount3 is not installed", hint="install the package fuse3, or unmount as root")
-    done = subprocess.run(
-        [tool, "-u", *(["-z"] if lazy else []), "--", path], capture_output=True, text=True, check=False
-    )
+    command: list[str | Path] = [tool, "-u", *(["-z"] if lazy else []), "--", path]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _unmount_error(path, f"fusermount3 cannot be run: {error.strerror}", is_busy=False) from error
     if done.returncode != 0:
         reason = done.stderr.strip().removeprefix("fusermount3: ")
         raise _unmount_error(path, reason, is_busy="busy" in reason)

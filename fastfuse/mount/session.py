@@ -21,7 +21,7 @@ import pyfuse3
 import trio
 
 from fastfuse.errors import MountError
-from fastfuse.mount.mountpoint import SUBTYPE, find_mount, is_dead, is_mounted, unmount
+from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.notices import send_notices
 
 __all__ = ["InitialisedOperations", "Session"]
@@ -144,6 +144,11 @@ class Session:
             return False
         os.write(self._fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
         return True
+
+    def abort(self) -> None:
+        """End the connection for every process that holds it; every request of the mount fails from now on."""
+        if self.is_connected:
+            abort(self._mountpoint, self.device)
 
     def close(self) -> None:
         """Give up the connection; with no worker left, every request of the mount fails from now on."""

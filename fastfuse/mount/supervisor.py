@@ -16,10 +16,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-from fastfuse.errors import MountError, ServiceError
+from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
-from fastfuse.mount.children import fork_child, heard, wait_child
+from fastfuse.mount.children import NoRoomError, fork_child, heard, wait_child
 from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.hints import listen_for_hints
@@ -48,6 +49,11 @@ _UNMOUNT_RETRY_S = 0.2
 _CLIENT_OVERHEAD_BYTES = 80 << 20
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
+# A limit on processes or descriptors is often met for moments only; until it is not, the kernel keeps what is asked.
+_ROOM_WITHIN_S = 60.0
+_ROOM_RETRY_S = 1.0
+
+_T = TypeVar("_T")
 
 
 def run(settings: MountSettings, *, ready: Callable[[], None] | None = None) -> int:
@@ -88,7 +94,7 @@ class Supervisor:
         self._control: socket.socket | None = None
         # Not accepted from here: who announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
-        self._refresher = Refresher(settings.source, settings.origin, settings.connection)
+        self._refresher = Refresher(settings.source, settings.origin, settings.connection, self._fork)
 
     def run(self, ready: Callable[[], None]) -> int:
         """See `run`."""
@@ -104,6 +110,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self._mount()
+                self._start_worker()
                 _log.info("mounted %s at %s", settings.source, self._mountpoint)
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._mountpoint}")
@@ -147,35 +154,52 @@ class Supervisor:
         raise_readahead(self._session.device)
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
-        self._control = listen(self._session.device)
-        self._hints = listen_for_hints(self._session.device)
-        self._start_worker()
+        try:
+            self._control = listen(self._session.device)
+        except OSError as error:
+            _log.warning("'fastfuse refresh' will get no answer, but SIGHUP refreshes, too: no socket: %s", error)
+        try:
+            self._hints = listen_for_hints(self._session.device)
+        except OSError as error:
+            _log.warning("nobody can announce files with 'fastfuse hint' or fastfuse.hints: no socket: %s", error)
+
+    def _fork(self, work: Callable[[], object]) -> int:
+        """A child without the supervisor's own sockets: a copy would keep others from seeing their end."""
+
+        def without_sockets() -> None:
+            for ours in (self._control, self._tables):
+                if ours is not None:
+                    ours.close()
+            self._refresher.close_connections()
+            work()
+
+        return fork_child(without_sockets)
 
     def _start_worker(self) -> None:
         """Fork a worker and wait until it serves, or raise what it could not start with."""
-        assert self._hints is not None
-        hints = self._hints
-        hint_uids = None if self._settings.allow_other else frozenset({0, os.geteuid()})
         if self._tables is not None:
             self._tables.close()
         self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._tables.settimeout(_SWAP_S)
         reading_fd, writing_fd = os.pipe()
+
+        def work() -> None:
+            self._refresher.close_files()
+            run_worker(
+                self._operations,
+                self._counters,
+                self._settings.connection,
+                self._readahead,
+                snapshot_fd=self._snapshot_fd,
+                ready_fd=writing_fd,
+                tables=theirs,
+                hints=self._hints,
+                hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
+            )
+
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
-                self._worker_pid = fork_child(
-                    lambda: run_worker(
-                        self._operations,
-                        self._counters,
-                        self._settings.connection,
-                        self._readahead,
-                        snapshot_fd=self._snapshot_fd,
-                        ready_fd=writing_fd,
-                        tables=theirs,
-                        hints=hints,
-                        hint_uids=hint_uids,
-                    )
-                )
+                self._worker_pid = self._fork(work)
             told = pipe.read()
         if told == READY:
             return
@@ -187,7 +211,6 @@ class Supervisor:
 
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
-        assert self._control is not None
         while True:
             number = signal.sigwaitinfo(_SIGNALS).si_signo
             if number in _STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
@@ -195,7 +218,7 @@ class Supervisor:
                 return
             if number == signal.SIGHUP:
                 self._refresher.want(self._snapshot_fd)
-            while (asking := accept_request(self._control)) is not None:
+            while self._control is not None and (asking := accept_request(self._control)) is not None:
                 self._refresher.want(self._snapshot_fd, asking)
             if self._worker_has_exited() and not self._replace_worker():
                 return
@@ -211,8 +234,7 @@ class Supervisor:
             self._swap(new)
             assert self._session is not None
             self._refresher.send_notices(self._session.notify)
-        outcome = self._refresher.outcome(self._snapshot_fd)
-        if outcome:
+        while outcome := self._refresher.outcome(self._snapshot_fd):
             self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
 
     def _swap(self, new: NewTable) -> None:
@@ -244,7 +266,7 @@ class Supervisor:
                 self._session.unmount()
             except BusyMountError:
                 pass
-            except MountError as error:
+            except FastfuseError as error:
                 if not is_refused:
                     _log.warning("%s", error)
                 is_refused = True
@@ -290,7 +312,7 @@ class Supervisor:
         if the kernel cannot ask again (before Linux 6.9).
 
         Raises:
-            ServiceError: the workers die one after the other and nothing gets served.
+            FastfuseError: the workers die one after the other and nothing gets served, or none can be started.
         """
         code = self._worker_exit_code
         how = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
@@ -298,19 +320,38 @@ class Supervisor:
             assert self._session is not None
             # Before the next worker reads anything, or it would be sent its own requests a second time.
             can_go_on = self._session.resend()
-            if not can_go_on and not self._session.is_mounted:
+            if not can_go_on and not self._in_time(self._is_mounted):
                 _log.info("%s was unmounted", self._mountpoint)
                 return False
             self._note_death(how)
+            if not can_go_on:
+                self._mount_again()
             try:
-                if can_go_on:
-                    self._start_worker()
-                else:
-                    self._mount_again()
+                self._in_time(self._start_worker)
             except ServiceError as error:
                 how = str(error)
             else:
                 return True
+
+    def _is_mounted(self) -> bool:
+        assert self._session is not None
+        return self._session.is_mounted
+
+    def _in_time(self, attempt: Callable[[], _T]) -> _T:
+        """What `attempt` returns once there is room for the process that it needs.
+
+        Raises:
+            NoRoomError: there was none for a minute, or we are told to stop, and nothing can be served until then.
+        """
+        until_s = time.monotonic() + _ROOM_WITHIN_S
+        while True:
+            try:
+                return attempt()
+            except (NoRoomError, OSError) as error:
+                if time.monotonic() >= until_s or signal.sigpending() & _STOPPING:
+                    raise NoRoomError(f"the mount cannot go on: {error}", hint=getattr(error, "hint", "")) from error
+                _log.warning("no worker can be started yet: %s", error)
+            signal.sigtimedwait((), _ROOM_RETRY_S)
 
     def _note_death(self, how: str) -> None:
         """Count a death and wait before the next attempt; raise if there is no point in one."""
@@ -333,7 +374,8 @@ class Supervisor:
         Raises:
             MountError: the mount may not be taken away.
         """
-        # What was forked since the mount holds copies of its connection and its socket.
+        # What was forked since the mount holds copies of its connection.
+        is_sending = self._refresher.is_sending
         self._refresher.close()
         if self._control is not None:
             self._control.close()
@@ -344,6 +386,8 @@ class Supervisor:
         if self._session is not None:
             session, self._session = self._session, None
             try:
+                if is_sending:
+                    session.abort()
                 session.unmount(lazy=True)
             finally:
                 session.close()
@@ -353,7 +397,7 @@ class Supervisor:
         exit_code = 0
         try:
             self._disconnect()
-        except MountError as error:
+        except FastfuseError as error:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
         if self._worker_pid:

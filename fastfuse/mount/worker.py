@@ -54,7 +54,7 @@ def run_worker(
     snapshot_fd: int,
     ready_fd: int,
     tables: socket.socket,
-    hints: socket.socket,
+    hints: socket.socket | None,
     hint_uids: frozenset[int] | None,
 ) -> None:
     """Serve the inherited session until it ends; to be called in a process that was just forked.
@@ -80,7 +80,7 @@ async def _serve(
     snapshot_fd: int,
     ready_fd: int,
     tables: socket.socket,
-    hints: socket.socket,
+    hints: socket.socket | None,
     hint_uids: frozenset[int] | None,
 ) -> None:
     table = open_snapshot(snapshot_fd).table
@@ -88,8 +88,9 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(CountingReader(reader, counters), readahead, nursery, lambda: operations.table)
         operations.serve(table, engine)
-        taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=hint_uids)
-        nursery.start_soon(taker.run, hints)
+        if hints is not None:
+            taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=hint_uids)
+            nursery.start_soon(taker.run, hints)
         nursery.start_soon(_measure_pool, engine, counters)
         nursery.start_soon(_take_tables, tables, operations)
         nursery.start_soon(reader.prepare, table.metadata.bucket)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, ServiceError
-from fastfuse.mount.children import error_message, fork_child, heard, is_over_within, wait_child
+from fastfuse.mount.children import NoRoomError, error_message, fork_child, heard, is_over_within, wait_child
 
 
 def _raise(error: BaseException) -> Callable[[], None]:
@@ -39,9 +39,17 @@ def test_no_room_for_another_process_is_an_error_that_can_be_told(monkeypatch: p
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", refuse)
-    with pytest.raises(ServiceError, match="no process can be started: Resource temporarily unavailable") as caught:
+    with pytest.raises(NoRoomError, match="no process can be started: Resource temporarily unavailable") as caught:
         fork_child(lambda: None)
     assert "pids.max" in caught.value.hint
+
+
+def test_children_are_waited_for_although_whoever_started_us_ignores_theirs() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert wait_child(fork_child(lambda: os._exit(3))) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit(0), KeyboardInterrupt()])

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from fastfuse.mount.mountpoint import (
     is_dead,
     is_mounted,
     prepare_mountpoint,
+    socket_prefix,
     unmount,
 )
 from fastfuse.testing import LoopbackServer, MemoryObjects
@@ -268,6 +270,83 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_and_not_waited_for(
         assert mount.stop() == 0
 
 
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A mount whose connection is still there, and whose daemon is not."""
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
+    place = tmp_path / "place"
+    place.mkdir()
+    with fuse_mount(place, uid=os.geteuid()) as connection:
+        os.read(connection.fileno(), 1 << 17)  # INIT, or nobody is asked
+        yield place
+
+
+@pytest.fixture(params=["fusectl", "no fusectl"])
+def fusectl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if request.param == "no fusectl":
+        monkeypatch.setattr(mountpoint, "_CONNECTIONS", tmp_path / "nothing")
+
+
+@contextmanager
+def asking(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that the kernel has asked the daemon for."""
+    program = "import os, sys; print(flush=True); os.statvfs(sys.argv[1])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, place], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("how", ["prepare", "unmount"])
+def test_a_mount_that_nobody_serves_and_that_does_not_answer_is_cleared_and_its_readers_get_an_error_l4(
+    hanging: Path, fusectl: None, how: str
+) -> None:
+    with asking(hanging) as reader:
+        if how == "prepare":
+            assert prepare_mountpoint(hanging, create=False) == hanging
+        else:
+            unmount(hanging, lazy=True)
+        assert find_mount(hanging) is None
+        _, stderr = reader.communicate(timeout=60)
+        assert reader.returncode == 1
+        assert "OSError" in stderr or "ConnectionAbortedError" in stderr
+
+
+@pytest.mark.fuse
+def test_a_mount_that_does_not_answer_is_left_alone_where_somebody_may_serve_it_or_it_is_another_users_l4(
+    hanging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = find_mount(hanging)
+    assert entry is not None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{socket_prefix(entry.device)}1")
+        with pytest.raises(MountError, match="does not answer"):
+            prepare_mountpoint(hanging, create=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(MountError, match="does not answer"):
+        prepare_mountpoint(hanging, create=False)
+    assert find_mount(hanging) == entry
+
+
+@pytest.mark.fuse
+def test_a_connection_that_may_not_be_ended_is_complained_of(
+    hanging: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mountpoint, "_CONNECTIONS", tmp_path / "nothing")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    entry = find_mount(hanging)
+    assert entry is not None
+    mountpoint.abort(hanging, entry.device)
+    assert f"whoever still reads from {hanging} may hang: its connection cannot be ended" in caplog.text
+    assert find_mount(hanging) == entry
+
+
 @pytest.mark.fuse
 def test_a_mount_that_does_not_answer_is_mounted_on_and_unmounted_by_commands_that_end(tmp_path: Path) -> None:
     """L4"""
@@ -339,7 +418,8 @@ def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_mount_is_unmounted_through_a_link_too(tmp_path: Path, lazy: bool) -> None:
+def test_a_mount_is_unmounted_through_a_link_too(tmp_path: Path, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
     place, link = tmp_path / "place", tmp_path / "link"
     place.mkdir()
     link.symlink_to(place)
@@ -367,8 +447,9 @@ def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 @pytest.mark.fuse
 @pytest.mark.parametrize(("lazy", "words"), [(False, "-u -- {place}\n"), (True, "-u -z -- {place}\n")])
 def test_a_user_unmounts_with_fusermount3(
-    tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str
+    tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
     place = tmp_path / "-u"
     place.mkdir()
     with fuse_mount(place):
@@ -395,6 +476,22 @@ def test_what_fusermount3_complains_of_is_told(
         with pytest.raises(MountError, match=f"{place} cannot be unmounted: {complaint}") as caught:
             unmount(place)
         assert type(caught.value) is kind
+
+
+@pytest.mark.fuse
+def test_a_fusermount3_for_which_there_is_no_process_is_an_error_that_can_be_told(
+    tmp_path: Path, as_user: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    place = tmp_path / "place"
+    place.mkdir()
+    with fuse_mount(place):
+        as_user("exit 0")
+        monkeypatch.setattr(subprocess, "run", refuse)
+        with pytest.raises(MountError, match="fusermount3 cannot be run: Resource temporarily unavailable"):
+            unmount(place)
 
 
 @pytest.mark.fuse

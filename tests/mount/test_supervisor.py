@@ -11,12 +11,15 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fastfuse.mount import mountpoint
 from fastfuse.mount.mountpoint import find_mount, unmount
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing.faults import Action
 from tests import mounting
 from tests.mount.waiting import wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted, run_fastfuse
@@ -408,3 +411,293 @@ def test_the_mount_survives_its_metrics_endpoint(server: LoopbackServer) -> None
         wait_until(lambda: "the metrics endpoint died" in mount.log)
         assert (mount.path / "b").read_bytes() == b"b"
         assert mount.stop() == 0
+
+
+@pytest.fixture
+def forks_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Mounts that may fork as often as this file says, once it is there."""
+    left = tmp_path / "forks-left"
+    change = f"""
+    import errno, os, pathlib
+    from fastfuse.mount import supervisor
+    supervisor._ROOM_RETRY_S = 0.02
+    left, fork = pathlib.Path({str(left)!r}), os.fork
+    def limited():
+        if left.exists():
+            number = int(left.read_text())
+            if number == 0:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            left.write_text(str(number - 1))
+        return fork()
+    os.fork = limited
+    """
+    with_change(monkeypatch, change)
+    return left
+
+
+@contextlib.contextmanager
+def limit(forks_left: Path, number: int) -> Iterator[None]:
+    forks_left.write_text(str(number))
+    try:
+        yield
+    finally:
+        forks_left.unlink()
+
+
+def test_a_refresh_at_the_limit_of_processes_fails_and_the_mount_goes_on(
+    server: LoopbackServer, forks_left: Path
+) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        with limit(forks_left, 0):
+            mount.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "was not refreshed: the lister cannot be started: no process can be" in mount.log)
+            done = run_fastfuse("refresh", str(mount.path))
+            assert done.returncode == 1
+            assert done.stderr.startswith("fastfuse: error: the lister cannot be started: no process can be started")
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert scraped(mount.metrics_port(), 'fastfuse_refreshes_total{outcome="failed"}') == 2
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert mount.stop() == 0
+
+
+def test_a_limit_of_processes_when_the_worker_dies_is_waited_out(server: LoopbackServer, forks_left: Path) -> None:
+    """L3"""
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        with limit(forks_left, 0):
+            kill(mount.worker())
+            reader = threads.submit((mount.path / "a").read_bytes)
+            # More often than workers may die.
+            wait_until(lambda: mount.log.count("no worker can be started yet") > 6)
+        assert reader.result(60) == _DATA
+        assert mount.log.count("starting another") == 1
+        assert mount.stop() == 0
+
+
+def test_a_mount_that_has_no_worker_and_gets_none_stops_when_it_is_told_to(
+    server: LoopbackServer, forks_left: Path
+) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, limit(forks_left, 0):
+        kill(mount.worker())
+        wait_until(lambda: "no worker can be started yet" in mount.log)
+        assert mount.stop() == 1
+        assert "fastfuse: error: the mount cannot go on: no process can be started" in mount.log
+        assert "Traceback" not in mount.log
+        assert find_mount(mount.path) is None
+
+
+@contextlib.contextmanager
+def holding(**objects: bytes) -> Iterator[tuple[LoopbackServer, MemoryObjects]]:
+    """A server of its own for a test that changes what it holds."""
+    held = MemoryObjects({f"data/{name}": data for name, data in objects.items()})
+    with LoopbackServer({"bucket": held}) as server:
+        yield server, held
+
+
+def refresh_in_vain(mount: Mount, held: MemoryObjects) -> str:
+    """`a` is replaced, and the kernel is not told although it remembers the name; returns the reason."""
+    with (mount.path / "a").open("rb"):  # a name in use is not forgotten for want of memory
+        held.put("data/a", b"longer")
+        done = run_fastfuse("refresh", str(mount.path))
+        assert (done.returncode, done.stdout) == (1, "")
+        message, hint, _ = done.stderr.split("\n")
+        start = "fastfuse: error: the kernel was not told of every change, and may still show what it remembers: "
+        assert message.startswith(start)
+        assert hint == "hint: refresh again: it is told then"
+        assert "s3://bucket/data was refreshed, but the kernel was not told" in mount.log
+        assert (mount.path / "a").stat().st_size == 1
+    return message.removeprefix(start)
+
+
+def test_changes_that_no_process_can_tell_the_kernel_are_told_with_the_next_refresh(forks_left: Path) -> None:
+    """L6"""
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
+        with limit(forks_left, 1):
+            assert refresh_in_vain(mount, held).startswith("no process can be started")
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert (mount.path / "a").read_bytes() == b"longer"
+        assert mount.stop() == 0
+
+
+def test_changes_that_a_process_did_not_live_to_tell_the_kernel_are_told_with_the_next_refresh(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L6"""
+    deadly = tmp_path / "deadly"
+    change = f"""
+    import os, pathlib, signal
+    from fastfuse.mount.session import Session
+    notify, deadly = Session.notify, pathlib.Path({str(deadly)!r})
+    def die(self, notices):
+        if deadly.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        notify(self, notices)
+    Session.notify = die
+    """
+    with_change(monkeypatch, change)
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
+        deadly.touch()
+        assert refresh_in_vain(mount, held) == "the process that tells it was killed by signal 9"
+        # One that fails before that loses nothing either.
+        with faulty(server, ACCESS_DENIED):
+            assert run_fastfuse("refresh", str(mount.path)).returncode == 3
+        deadly.unlink()
+        assert run_fastfuse("refresh", str(mount.path)).stdout.startswith("0 added")
+        assert (mount.path / "a").read_bytes() == b"longer"
+        assert mount.stop() == 0
+
+
+@contextlib.contextmanager
+def faulty(server: LoopbackServer, action: Action) -> Iterator[None]:
+    """Listings fail, or do not end until then."""
+    rule = server.faults.add(FaultRule(action=action, operation="ListObjectsV2"))
+    try:
+        yield
+    finally:
+        server.faults.remove(rule)
+
+
+def sockets(pid: int) -> set[str]:
+    links = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    return {link for link in links if link.startswith("socket:")}
+
+
+def test_a_refresh_is_answered_although_a_worker_was_started_while_it_was_waited_for(server: LoopbackServer) -> None:
+    """L3, L6"""
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        before = mount.worker()
+        with faulty(server, Stall(10)):
+            asked = server.statistics().requests["ListObjectsV2"]
+            client = threads.submit(run_fastfuse, "refresh", str(mount.path))
+            server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+            kill(before)
+            assert os.listxattr(mount.path / "b")
+            lister, worker = mount.children()
+            assert worker != before
+            # The worker has its own end of one, the lister none at all.
+            assert not sockets(mount.process.pid) & (sockets(worker) | sockets(lister))
+            memory = [os.readlink(fd) for fd in Path(f"/proc/{worker}/fd").iterdir()]
+            assert not [link for link in memory if "fastfuse-notices" in link]
+        assert client.result(60).returncode == 0
+        assert mount.stop() == 0
+
+
+def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = """
+    from fastfuse.mount import supervisor
+    def refuse(_):
+        raise OSError(98, "Address already in use")
+    supervisor.listen = refuse
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert "no socket: [Errno 98] Address already in use" in mount.log
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "refreshed s3://bucket/data: 0 added" in mount.log)
+        assert mount.stop() == 0
+
+
+def test_a_mount_whose_starter_ignores_the_end_of_children_notices_that_of_its_worker(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        kill(mount.worker())
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert mount.stop() == 0
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_mount_that_is_started_without_standard_streams_serves(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    def command(*arguments: str) -> list[str]:
+        return ["sh", "-c", f'exec "$@" {closed}', "sh", *mount_command(*arguments)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mounting, "mount_command", command)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert os.readlink(f"/proc/{mount.process.pid}/fd/2") == "/dev/null"
+        kill(mount.worker())
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert mount.stop() == 0
+
+
+@dataclass
+class Stuck:
+    """A mount whose worker is stopped, a reader that waits for it, and a process that waits for the reader."""
+
+    mount: Mount
+    server: LoopbackServer
+    reader: subprocess.Popen[bytes]
+    notices_pid_fd: int
+
+    def kill(self) -> None:
+        self.mount.process.kill()
+        self.mount.wait()
+
+    def wait_for_end(self) -> None:
+        """Until all are gone; the reader with an error."""
+        assert self.reader.wait(60) == 1
+        wait_for_end(self.notices_pid_fd)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    change = f"""
+    from fastfuse.mount import mountpoint
+    from fastfuse.mount.session import Session
+    mountpoint._ANSWER_WITHIN_S = 0.5
+    notify = Session.notify
+    def hesitate(self, notices):
+        open({str(go)!r}).read()
+        notify(self, notices)
+    Session.notify = hesitate
+    """
+    with_change(monkeypatch, change)
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
+        connection = Path(f"/sys/fs/fuse/connections/{os.minor(os.stat(mount.path).st_dev)}")
+        worker = mount.worker()
+        held.put("data/late", b"late")
+        mount.process.send_signal(signal.SIGHUP)
+        with go.open("w"):  # once the kernel is to be told
+            os.kill(worker, signal.SIGSTOP)
+            # It holds the directory's lock until the worker answers.
+            reader = subprocess.Popen([sys.executable, "-c", f"open({str(mount.path / 'missing')!r})"])
+            wait_until(lambda: (connection / "waiting").read_text() != "0\n")
+        [notices] = set(mount.children()) - {worker}
+        wait_until(lambda: Path(f"/proc/{notices}/stat").read_text().split()[2] == "D")
+        try:
+            yield Stuck(mount, server, reader, os.pidfd_open(notices))
+        finally:
+            with contextlib.suppress(OSError):
+                (connection / "abort").write_text("1")
+            reader.wait(60)
+
+
+def test_the_next_mount_clears_the_place_of_one_that_was_killed_while_it_told_the_kernel(stuck: Stuck) -> None:
+    """L4"""
+    stuck.kill()
+    with mounted("s3://bucket/data", stuck.server.endpoint_url, path=stuck.mount.path) as mount:
+        stuck.wait_for_end()
+        assert (mount.path / "late").read_bytes() == b"late"
+        assert mount.stop() == 0
+
+
+def test_a_mount_that_was_killed_while_it_told_the_kernel_is_unmounted_with_an_end_for_its_readers(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L4"""
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.5)
+    stuck.kill()
+    unmount(stuck.mount.path, lazy=True)
+    assert find_mount(stuck.mount.path) is None
+    stuck.wait_for_end()
+
+
+def test_a_mount_that_ends_while_it_tells_the_kernel_leaves_no_reader_behind(stuck: Stuck) -> None:
+    """L2"""
+    stuck.mount.process.send_signal(signal.SIGTERM)
+    assert stuck.mount.stop(signal.SIGINT) == 0
+    stuck.wait_for_end()

@@ -5,11 +5,13 @@ import errno
 import os
 import signal
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects
+from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
 from tests.mount.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, gets, place
@@ -167,15 +169,15 @@ def test_readers_notice_nothing_but_the_new_version() -> None:
     versions = {block_bytes(seed, 300_000) for seed in range(4)}
     with place({"fixed": block_bytes(9, 300_000), "changes": block_bytes(0, 300_000)}) as here:
         stop = threading.Event()
-        wrong: list[str] = []
+        right, wrong = Counter[str](), Counter[str]()
 
         def read() -> None:
             while not stop.is_set():
-                if (here.path / "fixed").read_bytes() != block_bytes(9, 300_000):
-                    wrong.append("fixed")
-                with contextlib.suppress(OSError) as _:  # replaced while it was being read
-                    if (here.path / "changes").read_bytes() not in versions:
-                        wrong.append("changes")
+                data = (here.path / "fixed").read_bytes()
+                (right if data == block_bytes(9, 300_000) else wrong)["fixed"] += 1
+                with contextlib.suppress(OSError):  # replaced while it was being read
+                    data = (here.path / "changes").read_bytes()
+                    (right if data in versions else wrong)["changes"] += 1
 
         readers = [threading.Thread(target=read) for _ in range(4)]
         for reader in readers:
@@ -190,6 +192,28 @@ def test_readers_notice_nothing_but_the_new_version() -> None:
             for reader in readers:
                 reader.join()
         assert not wrong
+        assert right["fixed"] > 0
+        assert right["changes"] > 0
+        assert here.mount.stop() == 0
+
+
+def test_a_worker_that_dies_while_the_source_is_listed_again_is_followed_by_one_with_the_new_table() -> None:
+    """L6, L3"""
+    with place(objects()) as here, ThreadPoolExecutor(1) as threads:
+        rule = here.server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
+        listings = here.server.statistics().requests["ListObjectsV2"]
+        change(here.objects)
+        refreshed = threads.submit(refresh, here)
+        here.server.wait_until(lambda now: now.requests["ListObjectsV2"] > listings, 60)
+        os.kill(min(here.mount.children()), signal.SIGKILL)
+        try:
+            assert (here.path / "same").read_bytes() == b"same"
+            assert not (here.path / "new").exists()
+        finally:
+            here.server.faults.remove(rule)
+        assert refreshed.result(60).startswith("2 added, 1 removed, 1 replaced; ")
+        assert tree(here.path)["changes"] == b"after, and longer"
+        assert (here.path / "new" / "below" / "file").read_bytes() == b"new"
         assert here.mount.stop() == 0
 
 
