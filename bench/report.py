@@ -1,128 +1,118 @@
-"""Figures for people and for machines: a Markdown table with medians and ratios, a JSON file with every run."""
+"""Figures for people and for machines: Markdown tables with medians and ratios, a JSON file with every run."""
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
-from bench.suite import Plan, Run
+from bench.profiles import PROFILES
+from bench.results import Results
+from bench.suite import Measured, Plan
+from bench.verdicts import Verdict, speed, verdicts
+from bench.workloads import WORKLOADS, Workload
 
-__all__ = ["TARGETS", "Target", "Verdict", "as_json", "as_markdown", "verdicts"]
+__all__ = ["as_json", "as_markdown"]
 
 _OURS = "fastfuse"
 _MIB = 1 << 20
-# What the daemon may have resident beside the data: the interpreter, its libraries, the table.
-_MEMORY_OVERHEAD_BYTES = 150 * _MIB
+
+# Heading, figure of `bench.results.Run`, and how it is written.
+_Column = tuple[str, str, Callable[[float], str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Our mount reads `workload` at `least` times the speed of `rival`, at least."""
-
-    workload: str
-    rival: str
-    least: float
+def _fixed(digits: int, factor: float = 1.0) -> Callable[[float], str]:
+    return lambda value: f"{value * factor:,.{digits}f}"
 
 
-# With 20 ms to the first byte and 90 MB/s per connection, as S3 has them.
-TARGETS = (
-    Target("sequential-1", "raw", 0.35),
-    Target("sequential-1", "rclone", 2.5),
-    Target("sequential-4", "rclone", 1.5),
+_COMMON: tuple[_Column, ...] = (
+    ("cores busy", "busy_cores", _fixed(1)),
+    ("peak MiB", "peak_bytes", _fixed(0, 1 / _MIB)),
+    ("requests", "requests", _fixed(0)),
+    ("fetched / asked", "fetched_share", _fixed(2)),
+)
+_BULK: tuple[_Column, ...] = (
+    ("first byte ms", "first_byte_s", _fixed(1, 1e3)),
+    ("CPU s/GB", "cpu_s_per_gb", _fixed(2)),
+    ("readers' CPU s/GB", "readers_cpu_s_per_gb", _fixed(2)),
+    ("server's CPU s/GB", "server_cpu_s_per_gb", _fixed(2)),
+    *_COMMON,
+)
+_ONE_BY_ONE: tuple[_Column, ...] = (
+    ("first byte ms", "first_byte_s", _fixed(2, 1e3)),
+    ("median ms", "span_s", _fixed(2, 1e3)),
+    ("p99 ms", "span_p99_s", _fixed(1, 1e3)),
+    ("CPU ms each", "cpu_s_per_span", _fixed(2, 1e3)),
+    ("readers' CPU ms each", "readers_cpu_s_per_span", _fixed(2, 1e3)),
+    ("server's CPU ms each", "server_cpu_s_per_span", _fixed(2, 1e3)),
+    *_COMMON,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether one target was met."""
-
-    text: str
-    is_met: bool
-
-
-def median(runs: Sequence[Run], workload: str, candidate: str, figure: str) -> float:
-    """The median of a field or of ``mb_per_s``; `statistics.StatisticsError` if that was not measured."""
-    values = [_figure(run, figure) for run in runs if (run.workload, run.candidate) == (workload, candidate)]
-    return statistics.median(values)
-
-
-def verdicts(runs: Sequence[Run], plan: Plan) -> list[Verdict]:
-    """Every target whose workload and candidates were measured."""
-    measured = {(run.workload, run.candidate) for run in runs}
-    found = []
-    for target in TARGETS:
-        if {(target.workload, _OURS), (target.workload, target.rival)} <= measured:
-            ours, rival = (median(runs, target.workload, name, "mb_per_s") for name in (_OURS, target.rival))
-            text = f"{target.workload}: {_OURS} / {target.rival} = {ours / rival:.2f}, at least {target.least}"
-            found.append(Verdict(text, ours / rival >= target.least))
-    peaks = [run.peak_bytes for run in runs if run.candidate == _OURS]
-    if peaks:
-        limit_bytes = plan.limits.memory_target_bytes + _MEMORY_OVERHEAD_BYTES
-        text = f"peak memory: {max(peaks) / _MIB:.0f} MiB, at most {limit_bytes / _MIB:.0f} MiB"
-        found.append(Verdict(text, max(peaks) <= limit_bytes))
-    return found
-
-
-def as_markdown(runs: Sequence[Run], plan: Plan, facts: Mapping[str, str]) -> str:
-    """One table per workload, and the verdicts."""
+def as_markdown(measured: Measured, plan: Plan, facts: Mapping[str, str], elapsed_s: float) -> str:
+    """The verdicts, and one table for each workload on each kind of server."""
+    results = Results(measured.runs)
     lines = [
         f"{', '.join(f'{name} {value}' for name, value in facts.items())}.",
         "",
-        f"Server: {plan.pace.first_byte_delay_s * 1e3:g} ms to the first byte, "
-        f"{plan.pace.rate_bytes_per_s / 1e6:g} MB/s per connection (0: no limit). Medians of {plan.runs} runs, "
-        f"the candidates in turns. Memory target {plan.limits.memory_target_bytes / _MIB:g} MiB.",
+        f"{len(results.runs)} runs in {elapsed_s / 60:.1f} minutes; medians, the candidates of a table in turns. CPU "
+        "is the daemon's (the client's where none is); cores busy are those of daemon, readers and server. At most "
+        f"{plan.limits.max_connections} requests at once, parts of {plan.limits.part_bytes / _MIB:g} MiB.",
     ]
-    for workload in plan.workloads:
-        lines += ["", f"## {workload.name}: {workload.description}", "", *_table(runs, workload.name, plan.candidates)]
-    lines += ["", *(f"- {'met' if verdict.is_met else 'MISSED'}: {verdict.text}" for verdict in verdicts(runs, plan))]
+    lines += ["", *_verdict_table(verdicts(results))]
+    lines += ["", *(f"- left out: {name} {reason}" for name, reason in measured.notes.items())]
+    for profile in PROFILES.values():
+        workloads = [WORKLOADS[workload] for name, workload in results.cells() if name == profile.name]
+        if workloads:
+            lines += ["", f"## Server {profile.name}: {profile.description}"]
+        for workload in workloads:
+            lines += ["", f"### {workload.name}: {workload.description}", ""]
+            lines += _table(results, profile.name, workload)
     return "\n".join(lines) + "\n"
 
 
-def as_json(runs: Sequence[Run], plan: Plan, facts: Mapping[str, str]) -> str:
+def as_json(measured: Measured, plan: Plan, facts: Mapping[str, str], elapsed_s: float) -> str:
     """Everything that was measured."""
     document = {
         "machine": dict(facts),
+        "elapsed_s": elapsed_s,
         "scale": asdict(plan.scale),
-        "pace": asdict(plan.pace),
         "limits": asdict(plan.limits),
-        "runs": [asdict(run) for run in runs],
-        "verdicts": [asdict(verdict) for verdict in verdicts(runs, plan)],
+        "profiles": {name: asdict(profile) for name, profile in PROFILES.items()},
+        "left_out": measured.notes,
+        "verdicts": [asdict(verdict) | {"is_met": verdict.is_met} for verdict in verdicts(Results(measured.runs))],
+        "runs": [asdict(run) for run in measured.runs],
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def _table(runs: Sequence[Run], workload: str, candidates: Sequence[str]) -> list[str]:
-    headings = ["", "MB/s", f"{_OURS} / it", "files/s", "first byte ms", "span ms", "p99 ms", "CPU s/GB", "peak MiB"]
+def _verdict_table(judged: Sequence[Verdict]) -> list[str]:
+    if not judged:
+        return []
+    lines = [_line(["", "", "measured", "target", ""]), _line(["---", "---", "---:", "---:", "---"])]
+    for verdict in judged:
+        bound = f"{'≤' if verdict.is_upper else '≥'} {verdict.bound:,.4g}"
+        outcome = "met" if verdict.is_met else "**missed**"
+        lines.append(_line([verdict.topic, verdict.text, f"{verdict.value:,.4g}", bound, outcome]))
+    return lines
+
+
+def _table(results: Results, profile: str, workload: Workload) -> list[str]:
+    columns = _BULK if workload.is_bulk else _ONE_BY_ONE
+    headings = ["", "runs", workload.unit, f"{_OURS} / it", *(heading for heading, _, _ in columns)]
     lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
-    ours = median(runs, workload, _OURS, "mb_per_s") if _OURS in candidates else 0.0
-    for candidate in candidates:
-        value = {name: median(runs, workload, candidate, name) for name in _FIGURES}
-        cells = [
-            candidate,
-            f"{value['mb_per_s']:.0f}",
-            f"{ours / value['mb_per_s']:.2f}",
-            f"{value['files_per_s']:.0f}",
-        ]
-        cells += [f"{value[name] * 1e3:.1f}" for name in ("first_byte_s", "span_s", "span_p99_s")]
-        cells += [f"{value['cpu_s_per_gb']:.2f}", f"{value['peak_bytes'] / _MIB:.0f}"]
+    cell = (profile, workload.name)
+    ours = speed(results, *cell, _OURS)
+    for candidate in results.candidates(*cell):
+        its = speed(results, *cell, candidate)
+        cells = [candidate, str(len(results.of(*cell, candidate))), _text(its, _fixed(0))]
+        cells.append(_text(ours / its if ours and its else None, _fixed(2)))
+        cells += [_text(results.median(*cell, candidate, figure), write) for _, figure, write in columns]
         lines.append(_line(cells))
     return lines
 
 
+def _text(value: float | None, write: Callable[[float], str]) -> str:
+    return "–" if value is None else write(value)
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-_FIGURES = ("mb_per_s", "files_per_s", "first_byte_s", "span_s", "span_p99_s", "cpu_s_per_gb", "peak_bytes")
-
-
-def _figure(run: Run, figure: str) -> float:
-    match figure:
-        case "mb_per_s":
-            return run.size_bytes / run.elapsed_s / 1e6
-        case "files_per_s":
-            return run.files / run.elapsed_s
-        case "cpu_s_per_gb":
-            return run.cpu_s / (run.size_bytes / 1e9)
-        case _:
-            return float(getattr(run, figure))

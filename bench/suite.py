@@ -2,104 +2,143 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench import machine
-from bench.candidates import CANDIDATES, Limits
+from bench.candidates import CANDIDATES, Limits, Target, UnavailableError
+from bench.profiles import Profile
 from bench.readers import Outcome
-from bench.workloads import Scale, Workload
-from fastfuse.testing.config import Pace
-from fastfuse.testing.process import ServerProcess
+from bench.results import Run
+from bench.server import Server
+from bench.workloads import DataSet, Scale, Workload
 
-__all__ = ["Plan", "Run", "run_suite"]
+__all__ = ["Cell", "Measured", "Plan", "run_suite"]
+
+# No candidate held more of what it read in any run, the page cache apart.
+_HELD_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One workload on one kind of server, `runs` times by each candidate."""
+
+    profile: Profile
+    workload: Workload
+    candidates: Sequence[str]
+    runs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to measure."""
 
-    workloads: Sequence[Workload]
-    candidates: Sequence[str]
-    runs: int
-    scale: Scale
-    pace: Pace
-    limits: Limits
+    cells: Sequence[Cell]
+    scale: Scale = field(default_factory=Scale)
+    limits: Limits = field(default_factory=Limits)
     server_processes: int = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One candidate, one workload, once. CPU time and memory are those of the daemon (of the client where none is)."""
+@dataclass(slots=True)
+class Measured:
+    """Every run, and why a candidate or a workload has none."""
 
-    workload: str
-    candidate: str
-    size_bytes: int
-    elapsed_s: float
-    files: int
-    spans: int
-    cpu_s: float
-    peak_bytes: int
-    # Medians and the 99th percentile over files and spans; 0 where the candidate opens no file.
-    first_byte_s: float
-    span_s: float
-    span_p99_s: float
+    runs: list[Run] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
-def run_suite(plan: Plan, on_run: Callable[[Run], None]) -> list[Run]:
+def run_suite(plan: Plan, on_run: Callable[[Run], None]) -> Measured:
     """Measure everything in `plan`; `on_run` hears of each run as it ends."""
-    runs = []
-    for run in _runs(plan):
-        on_run(run)
-        runs.append(run)
-    return runs
+    measured = Measured()
+    for cell in plan.cells:
+        needs = cell.workload.needs
+        if needs and find_spec(needs) is None:
+            measured.notes[cell.workload.name] = f"needs the library {needs} (extra `bench`)"
+            continue
+        for run in _Measurement(plan, cell, measured.notes).runs():
+            on_run(run)
+            measured.runs.append(run)
+    return measured
 
 
-def _runs(plan: Plan) -> Iterator[Run]:
-    for workload in plan.workloads:
-        source = workload.source(plan.scale)
-        with ServerProcess(source, workers=plan.server_processes, pace=plan.pace) as server:
-            for _ in range(plan.runs):
-                for candidate in plan.candidates:
-                    yield _measure(plan, workload, candidate, server)
+class _Measurement:
+    """Of one cell."""
 
+    def __init__(self, plan: Plan, cell: Cell, notes: dict[str, str]) -> None:
+        self._plan = plan
+        self._cell = cell
+        self._notes = notes
 
-def _measure(plan: Plan, workload: Workload, candidate: str, server: ServerProcess) -> Run:
-    tasks = workload.tasks(plan.scale)
-    total_bytes = sum(span.end - span.start for spans in tasks for span in spans)
-    with (
-        tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place,
-        CANDIDATES[candidate](server, Path(place), plan.limits) as target,
-    ):
+    def runs(self) -> Iterator[Run]:
+        cell, scale = self._cell, self._plan.scale
+        with ExitStack() as stack:
+            place = stack.enter_context(machine.memory_directory(scale.shard_bytes))
+            data = cell.workload.data_set(scale, place)
+            server = Server(data.source, profile=cell.profile, workers=self._plan.server_processes)
+            stack.enter_context(server)
+            for _ in range(cell.runs):
+                for candidate in cell.candidates:
+                    if candidate not in self._notes:
+                        yield from self._run(candidate, data, server)
+
+    def _run(self, candidate: str, data: DataSet, server: Server) -> Iterator[Run]:
+        limits = self._plan.limits
+        if not self._cell.workload.is_bulk:
+            limits = replace(limits, max_connections=self._cell.workload.readers) if candidate == "raw" else limits
+        with tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place, ExitStack() as stack:
+            try:
+                target = stack.enter_context(CANDIDATES[candidate](server, Path(place), limits))
+            except UnavailableError as error:
+                self._notes[candidate] = str(error)
+                return
+            yield self._read(candidate, target, data, server)
+
+    def _read(self, candidate: str, target: Target, data: DataSet, server: Server) -> Run:
+        workload = self._cell.workload
+        tasks = workload.share(data, workload.readers, self._plan.scale)
+        total_bytes = sum(span.end - span.start for spans in tasks for span in spans)
         if workload.is_warm:
-            target.read(tasks)
+            target.read(tasks, workload.manner)
         else:
             machine.drop_caches()
-        # What the run will fill: the page cache, and the daemon's own memory.
-        machine.touch_memory(total_bytes + plan.limits.memory_target_bytes)
-        before_s = target.cpu_s()
-        outcomes = target.read(tasks)
-        return _run(workload, candidate, outcomes, target.cpu_s() - before_s, target.peak_bytes())
+            # What the run will fill: the page cache, and the candidate's own memory.
+            machine.touch_memory(total_bytes + min(total_bytes, _HELD_BYTES))
+        cpu_before_s, server_before_s, before = target.cpu_s(), server.cpu_s(), server.traffic()
+        outcomes = target.read(tasks, workload.manner)
+        after = server.traffic()
+        run = _run_of(outcomes)
+        return replace(
+            run,
+            profile=self._cell.profile.name,
+            workload=workload.name,
+            candidate=candidate,
+            cpu_s=target.cpu_s() - cpu_before_s,
+            # The raw client is what its reader does.
+            readers_cpu_s=0.0 if candidate == "raw" else run.readers_cpu_s,
+            server_cpu_s=server.cpu_s() - server_before_s,
+            peak_bytes=target.peak_bytes(),
+            requests=after.requests - before.requests,
+            fetched_bytes=after.sent_bytes - before.sent_bytes,
+        )
 
 
-def _run(workload: Workload, candidate: str, outcomes: list[Outcome], cpu_s: float, peak_bytes: int) -> Run:
-    first_bytes_s = [time_s for outcome in outcomes for time_s in outcome.first_bytes_s]
-    spans_s = [time_s for outcome in outcomes for time_s in outcome.spans_s]
+def _run_of(outcomes: Sequence[Outcome]) -> Run:
+    """What the readers alone can say."""
+    first_bytes_s = [time_s for outcome in outcomes for time_s in outcome.times.first_bytes_s]
+    spans_s = [time_s for outcome in outcomes for time_s in outcome.times.spans_s]
     started_s = min(outcome.started_s for outcome in outcomes)
     return Run(
-        workload=workload.name,
-        candidate=candidate,
         size_bytes=sum(outcome.size_bytes for outcome in outcomes),
         elapsed_s=max(outcome.ended_s for outcome in outcomes) - started_s,
-        files=len(first_bytes_s),
         spans=len(spans_s),
-        cpu_s=cpu_s,
-        peak_bytes=peak_bytes,
+        readers_cpu_s=sum(outcome.cpu_s for outcome in outcomes),
         first_byte_s=_quantile(first_bytes_s, 0.5),
         span_s=_quantile(spans_s, 0.5),
         span_p99_s=_quantile(spans_s, 0.99),
     )
 
 
-def _quantile(values: list[float], share: float) -> float:
+def _quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0

@@ -1,26 +1,48 @@
 """What is read: objects of the loopback server, and which reader reads which ranges of them in which order."""
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
-from bench.readers import Span
+from bench.reading import Manner, Span
 from fastfuse.testing.synthetic import SyntheticObjects
 
-__all__ = ["WORKLOADS", "Scale", "Workload"]
+__all__ = ["SMALL_FILE_BYTES", "WORKLOADS", "DataSet", "Scale", "Unit", "Workload"]
 
 # The size of an image of ImageNet at 256 pixels, and what SageMaker's users have by the million.
 SMALL_FILE_BYTES = 39_000
-RANDOM_READ_BYTES = 128 * 1024
+_KIB, _MIB = 1 << 10, 1 << 20
+# The kernel reads whole pages; places as fio chooses them.
+_PAGE_BYTES = 4096
+# What an open file is asked for first, at once: the range that the mount, too, gets first.
+_FIRST_BYTES = _MIB
+_FIRST_FILES = 40
+_OPEN_FILES = 64
+
+Unit = Literal["MB/s", "reads/s", "files/s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is read: the size of a shard, and how many small files or random reads all readers share."""
+    """How much is read.
+
+    One reader reads a shard of `shard_bytes`; four read half of that each, sixteen an eighth. The small files and the
+    random reads are shared by all readers.
+    """
 
     shard_bytes: int = 1 << 30
-    small_files: int = 4000
-    random_reads: int = 1000
+    small_files: int = 2000
+    random_reads: int = 400
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """What the server serves, and its files with their sizes, in the order of a listing."""
+
+    source: str | Path
+    files: Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,83 +52,154 @@ class Workload:
     name: str
     description: str
     readers: int
-    objects: Callable[[Scale], SyntheticObjects]
-    share: Callable[[SyntheticObjects, int, Scale], list[list[Span]]]
+    unit: Unit
+    # Given an empty directory, for what cannot be made up.
+    data_set: Callable[[Scale, Path], DataSet]
+    share: Callable[[DataSet, int, Scale], list[list[Span]]]
+    manner: Manner = field(default_factory=Manner)
     # Read everything once before the run that counts.
     is_warm: bool = False
+    # A library that is not there on every machine.
+    needs: str | None = None
 
-    def source(self, scale: Scale) -> str:
-        """The objects as `fastfuse.testing` takes them on its command line."""
-        objects = self.objects(scale)
-        return (
-            f"count={objects.count},size={objects.size_bytes},layout={objects.layout},dirs={objects.directories},"
-            f"suffix={objects.suffix}"
-        )
-
-    def tasks(self, scale: Scale) -> list[list[Span]]:
-        """One list of spans per reader."""
-        return self.share(self.objects(scale), self.readers, scale)
+    @property
+    def is_bulk(self) -> bool:
+        """Whether it goes by bytes; elsewhere by how long each read takes."""
+        return self.unit == "MB/s"
 
 
-def _shards(count: int) -> Callable[[Scale], SyntheticObjects]:
-    return lambda scale: SyntheticObjects(count=count, size_bytes=scale.shard_bytes, suffix=".tfrecord")
+def _synthetic(objects: SyntheticObjects) -> DataSet:
+    source = (
+        f"count={objects.count},size={objects.size_bytes},layout={objects.layout},dirs={objects.directories},"
+        f"suffix={objects.suffix}"
+    )
+    return DataSet(source, [(objects.key_at(index).decode(), objects.size_bytes) for index in range(objects.count)])
 
 
-def _small_files(scale: Scale) -> SyntheticObjects:
-    folders = -(-scale.small_files // 1000)
-    return SyntheticObjects(
-        count=scale.small_files, size_bytes=SMALL_FILE_BYTES, layout="dirs", directories=folders, suffix=".jpg"
+def _shard_bytes(count: int, scale: Scale) -> int:
+    return scale.shard_bytes // {1: 1, 4: 2}.get(count, 8)
+
+
+def _shards(count: int) -> Callable[[Scale, Path], DataSet]:
+    return lambda scale, _: _synthetic(
+        SyntheticObjects(count=count, size_bytes=_shard_bytes(count, scale), suffix=".tfrecord")
     )
 
 
-def _whole(objects: SyntheticObjects) -> list[Span]:
-    return [Span(objects.key_at(index).decode(), 0, objects.size_bytes) for index in range(objects.count)]
+def _large(count: int) -> Callable[[Scale, Path], DataSet]:
+    """Files that are not read whole cost nothing, whatever their size."""
+    return lambda scale, _: _synthetic(SyntheticObjects(count=count, size_bytes=scale.shard_bytes, suffix=".bin"))
 
 
-def _in_order(objects: SyntheticObjects, readers: int, _: Scale) -> list[list[Span]]:
-    spans = _whole(objects)
+def _open_files(scale: Scale, _: Path) -> DataSet:
+    size_bytes = scale.shard_bytes // (_OPEN_FILES // 2)
+    return _synthetic(SyntheticObjects(count=_OPEN_FILES, size_bytes=size_bytes, suffix=".bin"))
+
+
+def _small_files(scale: Scale, _: Path) -> DataSet:
+    folders = -(-scale.small_files // 1000)
+    return _synthetic(
+        SyntheticObjects(
+            count=scale.small_files, size_bytes=SMALL_FILE_BYTES, layout="dirs", directories=folders, suffix=".jpg"
+        )
+    )
+
+
+def _records(count: int) -> Callable[[Scale, Path], DataSet]:
+    def make(scale: Scale, directory: Path) -> DataSet:
+        from fastfuse.demo.dataset import create_shards
+
+        made = create_shards(directory, count, _shard_bytes(count, scale) // 2)
+        return DataSet(directory, [(file.name, file.size_bytes) for file in made])
+
+    return make
+
+
+def _whole(data: DataSet) -> list[Span]:
+    return [Span(name, 0, size_bytes) for name, size_bytes in data.files]
+
+
+def _in_order(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
+    spans = _whole(data)
     return [spans[reader::readers] for reader in range(readers)]
 
 
-def _shuffled(objects: SyntheticObjects, readers: int, _: Scale) -> list[list[Span]]:
-    spans = _whole(objects)
+def _shuffled(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
+    spans = _whole(data)
     random.Random(1).shuffle(spans)
     return [spans[reader::readers] for reader in range(readers)]
 
 
-def _random_ranges(objects: SyntheticObjects, readers: int, scale: Scale) -> list[list[Span]]:
-    places = random.Random(1)
-    names = [span.name for span in _whole(objects)]
+def _beginnings(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
+    spans = [Span(name, 0, min(_FIRST_BYTES, size_bytes)) for name, size_bytes in data.files]
+    return [spans[reader::readers] for reader in range(readers)]
 
-    def span(reader: int) -> Span:
-        start = places.randrange(max(1, objects.size_bytes - RANDOM_READ_BYTES))
-        return Span(names[reader % len(names)], start, min(start + RANDOM_READ_BYTES, objects.size_bytes))
 
-    return [[span(reader) for _ in range(scale.random_reads // readers)] for reader in range(readers)]
+def _random_ranges(read_bytes: int) -> Callable[[DataSet, int, Scale], list[list[Span]]]:
+    def share(data: DataSet, readers: int, scale: Scale) -> list[list[Span]]:
+        places = random.Random(1)
+
+        def span(reader: int) -> Span:
+            name, size_bytes = data.files[reader % len(data.files)]
+            start = places.randrange((size_bytes - read_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+            return Span(name, start, start + read_bytes)
+
+        return [[span(reader) for _ in range(scale.random_reads // readers)] for reader in range(readers)]
+
+    return share
+
+
+_READ_SIZES = {"": (_MIB, "1 MiB"), "-64k": (64 * _KIB, "64 KiB"), "-4m": (4 * _MIB, "4 MiB")}
+_READERS = {1: "one reader", 4: "four readers", 16: "sixteen readers"}
+
+
+def _sequential(readers: int, suffix: str) -> Workload:
+    read_bytes, text = _READ_SIZES[suffix]
+    return Workload(
+        name=f"sequential-{readers}{suffix}", description=f"{_READERS[readers]}, a shard each, {text} at once",
+        readers=readers, unit="MB/s", data_set=_shards(readers), share=_in_order, manner=Manner(read_bytes=read_bytes),
+    )  # fmt: skip
+
+
+def _random(name: str, read_bytes: int, text: str) -> Workload:
+    return Workload(
+        name=name, description=f"four readers, {text} at random places of a large file each", readers=4,
+        unit="reads/s", data_set=_large(4), share=_random_ranges(read_bytes), manner=Manner(read_bytes=read_bytes),
+    )  # fmt: skip
+
+
+def _small(readers: int, *, is_shuffled: bool) -> Workload:
+    return Workload(
+        name=f"small-{readers}{'-shuffled' if is_shuffled else ''}",
+        description=f"{_READERS[readers]}, files of 39 KB {'shuffled' if is_shuffled else 'in the order of a listing'}",
+        readers=readers, unit="files/s", data_set=_small_files, share=_shuffled if is_shuffled else _in_order,
+    )  # fmt: skip
 
 
 _ALL = (
+    *(_sequential(readers, suffix) for suffix in _READ_SIZES for readers in _READERS),
+    _random("random-4-4k", 4 * _KIB, "4 KiB"),
+    _random("random-4-256k", 256 * _KIB, "256 KiB"),
+    *(_small(readers, is_shuffled=is_shuffled) for is_shuffled in (True, False) for readers in (1, 16)),
     Workload(
-        name="sequential-1", description="one reader, one shard", readers=1, objects=_shards(1), share=_in_order
+        name="records-4", description="four readers of TFRecords, by the library tfrecord, a shard each", readers=4,
+        unit="MB/s", data_set=_records(4), share=_in_order, manner=Manner(is_records=True), needs="tfrecord",
     ),
     Workload(
-        name="sequential-4", description="four readers, a shard each", readers=4, objects=_shards(4), share=_in_order
+        name="first-byte", description="one reader, the first MiB of one large file after the other", readers=1,
+        unit="files/s", data_set=_large(_FIRST_FILES), share=_beginnings,
     ),
     Workload(
-        name="warm-4", description="the same again, a second epoch", readers=4, objects=_shards(4), share=_in_order,
-        is_warm=True,
+        name="open-64", description="sixty-four readers, a file each", readers=_OPEN_FILES, unit="MB/s",
+        data_set=_open_files, share=_in_order,
     ),
     Workload(
-        name="random-4", description="four readers, 128 KiB at random places of a shard each", readers=4,
-        objects=_shards(4), share=_random_ranges,
+        name="warm-4", description="four readers, a shard each, for the second time", readers=4, unit="MB/s",
+        data_set=_shards(4), share=_in_order, is_warm=True,
     ),
     Workload(
-        name="small-8", description="eight readers, files of 39 KB in the order of their names", readers=8,
-        objects=_small_files, share=_in_order,
-    ),
-    Workload(
-        name="small-shuffled-8", description="eight readers, files of 39 KB in any order", readers=8,
-        objects=_small_files, share=_shuffled,
+        name="warm-small-16", description="sixteen readers, shuffled files of 39 KB for the second time", readers=16,
+        unit="files/s", data_set=_small_files, share=_shuffled, is_warm=True,
     ),
 )  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _ALL}

@@ -1,0 +1,46 @@
+"""What processes take of the machine, from proc(5)."""
+
+import os
+import re
+from pathlib import Path
+
+from fastfuse.demo.processes import process_tree
+
+__all__ = ["cpu_seconds", "peak_pss_bytes", "pss_bytes"]
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of `pid` and its descendants, those included that have ended and been waited for."""
+    return sum(_ticks(process) for process in process_tree(pid)) / _TICKS_PER_S
+
+
+def _ticks(pid: int) -> int:
+    # proc(5): after the command in parentheses, utime, stime, cutime and cstime are the 12th to the 15th field.
+    fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15]))
+
+
+def pss_bytes(pid: int) -> int:
+    """What `pid` and its descendants have resident now; what processes share counts once."""
+    return sum(_sizes(process, "smaps_rollup")["Pss"] for process in process_tree(pid))
+
+
+def peak_pss_bytes(pid: int) -> int:
+    """The most that `pid` and its descendants had resident, what they share counted once.
+
+    The peak of the largest is the kernel's own (VmHWM), so nothing is missed between two samples, less what it shares
+    with others now; the others count with what they have now.
+    """
+    tree = process_tree(pid)
+    peaks = {process: _sizes(process, "status")["VmHWM"] for process in tree}
+    largest = _sizes(max(peaks, key=lambda process: peaks[process]), "smaps_rollup")
+    return max(peaks.values()) - largest["Rss"] + pss_bytes(pid)
+
+
+def _sizes(pid: int, name: str) -> dict[str, int]:
+    text = (_PROC / str(pid) / name).read_text()
+    return {field: int(kib) * 1024 for field, kib in _KIB_FIELD.findall(text)}

@@ -1,0 +1,123 @@
+"""The loopback server in processes of its own, which tell what they were asked and what CPU time that took.
+
+`fastfuse.testing.ServerProcess` is the same for those who need no figures from it.
+"""
+
+import multiprocessing
+import shutil
+import signal
+import socket
+import tempfile
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.certificates import create_chain
+from bench.processes import cpu_seconds
+from bench.profiles import PROFILES, Profile
+from fastfuse.testing.config import ServerConfig, TlsFiles
+from fastfuse.testing.objects import DirectoryObjects, ObjectSet
+from fastfuse.testing.server import LoopbackServer, bind_loopback
+from fastfuse.testing.synthetic import parse_synthetic, synthetic_bytes
+
+__all__ = ["Server", "Traffic"]
+
+_BUCKET = "bench"
+# Ending takes milliseconds; a process that needs longer is killed.
+_STOP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests of any kind, and bytes of bodies."""
+
+    requests: int
+    sent_bytes: int
+
+
+class Server:
+    """`workers` processes that serve `source` between ``with`` and its end.
+
+    `source` is a directory, or the description of synthetic objects (`fastfuse.testing.synthetic.parse_synthetic`).
+    It ends with this process, even if that is killed.
+    """
+
+    bucket = _BUCKET
+    # What clients must trust; None without TLS.
+    ca_bundle: Path | None = None
+
+    def __init__(self, source: Path | str, *, profile: Profile = PROFILES["fast"], workers: int = 2) -> None:
+        self._source = source
+        self._profile = profile
+        self._workers = workers
+
+    def __enter__(self) -> Self:
+        self._directory = Path(tempfile.mkdtemp(prefix="fastfuse-bench-"))
+        tls = None
+        if self._profile.is_tls:
+            self.ca_bundle, tls = create_chain(self._directory)
+        context = multiprocessing.get_context("spawn")
+        self._channels: list[Connection] = []
+        self._processes = []
+        with bind_loopback() as listener:
+            self.endpoint_url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+            for _ in range(self._workers):
+                ours, theirs = context.Pipe()
+                arguments = (self._source, self._profile, tls, listener, theirs)
+                process = context.Process(target=_serve, args=arguments, daemon=True)
+                process.start()
+                theirs.close()
+                self._channels.append(ours)
+                self._processes.append(process)
+        for channel in self._channels:
+            channel.recv()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for channel in self._channels:
+            channel.close()
+        for process in self._processes:
+            process.join(_STOP_S)
+            process.kill()
+            process.join()
+        shutil.rmtree(self._directory)
+
+    def traffic(self) -> Traffic:
+        """Until now. A reply counts in full when it begins."""
+        for channel in self._channels:
+            channel.send(None)
+        parts: list[Traffic] = [channel.recv() for channel in self._channels]
+        return Traffic(sum(part.requests for part in parts), sum(part.sent_bytes for part in parts))
+
+    def cpu_s(self) -> float:
+        """CPU seconds that its processes have spent until now."""
+        return sum(cpu_seconds(process.pid) for process in self._processes if process.pid is not None)
+
+
+def _serve(
+    source: Path | str, profile: Profile, tls: TlsFiles | None, listener: socket.socket, asked: Connection
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nobody can read the log of another process.
+    config = ServerConfig(pace=profile.pace, tls=tls, log_limit=0)
+    with LoopbackServer({_BUCKET: _objects(source)}, config, listener=listener) as server:
+        asked.send(None)
+        while True:
+            try:
+                asked.recv()
+            except EOFError:
+                return
+            statistics = server.statistics()
+            asked.send(Traffic(sum(statistics.requests.values()), statistics.sent_bytes))
+
+
+def _objects(source: Path | str) -> ObjectSet:
+    if isinstance(source, Path):
+        return DirectoryObjects(source)
+    # The block that all contents are slices of is made at the first use, which must not be a timed one.
+    synthetic_bytes("", 0, 1)
+    return parse_synthetic(source)

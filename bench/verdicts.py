@@ -1,0 +1,175 @@
+"""What the mount is to reach, and whether it did: ratios of medians within one run of the bench. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from bench.candidates import LIMITED, LIMITED_BYTES
+from bench.peers import RCLONES
+from bench.profiles import PROFILES
+from bench.results import Results
+from bench.workloads import SMALL_FILE_BYTES, WORKLOADS
+
+__all__ = ["Verdict", "speed", "verdicts"]
+
+_OURS = "fastfuse"
+_MIB = 1 << 20
+# What a mount may hold beside its memory target: the interpreter, its libraries, the table.
+_MEMORY_OVERHEAD_BYTES = 64 * _MIB
+_RANDOM_READ_BYTES = 256 << 10
+_HINTED_FILES_PER_S = 4000
+_RAW = ("raw",)
+_RCLONE = tuple(RCLONES)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether one target was met; `topic` is what it is about."""
+
+    topic: str
+    text: str
+    value: float
+    bound: float
+    is_upper: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        return self.value <= self.bound if self.is_upper else self.value >= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """`ours` reads at `least` times the speed of the best of `rivals`."""
+
+    topic: str
+    profile: str
+    workload: str
+    rivals: tuple[str, ...]
+    least: float
+    ours: str = _OURS
+
+
+_SPEEDS = (
+    _Speed("throughput", "s3", "sequential-1", _RCLONE, 4.0),
+    _Speed("throughput", "s3", "sequential-1", _RAW, 0.5),
+    _Speed("throughput", "s3", "sequential-4", _RCLONE, 2.0),
+    _Speed("throughput", "s3", "sequential-4", _RAW, 0.5),
+    _Speed("TLS", "fast-tls", "sequential-1", _RCLONE, 2.0),
+    _Speed("TLS", "fast-tls", "sequential-1", _RAW, 0.5),
+    _Speed("TLS", "fast-tls", "sequential-4", _RCLONE, 1.5),
+    _Speed("TLS", "fast-tls", "sequential-4", _RAW, 0.5),
+    _Speed("memory", "s3", "sequential-1", (_OURS,), 0.9, ours=LIMITED),
+    _Speed("memory", "s3", "sequential-4", (_OURS,), 0.9, ours=LIMITED),
+    _Speed("second epoch", "s3", "warm-4", ("local",), 0.8),
+)
+_SEQUENTIAL = tuple((profile, f"sequential-{readers}") for profile in ("s3", "fast-tls") for readers in (1, 4))
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Every target of which all was measured."""
+    judged = [
+        *(_speed(results, target) for target in _SPEEDS),
+        _memory(results),
+        _first_byte(results),
+        _random(results),
+        *_fetched(results),
+        *_small_files(results),
+        _hinted(results),
+        _warm_requests(results),
+        *_cpu(results),
+    ]
+    topics = list(dict.fromkeys(verdict.topic for verdict in judged if verdict))
+    return sorted((verdict for verdict in judged if verdict), key=lambda verdict: topics.index(verdict.topic))
+
+
+def speed(results: Results, profile: str, workload: str, candidate: str) -> float | None:
+    """The median in the workload's own unit."""
+    figure = "mb_per_s" if WORKLOADS[workload].is_bulk else "spans_per_s"
+    return results.median(profile, workload, candidate, figure)
+
+
+def _best(results: Results, profile: str, workload: str, candidates: Iterable[str]) -> tuple[str, float] | None:
+    speeds = {name: speed(results, profile, workload, name) for name in candidates}
+    known = {name: value for name, value in speeds.items() if value is not None}
+    return max(known.items(), key=lambda item: item[1]) if known else None
+
+
+def _speed(results: Results, target: _Speed) -> Verdict | None:
+    ours = speed(results, target.profile, target.workload, target.ours)
+    best = _best(results, target.profile, target.workload, target.rivals)
+    if ours is None or best is None:
+        return None
+    name, rival = best
+    unit = WORKLOADS[target.workload].unit
+    text = f"{target.profile} {target.workload}: {target.ours} {ours:.0f} {unit} / {name} {rival:.0f}"
+    return Verdict(target.topic, text, ours / rival, target.least)
+
+
+def _memory(results: Results) -> Verdict | None:
+    peaks = [run.peak_bytes for run in results.runs if run.candidate == LIMITED]
+    if not peaks:
+        return None
+    bound = (LIMITED_BYTES + _MEMORY_OVERHEAD_BYTES) / _MIB
+    has_many = any(run.workload == "open-64" for run in results.runs if run.candidate == LIMITED)
+    text = f"the highest peak of {len(peaks)} runs of {LIMITED}, MiB{'; 64 files open' if has_many else ''}"
+    return Verdict("memory", text, max(peaks) / _MIB, bound, is_upper=True)
+
+
+def _first_byte(results: Results) -> Verdict | None:
+    ours = results.median("s3", "first-byte", _OURS, "first_byte_s")
+    bare = results.median("s3", "first-byte", "raw", "span_s")
+    if ours is None or bare is None:
+        return None
+    text = f"first byte of an open file {ours * 1e3:.1f} ms / bare GET of the same range {bare * 1e3:.1f} ms"
+    return Verdict("latency", text, ours / bare, 1.3, is_upper=True)
+
+
+def _bound(results: Results, topic: str, workload: str, size_bytes: int, least: float) -> Verdict | None:
+    """Beside what as many readers get that wait for one GET after the other."""
+    ours = speed(results, "s3", workload, _OURS)
+    if ours is None:
+        return None
+    known = WORKLOADS[workload]
+    bound = known.readers / PROFILES["s3"].get_s(size_bytes)
+    text = f"s3 {workload}: {ours:.0f} {known.unit} / {bound:.0f}, a GET at a time for each reader"
+    return Verdict(topic, text, ours / bound, least)
+
+
+def _random(results: Results) -> Verdict | None:
+    return _bound(results, "latency", "random-4-256k", _RANDOM_READ_BYTES, 0.85)
+
+
+def _small_files(results: Results) -> Iterator[Verdict | None]:
+    yield _bound(results, "small files", "small-16-shuffled", SMALL_FILE_BYTES, 0.8)
+    yield _bound(results, "small files", "small-1", SMALL_FILE_BYTES, 20.0)
+
+
+def _fetched(results: Results) -> Iterator[Verdict | None]:
+    for workload, most in (("random-4-256k", 1.15), ("sequential-1", 1.05), ("sequential-4", 1.05)):
+        share = results.median("s3", workload, _OURS, "fetched_share")
+        if share is not None:
+            yield Verdict("latency", f"s3 {workload}: bytes fetched / bytes asked for", share, most, is_upper=True)
+
+
+def _hinted(results: Results) -> Verdict | None:
+    cell = ("fast", "small-16-shuffled")
+    ours = speed(results, *cell, "fastfuse-hints")
+    if ours is None:
+        return None
+    best = _best(results, *cell, _RCLONE)
+    rival = f"; rclone {best[1]:.0f}, that is {ours / best[1]:.2f} times" if best else ""
+    cpu_s = results.median(*cell, "fastfuse-hints", "cpu_s_per_span") or 0.0
+    text = f"fast small-16-shuffled with hints, files/s, or twice rclone{rival}; {cpu_s * 1e3:.2f} ms of CPU a file"
+    return Verdict("small files", text, ours, min(_HINTED_FILES_PER_S, 2 * best[1] if best else _HINTED_FILES_PER_S))
+
+
+def _warm_requests(results: Results) -> Verdict | None:
+    requests = [run.requests for run in results.of("s3", "warm-4", _OURS)]
+    return Verdict("second epoch", "requests to S3", max(requests), 0, is_upper=True) if requests else None
+
+
+def _cpu(results: Results) -> Iterator[Verdict | None]:
+    for profile, workload in _SEQUENTIAL:
+        ours, raw = (results.median(profile, workload, name, "cpu_s_per_gb") for name in (_OURS, "raw"))
+        if ours is not None and raw is not None:
+            text = f"{profile} {workload}: daemon {ours:.2f} s/GB / raw client {raw:.2f}"
+            yield Verdict("CPU", text, ours / raw, 1.5, is_upper=True)
