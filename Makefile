@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean system-run system-dev
+.PHONY: help demo test check bench clean system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +21,8 @@ check: $(VENV)/.dev ## Run the linters and the type checker only.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev ## Measure beside raw GETs, FUSE alone and rclone (some minutes, on a quiet machine).
-	$(BIN)/python -m bench --workloads sequential-1,sequential-4 --runs 5 --check
+bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 minutes, on a quiet machine).
+	$(BIN)/python -m bench --check
 
 clean: ## Remove what was installed and built here.
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -39,6 +39,12 @@ $(VENV)/.dev: pyproject.toml | system-run system-dev
 	@echo "== installing fastfuse and its development tools into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.bench: pyproject.toml | system-run system-bench
+	@echo "== installing fastfuse and what its bench needs into $(VENV) (a minute or two; pyfuse3 is compiled)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[demo,bench]'
 	@touch $@ $(VENV)/.demo
 
 # Debian's packages, each behind the question whether what it brings is there: Python may be pyenv's, and the rest
@@ -61,6 +67,10 @@ system-run:
 # `systemd-analyze verify` checks the unit.
 system-dev:
 	@missing=; command -v systemd-analyze > /dev/null || missing=systemd; $(install-missing)
+
+# Makes the certificates of the servers that speak TLS.
+system-bench:
+	@missing=; command -v openssl > /dev/null || missing=openssl; $(install-missing)
 
 define install-missing
 if [ -n "$$missing" ]; then \

@@ -164,9 +164,10 @@ def _fill(path: Path, size_bytes: int) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    block = os.urandom(_BLOCK_BYTES)
     with path.open("wb") as file:
         for offset in range(0, size_bytes, _BLOCK_BYTES):
-            file.write(os.urandom(min(_BLOCK_BYTES, size_bytes - offset)))
+            file.write(block[: size_bytes - offset])
 
 
 @contextmanager

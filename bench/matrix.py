@@ -69,4 +69,7 @@ def _cells(
 
 
 def _makes_sense(workload: str, candidate: str) -> bool:
-    return candidate not in MADE_UP or not WORKLOADS[workload].manner.is_records
+    known = WORKLOADS[workload]
+    if candidate == "local" and not known.is_warm:
+        return False
+    return candidate not in MADE_UP or not known.manner.is_records

@@ -39,6 +39,7 @@ RCLONES: dict[str, Callable[[Server, Path], AbstractContextManager[Mounted]]] = 
 
 def _s3fs(server: Server, root: Path) -> list[str]:
     options = [f"url={server.endpoint_url}", "use_path_request_style", f"endpoint={_REGION}", "ro", "kernel_cache"]
+    options += ["listobjectsv2", "dbglevel=err"]
     options += ["parallel_count=16", "multipart_size=16", "multireq_max=64", "max_stat_cache_size=2000000"]
     return ["s3fs", server.bucket, str(root), "-f", *(word for option in options for word in ("-o", option))]
 

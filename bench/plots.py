@@ -19,8 +19,12 @@ _Cell = tuple[str, str]
 _COLOURS = {"raw": "#777777", "fuse-only": "#aaaaaa", "local": "#cccccc"}
 _COLOURS |= {"fastfuse": "#1f5fbf", "fastfuse-512MiB": "#5b93e0", "fastfuse-hints": "#0b2f66"}
 _PEERS_COLOUR = "#d9822b"
-_CPU_PARTS = {"daemon": "cpu_s_per_gb", "readers": "readers_cpu_s_per_gb", "server": "server_cpu_s_per_gb"}
-_CPU_COLOURS = {"daemon": "#1f5fbf", "readers": "#d9822b", "server": "#bbbbbb"}
+# Figure and colour.
+_CPU_PARTS = {
+    "daemon, or client": ("cpu_s_per_gb", "#1f5fbf"),
+    "readers": ("readers_cpu_s_per_gb", "#d9822b"),
+    "server": ("server_cpu_s_per_gb", "#bbbbbb"),
+}
 _COLUMNS = 3
 
 
@@ -33,8 +37,8 @@ def write(results: Results, output: Path) -> str:
     bulk = [cell for cell in results.cells() if WORKLOADS[cell[1]].is_bulk]
     others = [cell for cell in results.cells() if not WORKLOADS[cell[1]].is_bulk]
     pages: list[tuple[str, str, Sequence[_Cell], Callable[[Axes, Results, _Cell], None]]] = [
-        ("throughput", "Throughput, MB/s (more is better)", bulk, _speeds),
-        ("small", "Small files and random reads, a second (more is better)", others, _speeds),
+        ("throughput", "Throughput (more is better)", bulk, _speeds),
+        ("small", "Small files and random reads (more is better)", others, _speeds),
         ("cpu", "CPU seconds per GB (less is better)", bulk, _cpu),
     ]
     written = []
@@ -63,10 +67,13 @@ def _draw_page(
     for number, cell in enumerate(cells, 1):
         axes = figure.add_subplot(rows, columns, number)
         draw(axes, results, cell)
-        axes.set_title(" ".join(cell), fontsize=10)
+        axes.set_title(f"{cell[0]} {cell[1]}", fontsize=10)
         axes.invert_yaxis()
         axes.margins(x=0.15)
         axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
 
 
 def _speeds(axes: "Axes", results: Results, cell: _Cell) -> None:
@@ -74,14 +81,14 @@ def _speeds(axes: "Axes", results: Results, cell: _Cell) -> None:
     values = [speed(results, *cell, candidate) or 0.0 for candidate in candidates]
     bars = axes.barh(candidates, values, color=[_COLOURS.get(name, _PEERS_COLOUR) for name in candidates])
     axes.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=8)
+    axes.set_xlabel(WORKLOADS[cell[1]].unit, fontsize=8)
 
 
 def _cpu(axes: "Axes", results: Results, cell: _Cell) -> None:
     candidates = results.candidates(*cell)
     left = [0.0] * len(candidates)
-    for part, figure in _CPU_PARTS.items():
+    for part, (figure, colour) in _CPU_PARTS.items():
         values = [results.median(*cell, candidate, figure) or 0.0 for candidate in candidates]
-        bars = axes.barh(candidates, values, left=left, color=_CPU_COLOURS[part], label=part)
+        bars = axes.barh(candidates, values, left=left, color=colour, label=part)
         left = [base + value for base, value in zip(left, values, strict=True)]
     axes.bar_label(bars, labels=[f"{total:.2f}" for total in left], padding=3, fontsize=8)
-    axes.legend(fontsize=7, loc="lower right")

@@ -95,5 +95,6 @@ class Results:
         return list(dict.fromkeys((run.profile, run.workload) for run in self.runs))
 
     def candidates(self, profile: str, workload: str) -> list[str]:
+        """Of one cell, in the order of the first run of each."""
         found = (run.candidate for run in self.runs if (run.profile, run.workload) == (profile, workload))
         return list(dict.fromkeys(found))

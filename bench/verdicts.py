@@ -170,6 +170,6 @@ def _warm_requests(results: Results) -> Verdict | None:
 def _cpu(results: Results) -> Iterator[Verdict | None]:
     for profile, workload in _SEQUENTIAL:
         ours, raw = (results.median(profile, workload, name, "cpu_s_per_gb") for name in (_OURS, "raw"))
-        if ours is not None and raw is not None:
+        if ours is not None and raw:
             text = f"{profile} {workload}: daemon {ours:.2f} s/GB / raw client {raw:.2f}"
             yield Verdict("CPU", text, ours / raw, 1.5, is_upper=True)

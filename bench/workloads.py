@@ -28,8 +28,8 @@ Unit = Literal["MB/s", "reads/s", "files/s"]
 class Scale:
     """How much is read.
 
-    One reader reads a shard of `shard_bytes`; four read half of that each, sixteen an eighth. The small files and the
-    random reads are shared by all readers.
+    One reader reads a shard of `shard_bytes`; four read three eighths of that each, sixteen an eighth. The small files
+    and the random reads are shared by all readers; a reader that is alone gets a quarter of the small files.
     """
 
     shard_bytes: int = 1 << 30
@@ -77,7 +77,7 @@ def _synthetic(objects: SyntheticObjects) -> DataSet:
 
 
 def _shard_bytes(count: int, scale: Scale) -> int:
-    return scale.shard_bytes // {1: 1, 4: 2}.get(count, 8)
+    return scale.shard_bytes * {1: 8, 4: 3, 16: 1}[count] // 8
 
 
 def _shards(count: int) -> Callable[[Scale, Path], DataSet]:
@@ -96,13 +96,16 @@ def _open_files(scale: Scale, _: Path) -> DataSet:
     return _synthetic(SyntheticObjects(count=_OPEN_FILES, size_bytes=size_bytes, suffix=".bin"))
 
 
-def _small_files(scale: Scale, _: Path) -> DataSet:
-    folders = -(-scale.small_files // 1000)
-    return _synthetic(
-        SyntheticObjects(
-            count=scale.small_files, size_bytes=SMALL_FILE_BYTES, layout="dirs", directories=folders, suffix=".jpg"
+def _small_files(readers: int) -> Callable[[Scale, Path], DataSet]:
+    def make(scale: Scale, _: Path) -> DataSet:
+        count = scale.small_files // (1 if readers > 1 else 4)
+        return _synthetic(
+            SyntheticObjects(
+                count=count, size_bytes=SMALL_FILE_BYTES, layout="dirs", directories=-(-count // 1000), suffix=".jpg"
+            )
         )
-    )
+
+    return make
 
 
 def _records(count: int) -> Callable[[Scale, Path], DataSet]:
@@ -172,7 +175,7 @@ def _small(readers: int, *, is_shuffled: bool) -> Workload:
     return Workload(
         name=f"small-{readers}{'-shuffled' if is_shuffled else ''}",
         description=f"{_READERS[readers]}, files of 39 KB {'shuffled' if is_shuffled else 'in the order of a listing'}",
-        readers=readers, unit="files/s", data_set=_small_files, share=_shuffled if is_shuffled else _in_order,
+        readers=readers, unit="files/s", data_set=_small_files(readers), share=_shuffled if is_shuffled else _in_order,
     )  # fmt: skip
 
 
@@ -199,7 +202,7 @@ _ALL = (
     ),
     Workload(
         name="warm-small-16", description="sixteen readers, shuffled files of 39 KB for the second time", readers=16,
-        unit="files/s", data_set=_small_files, share=_shuffled, is_warm=True,
+        unit="files/s", data_set=_small_files(16), share=_shuffled, is_warm=True,
     ),
 )  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _ALL}

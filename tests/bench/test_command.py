@@ -1,0 +1,64 @@
+"""Small matrices, to see that the bench measures what it says; how fast anything is, is not a test's matter."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.command import main
+
+SMALLEST = ["--quick", "--shard-size", "4MiB", "--server-processes", "1"]
+
+
+def measure(output: Path, *options: str) -> dict[tuple[str, str], Any]:
+    """The runs by workload and candidate."""
+    assert main([*SMALLEST, "--output", str(output), *options]) == 0
+    runs = json.loads(output.with_suffix(".json").read_text())["runs"]
+    return {(run["workload"], run["candidate"]): run for run in runs}
+
+
+@pytest.mark.fuse
+def test_every_candidate_reads_everything_and_is_accounted_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "results" / "out"
+    candidates = ["raw", "fuse-only", "fastfuse", "fastfuse-512MiB", "rclone"]
+    workloads = {"sequential-4": 6 << 20, "small-16-shuffled": 400 * 39_000}
+    figures = measure(
+        output, "--profiles", "fast", "--workloads", ",".join(workloads), "--candidates", ",".join(candidates)
+    )
+    assert set(figures) == {(workload, candidate) for workload in workloads for candidate in candidates}
+    assert {workload: run["size_bytes"] for (workload, _), run in figures.items()} == workloads
+    for (_, candidate), run in figures.items():
+        assert 0 < run["span_s"] <= run["span_p99_s"] <= run["elapsed_s"]
+        assert all(0 <= run[name] < 60 for name in ("cpu_s", "readers_cpu_s", "server_cpu_s"))
+        assert 10 << 20 < run["peak_bytes"] < 1 << 30
+        # A mount whose kernel remembers nothing fetches each byte once; one without a store asks for nothing.
+        expected_bytes = 0 if candidate == "fuse-only" else run["size_bytes"]
+        assert expected_bytes <= run["fetched_bytes"] <= 1.1 * expected_bytes + 4096
+    assert capsys.readouterr().out.startswith(output.with_suffix(".md").read_text())
+
+
+@pytest.mark.fuse
+def test_everybody_can_be_read_over_tls(tmp_path: Path) -> None:
+    candidates = ["raw", "fuse-only", "fastfuse", "rclone-unchecked"]
+    options = ["--profiles", "fast-tls", "--workloads", "sequential-1", "--candidates", ",".join(candidates)]
+    figures = measure(tmp_path / "out", *options)
+    assert {name: run["size_bytes"] for (_, name), run in figures.items()} == dict.fromkeys(candidates, 4 << 20)
+
+
+@pytest.mark.fuse
+def test_a_second_epoch_and_a_local_copy_ask_the_server_for_nothing(tmp_path: Path) -> None:
+    options = ["--profiles", "fast", "--workloads", "warm-4,random-4-256k", "--candidates", "local,fastfuse"]
+    figures = measure(tmp_path / "out", *options)
+    assert set(figures) == {("warm-4", "local"), ("warm-4", "fastfuse"), ("random-4-256k", "fastfuse")}
+    assert [figures["warm-4", name]["requests"] for name in ("local", "fastfuse")] == [0, 0]
+    assert figures["random-4-256k", "fastfuse"]["requests"] > 0
+
+
+@pytest.mark.parametrize("option", ["--profiles", "--workloads", "--candidates"])
+def test_a_name_that_does_not_exist_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([option, "sequential-2"])
+    assert "no such profile, workload or candidate: sequential-2" in capsys.readouterr().err

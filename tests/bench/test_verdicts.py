@@ -1,0 +1,96 @@
+import pytest
+
+from bench.results import Results, Run
+from bench.verdicts import Verdict, verdicts
+from tests.bench.runs import run
+
+MIB = 1 << 20
+
+
+def judged(*runs: Run, about: str) -> Verdict:
+    """The one verdict whose text has `about` in it."""
+    (found,) = (verdict for verdict in verdicts(Results(runs)) if about in verdict.text)
+    return found
+
+
+def test_what_was_not_measured_has_no_verdict() -> None:
+    assert verdicts(Results([])) == []
+    assert verdicts(Results([run("fast", "sequential-1", "raw"), run("fast", "sequential-1", "fastfuse")])) == []
+
+
+@pytest.mark.parametrize(("unchecked", "is_met"), [(250, True), (251, False)])
+def test_the_best_rclone_is_the_one_to_beat(unchecked: float, is_met: bool) -> None:
+    cell = ("s3", "sequential-1")
+    speeds = {"fastfuse": 1000.0, "rclone": 100.0, "rclone-unchecked": unchecked}
+    verdict = judged(*(run(*cell, name, mb_per_s=speed) for name, speed in speeds.items()), about="rclone")
+    assert (verdict.bound, verdict.is_met) == (4.0, is_met)
+    assert verdict.text.endswith(f"rclone-unchecked {unchecked}")
+
+
+@pytest.mark.parametrize(("over_bytes", "is_met"), [(0, True), (1, False)])
+def test_the_highest_peak_of_memory_counts(over_bytes: int, is_met: bool) -> None:
+    peaks = (1, 576 * MIB + over_bytes, 1)
+    runs = [run("s3", "open-64", "fastfuse-512MiB", peak_bytes=peak) for peak in peaks]
+    assert judged(*runs, about="64 files open").is_met == is_met
+
+
+def test_a_memory_limited_mount_is_compared_with_itself_unlimited() -> None:
+    cell = ("s3", "sequential-4")
+    runs = [run(*cell, "fastfuse", mb_per_s=1000), run(*cell, "fastfuse-512MiB", mb_per_s=890)]
+    verdict = judged(*runs, about="fastfuse-512MiB 890")
+    assert (round(verdict.value, 2), verdict.is_met) == (0.89, False)
+
+
+def test_the_first_byte_is_compared_with_a_bare_get() -> None:
+    cell = ("s3", "first-byte")
+    runs = [run(*cell, "fastfuse", first_byte_s=0.039), run(*cell, "raw", span_s=0.030)]
+    assert judged(*runs, about="first byte").is_met
+    assert not judged(runs[0], run(*cell, "raw", span_s=0.029), about="first byte").is_met
+
+
+@pytest.mark.parametrize(("workload", "readers", "read_bytes", "least"), [
+    ("random-4-256k", 4, 256 << 10, 0.85), ("small-16-shuffled", 16, 39_000, 0.8), ("small-1", 1, 39_000, 20),
+])  # fmt: skip
+def test_reads_one_by_one_are_compared_with_what_the_delay_allows(
+    workload: str, readers: int, read_bytes: int, least: float
+) -> None:
+    wait_s = 0.020 + read_bytes / 90e6
+    for share, is_met in ((least + 0.01, True), (least - 0.01, False)):
+        # 100 reads take this long at that share of the bound.
+        elapsed_s = 100 / (share * readers / wait_s)
+        verdict = judged(run("s3", workload, "fastfuse", elapsed_s=elapsed_s), about="a GET at a time")
+        assert (round(verdict.value, 2), verdict.is_met) == (round(share, 2), is_met)
+
+
+def test_bytes_that_nobody_asked_for_are_counted() -> None:
+    runs = [run("s3", "random-4-256k", "fastfuse", fetched_bytes=1.16e9)]
+    assert not judged(*runs, about="bytes fetched").is_met
+
+
+@pytest.mark.parametrize(("rclone", "ours", "is_met"), [(1500, 3001, True), (1500, 2999, False), (2500, 4000, True)])
+def test_with_hints_either_a_rate_or_a_ratio_is_enough(rclone: float, ours: float, is_met: bool) -> None:
+    cell = ("fast", "small-16-shuffled")
+    runs = [run(*cell, name, elapsed_s=100 / speed) for name, speed in (("fastfuse-hints", ours), ("rclone", rclone))]
+    assert judged(*runs, about="with hints").is_met == is_met
+
+
+def test_one_request_in_a_second_epoch_is_one_too_many() -> None:
+    runs = [run("s3", "warm-4", "fastfuse", requests=requests) for requests in (0, 0, 1)]
+    assert not judged(*runs, about="requests").is_met
+    assert judged(*runs[:2], about="requests").is_met
+
+
+def test_the_daemons_cpu_time_is_compared_with_the_raw_clients() -> None:
+    cell = ("fast-tls", "sequential-4")
+    runs = [run(*cell, "fastfuse", cpu_s=1.6, readers_cpu_s=5.0), run(*cell, "raw", cpu_s=1.0)]
+    verdict = judged(*runs, about="raw client")
+    assert (verdict.value, verdict.is_met) == (1.6, False)
+
+
+def test_the_verdicts_of_a_topic_are_together() -> None:
+    everything = ["sequential-1", "sequential-4", "warm-4", "random-4-256k", "small-1", "first-byte"]
+    candidates = ["raw", "local", "fastfuse", "fastfuse-512MiB", "rclone"]
+    runs = [run("s3", workload, name, span_s=1.0, cpu_s=1.0) for workload in everything for name in candidates]
+    topics = [verdict.topic for verdict in verdicts(Results(runs))]
+    assert set(topics) == {"throughput", "memory", "second epoch", "latency", "small files", "CPU"}
+    assert sorted(topics, key=topics.index) == topics

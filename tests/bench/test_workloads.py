@@ -1,0 +1,74 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.reading import Span
+from bench.workloads import WORKLOADS, Scale
+from fastfuse.testing import parse_synthetic
+
+SCALE = Scale(shard_bytes=8 << 20, small_files=96, random_reads=40)
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_every_reader_reads_files_that_are_there_within_their_size(name: str, tmp_path: Path) -> None:
+    workload = WORKLOADS[name]
+    data = workload.data_set(SCALE, tmp_path)
+    sizes = dict(data.files)
+    tasks = workload.share(data, workload.readers, SCALE)
+    assert len(tasks) == workload.readers
+    assert all(tasks)
+    assert all(0 <= span.start < span.end <= sizes[span.name] for spans in tasks for span in spans)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(WORKLOADS) if name != "records-4"])
+def test_the_server_has_the_files_that_are_read(name: str, tmp_path: Path) -> None:
+    data = WORKLOADS[name].data_set(SCALE, tmp_path)
+    objects = parse_synthetic(str(data.source))
+    for file, size_bytes in data.files:
+        stored = objects.lookup(file.encode())
+        assert stored is not None
+        assert stored.size_bytes == size_bytes
+
+
+def test_records_are_files_of_a_directory(tmp_path: Path) -> None:
+    data = WORKLOADS["records-4"].data_set(SCALE, tmp_path)
+    assert data.source == tmp_path
+    assert [(tmp_path / name).stat().st_size for name, _ in data.files] == [size for _, size in data.files]
+
+
+@pytest.mark.parametrize(("readers", "total_bytes"), [(1, 8 << 20), (4, 12 << 20), (16, 16 << 20)])
+def test_more_readers_read_smaller_shards(readers: int, total_bytes: int, tmp_path: Path) -> None:
+    data = WORKLOADS[f"sequential-{readers}-64k"].data_set(SCALE, tmp_path)
+    assert len(data.files) == readers
+    assert sum(size for _, size in data.files) == total_bytes
+
+
+def test_shuffled_files_are_each_read_once_in_another_order(tmp_path: Path) -> None:
+    orders = {}
+    for name in ("small-16", "small-16-shuffled"):
+        data = WORKLOADS[name].data_set(SCALE, tmp_path)
+        orders[name] = [span.name for spans in WORKLOADS[name].share(data, 16, SCALE) for span in spans]
+    assert orders["small-16"] != orders["small-16-shuffled"]
+    assert sorted(orders["small-16"]) == sorted(orders["small-16-shuffled"])
+
+
+def test_random_places_are_pages_and_the_same_in_every_run(tmp_path: Path) -> None:
+    workload = WORKLOADS["random-4-256k"]
+    data = workload.data_set(SCALE, tmp_path)
+    first, second = (workload.share(data, 4, SCALE) for _ in range(2))
+    assert first == second
+    assert {span.end - span.start for span in first[0]} == {256 << 10}
+    assert all(span.start % 4096 == 0 for span in first[0])
+    assert len({span.start for span in first[0]}) > 5
+
+
+def test_the_first_byte_is_that_of_a_file_not_opened_before(tmp_path: Path) -> None:
+    workload = WORKLOADS["first-byte"]
+    (spans,) = workload.share(workload.data_set(SCALE, tmp_path), 1, SCALE)
+    assert len({span.name for span in spans}) == len(spans)
+    assert spans[0] == Span(spans[0].name, 0, 1 << 20)
+
+
+def test_names_can_be_listed_on_a_command_line() -> None:
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in WORKLOADS)
