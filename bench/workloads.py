@@ -29,7 +29,7 @@ class Scale:
     """How much is read.
 
     One reader reads a shard of `shard_bytes`; four read three eighths of that each, sixteen an eighth. The small files
-    and the random reads are shared by all readers; a reader that is alone gets a quarter of the small files.
+    and the random reads are shared by all readers.
     """
 
     shard_bytes: int = 1 << 30
@@ -96,16 +96,13 @@ def _open_files(scale: Scale, _: Path) -> DataSet:
     return _synthetic(SyntheticObjects(count=_OPEN_FILES, size_bytes=size_bytes, suffix=".bin"))
 
 
-def _small_files(readers: int) -> Callable[[Scale, Path], DataSet]:
-    def make(scale: Scale, _: Path) -> DataSet:
-        count = scale.small_files // (1 if readers > 1 else 4)
-        return _synthetic(
-            SyntheticObjects(
-                count=count, size_bytes=SMALL_FILE_BYTES, layout="dirs", directories=-(-count // 1000), suffix=".jpg"
-            )
+def _small_files(scale: Scale, _: Path) -> DataSet:
+    folders = -(-scale.small_files // 1000)
+    return _synthetic(
+        SyntheticObjects(
+            count=scale.small_files, size_bytes=SMALL_FILE_BYTES, layout="dirs", directories=folders, suffix=".jpg"
         )
-
-    return make
+    )
 
 
 def _records(count: int) -> Callable[[Scale, Path], DataSet]:
@@ -175,7 +172,7 @@ def _small(readers: int, *, is_shuffled: bool) -> Workload:
     return Workload(
         name=f"small-{readers}{'-shuffled' if is_shuffled else ''}",
         description=f"{_READERS[readers]}, files of 39 KB {'shuffled' if is_shuffled else 'in the order of a listing'}",
-        readers=readers, unit="files/s", data_set=_small_files(readers), share=_shuffled if is_shuffled else _in_order,
+        readers=readers, unit="files/s", data_set=_small_files, share=_shuffled if is_shuffled else _in_order,
     )  # fmt: skip
 
 
@@ -202,7 +199,7 @@ _ALL = (
     ),
     Workload(
         name="warm-small-16", description="sixteen readers, shuffled files of 39 KB for the second time", readers=16,
-        unit="files/s", data_set=_small_files(16), share=_shuffled, is_warm=True,
+        unit="files/s", data_set=_small_files, share=_shuffled, is_warm=True,
     ),
 )  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _ALL}
