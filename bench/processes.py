@@ -26,7 +26,7 @@ def _ticks(pid: int) -> int:
 
 def pss_bytes(pid: int) -> int:
     """What `pid` and its descendants have resident now; what processes share counts once."""
-    return sum(_sizes(process, "smaps_rollup")["Pss"] for process in process_tree(pid))
+    return sum(_sizes(process, "smaps_rollup").get("Pss", 0) for process in process_tree(pid))
 
 
 def peak_pss_bytes(pid: int) -> int:
@@ -36,11 +36,14 @@ def peak_pss_bytes(pid: int) -> int:
     with others now; the others count with what they have now.
     """
     tree = process_tree(pid)
-    peaks = {process: _sizes(process, "status")["VmHWM"] for process in tree}
+    peaks = {process: _sizes(process, "status").get("VmHWM", 0) for process in tree}
     largest = _sizes(max(peaks, key=lambda process: peaks[process]), "smaps_rollup")
     return max(peaks.values()) - largest["Rss"] + pss_bytes(pid)
 
 
 def _sizes(pid: int, name: str) -> dict[str, int]:
-    text = (_PROC / str(pid) / name).read_text()
+    try:
+        text = (_PROC / str(pid) / name).read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended, or nobody has waited for it yet
+        return {}
     return {field: int(kib) * 1024 for field, kib in _KIB_FIELD.findall(text)}

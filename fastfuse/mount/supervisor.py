@@ -163,12 +163,12 @@ class Supervisor:
         except OSError as error:
             _log.warning("nobody can announce files with 'fastfuse hint' or fastfuse.hints: no socket: %s", error)
 
-    def _fork(self, work: Callable[[], object]) -> int:
-        """A child without the supervisor's own sockets: a copy would keep others from seeing their end."""
+    def _fork(self, work: Callable[[], object], *, kept: socket.socket | None = None) -> int:
+        """A child without the supervisor's own sockets but `kept`: a copy would keep others from seeing their end."""
 
         def without_sockets() -> None:
-            for ours in (self._control, self._tables):
-                if ours is not None:
+            for ours in (self._control, self._tables, self._hints):
+                if ours is not None and ours is not kept:
                     ours.close()
             self._refresher.close_connections()
             work()
@@ -199,7 +199,7 @@ class Supervisor:
 
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
-                self._worker_pid = self._fork(work)
+                self._worker_pid = self._fork(work, kept=self._hints)
             told = pipe.read()
         if told == READY:
             return

@@ -62,8 +62,9 @@ def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
     assert targets.count("/dev/fuse") == 1
     # The file that libfuse's complaints were captured in.
     assert not [target for target in targets if target.startswith("/tmp/#")]
-    # Of the socket pair of INIT nothing: the two that are there are the way to the worker and the one for refreshes.
-    assert sum(target.startswith("socket:") for target in targets) == 2
+    # Of the socket pair of INIT nothing: the three that are there are the way to the worker, and those on which refreshes
+    # are asked for and orders announced.
+    assert sum(target.startswith("socket:") for target in targets) == 3
 
 
 def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_number(mount: Mount) -> None:
