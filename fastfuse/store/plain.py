@@ -104,19 +104,29 @@ class PlainRangeReader:
 
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         request = self._request(ref, start, end)
-        async with self._slots:
-            while self._idle:
-                connection = self._idle.pop()
-                if connection.is_fresh():
-                    # The server may close it at this very moment: then it has not begun to answer.
-                    data = await self._exchange(connection, request, ref, start, end)
-                    if data is not None:
-                        return data
-                connection.close()
-            data = await self._exchange(await self._connect(ref), request, ref, start, end)
+        try:
+            self._slots.acquire_nowait()  # a checkpoint comes with the reply, and one more costs as much as a request
+        except trio.WouldBlock:
+            await self._slots.acquire()
+        try:
+            data = await self._ask(request, ref, start, end)
+        finally:
+            self._slots.release()
         if data is None:
             raise _broken(ref, "the connection was closed without an answer")
         return data
+
+    async def _ask(self, request: bytes, ref: ObjectRef, start: int, end: int) -> Buffer | None:
+        """Over an idle connection, or else a new one; None where even that was closed without an answer."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_fresh():
+                # The server may close it at this very moment: then it has not begun to answer.
+                data = await self._exchange(connection, request, ref, start, end)
+                if data is not None:
+                    return data
+            connection.close()
+        return await self._exchange(await self._connect(ref), request, ref, start, end)
 
     async def _connect(self, ref: ObjectRef) -> Connection:
         config = self._session.config

@@ -37,8 +37,9 @@ class Signer:
         if credentials.token:
             headers["x-amz-security-token"] = credentials.token
         signed = {"host": host, **headers}
-        names = ";".join(sorted(signed))
-        lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
+        ordered = sorted(signed)
+        names = ";".join(ordered)
+        lines = "".join([f"{name}:{signed[name]}\n" for name in ordered])
         canonical = hashlib.sha256(f"GET\n{path}\n\n{lines}\n{names}\n{_NO_BODY}".encode()).hexdigest()
         key = self._day_key(credentials, at[:8])
         signature = _digest(key, f"{_ALGORITHM}\n{at}\n{self._scope}\n{canonical}").hex()
