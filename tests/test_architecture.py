@@ -77,10 +77,13 @@ LAYERS: Mapping[str, Row] = {
     "indexing.*": row(
         "errors indexing.* listing.* sources.uri store.base store.boto store.session store.whole", "trio"
     ),
-    "readahead.window": row("readahead.config"),
     "readahead.announced": row(),
     "readahead.delivered": row(),
     "readahead.listed": row(),
+    "readahead.load": row(),
+    "readahead.pace": row("readahead.load"),
+    "readahead.cursor": row("readahead.pace"),
+    "readahead.window": row("readahead.config readahead.cursor readahead.pace"),
     "readahead.*": row("errors objects readahead.* store.base", "cachetools trio"),
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
     "mount.settings": row("indexing.origin sources.uri store.base"),
@@ -131,7 +134,8 @@ LAYERS: Mapping[str, Row] = {
 READS_ENVIRONMENT = {"cli", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("readahead.window", "readahead.announced", "readahead.delivered", "readahead.listed"),
+    *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
+    *("readahead.load", "readahead.pace", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.uri"),
 }

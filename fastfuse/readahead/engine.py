@@ -8,6 +8,7 @@ import trio
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.delivered import Delivered
+from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
 from fastfuse.readahead.stream import ReadCounts, Stream
@@ -51,6 +52,7 @@ class ReadEngine:
         self._pool = PartPool(config)
         self._streams: dict[int, Stream] = {}
         self._counts = ReadCounts()
+        self._service = ServicePace()
         self._delivered = Delivered()
         # Files that are open, and that had been opened before.
         self._reopened: set[int] = set()
@@ -136,6 +138,6 @@ class ReadEngine:
                 return stream
             self.release(inode)
         file = self._pool.open(inode, ref)
-        stream = Stream(file, self._reader, self._pool, self._config, self._nursery, self._counts)
+        stream = Stream(file, self._reader, self._pool, self._config, self._nursery, self._counts, self._service)
         self._streams[inode] = stream
         return stream

@@ -102,6 +102,10 @@ class PartPool:
         """How much one file may have ahead of its readers now."""
         return self._share.share
 
+    @property
+    def parts_in_flight(self) -> int:
+        return self._in_flight
+
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
         """The parts of `ref`, with what is left from an earlier reader. Parts of any other version are dropped."""
         file = self._files.get(inode)

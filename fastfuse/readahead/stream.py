@@ -10,9 +10,11 @@ import trio
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.cursor import Cursor
+from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.window import Cursor, Window
+from fastfuse.readahead.window import Window
 from fastfuse.store.base import RangeReader
 
 __all__ = ["ReadCounts", "Stream"]
@@ -40,7 +42,7 @@ class Stream:
     nothing with it: the fetch goes on for the others, and ends in the pool.
     """
 
-    __slots__ = ("_counts", "_cursor", "_nursery", "_part", "_pool", "_reader", "_window", "file")
+    __slots__ = ("_counts", "_cursor", "_nursery", "_part", "_pool", "_reader", "_service", "_window", "file")
 
     def __init__(
         self,
@@ -50,13 +52,15 @@ class Stream:
         config: ReadaheadConfig,
         nursery: trio.Nursery,
         counts: ReadCounts,
+        service: ServicePace,
     ) -> None:
         self.file = file
         self._reader = reader
         self._pool = pool
         self._nursery = nursery
         self._counts = counts
-        self._window = Window(file.ref.size_bytes, config)
+        self._service = service
+        self._window = Window(file.ref.size_bytes, config, service)
         self._cursor: Cursor | None = None
         # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
         self._part = _NO_PART
@@ -80,7 +84,9 @@ class Stream:
             self._part = part
             self._pool.touch(part)
             self._resize()
-        self._read_ahead(cursor)
+            self._window.came(cursor, trio.current_time())
+            # Once in a part: a window has a part to spare.
+            self._read_ahead(cursor)
         return piece
 
     @property
@@ -104,6 +110,7 @@ class Stream:
     def close(self) -> None:
         """The last handle is closed: nothing more is read ahead."""
         self._cursor = None
+        self._window.closed()
         self._pool.close(self.file)
 
     async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
@@ -115,14 +122,20 @@ class Stream:
             self._read_ahead(cursor)
             part = self.file.at(offset)
             if part is not None and end <= part.end:
-                return await self._next_piece(cursor, offset, end)
-            joined = bytearray(end - offset)
-            done = 0
-            while done < len(joined):
-                done += await self._copy_piece(cursor, offset + done, end, memoryview(joined)[done:])
-            return memoryview(joined).toreadonly()
+                piece = await self._next_piece(cursor, offset, end)
+            else:
+                piece = await self._join_pieces(cursor, offset, end)
+            self._window.came(cursor, trio.current_time())
+            return piece
         finally:
             self._pool.leave(self.file)
+
+    async def _join_pieces(self, cursor: Cursor, offset: int, end: int) -> memoryview:
+        joined = bytearray(end - offset)
+        done = 0
+        while done < len(joined):
+            done += await self._copy_piece(cursor, offset + done, end, memoryview(joined)[done:])
+        return memoryview(joined).toreadonly()
 
     async def _copy_piece(self, cursor: Cursor, offset: int, end: int, into: memoryview) -> int:
         """Copies, so that no part is held while the read waits for the next; how many bytes it got."""
@@ -142,6 +155,9 @@ class Stream:
             return self._take(part, offset, min(end, part.end))
         self._counts.waits += 1
         self._pool.pin(part)
+        pace = cursor.pace
+        if pace is not None:
+            pace.waits(trio.current_time())
         try:
             await part.arrived.wait()
             if part.error is not None:
@@ -151,6 +167,8 @@ class Stream:
             return self._take(part, offset, min(end, part.end))
         finally:
             self._pool.unpin(part)
+            if pace is not None:
+                pace.goes_on(trio.current_time())
 
     def _take(self, part: Part, offset: int, end: int) -> memoryview:
         data = part.data
@@ -184,12 +202,22 @@ class Stream:
             start, end = wanted
             part = self.file.at(start)
             if part is None:
+                if self._service.is_full(self._pool.parts_in_flight):
+                    return
                 part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
                 if part is None:
                     return
                 self._counts.ahead_parts += 1
                 self._nursery.start_soon(self._fetch, part)
             window.commanded(cursor, part.end)
+
+    async def _get(self, part: Part) -> Buffer:
+        """The GET itself, timed."""
+        began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
+        data = await self._reader.get_range(self.file.ref, part.start, part.end)
+        took_s = trio.current_time() - began_s
+        self._service.landed(part.size_bytes, took_s, (in_flight + self._pool.parts_in_flight) // 2)
+        return data
 
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, or tell those who wait for it why not. Raises nothing but `Cancelled`."""
@@ -200,7 +228,7 @@ class Stream:
                 if part.error is not None:
                     return
                 started_s = trio.current_time()
-            data = await self._reader.get_range(self.file.ref, part.start, part.end)
+            data = await self._get(part)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
             raise

@@ -213,13 +213,15 @@ async def test_more_open_files_than_parts_of_memory_are_all_read_right() -> None
         assert engine.statistics().pool.held_bytes <= SMALL.memory_limit_bytes // 8
 
 
-async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader() -> None:
+async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader(
+    autojump_clock: MockClock,
+) -> None:
     ref = listed("a", 2 * MIB)
-    reader = ScriptedReader()
+    reader = ScriptedReader(delay_s=0.1)
     async with running(reader) as engine:
         for offset in range(0, MIB, 16 * KIB):
             await engine.read(1, ref, offset, 16 * KIB)
-            await settled()
+        await trio.sleep(1)
         # Readahead has three quarters of 1 MiB, of which one reader may have as much, in whole parts.
         assert max(end for _, end in reader.ranges("a")) == MIB + 512 * KIB
 

@@ -1,9 +1,12 @@
 """The window's decisions, one situation each; `test_window_model` has the properties."""
 
+import random
+
 import pytest
 
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.config import Share
+from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB, MIB
 from tests.readahead.window_model import EndlessPool
@@ -13,21 +16,27 @@ GIB = 1 << 30
 
 
 def reading(size_bytes: int, config: ReadaheadConfig = CONFIG) -> EndlessPool:
-    return EndlessPool(Window(size_bytes, config), size_bytes, config)
+    return EndlessPool(Window(size_bytes, config, ServicePace()), size_bytes, config)
 
 
-def test_a_reader_from_0_gets_a_small_first_part_and_one_more_ahead() -> None:
+def test_a_reader_from_0_gets_the_first_mib_in_small_parts_side_by_side_and_one_more_ahead() -> None:
     pool = reading(GIB)
     pool.read(0, 128 * KIB)
-    assert pool.demanded == [(0, MIB)]
-    assert pool.ahead == [(MIB, 2 * MIB)]
+    assert pool.demanded == [(0, 256 * KIB)]
+    assert pool.ahead == [(256 * KIB, 512 * KIB), (512 * KIB, 768 * KIB), (768 * KIB, MIB), (MIB, 2 * MIB)]
 
 
-def test_parts_double_and_are_then_cut_at_multiples_of_the_part_size() -> None:
+def test_a_first_request_of_a_mib_is_demanded_in_the_same_small_parts() -> None:
+    pool = reading(GIB)
+    pool.read(0, MIB)
+    assert pool.demanded == [(quarter * 256 * KIB, (quarter + 1) * 256 * KIB) for quarter in range(4)]
+
+
+def test_parts_grow_to_a_quarter_of_the_run_and_are_then_cut_at_multiples_of_the_part_size() -> None:
     pool = reading(64 * MIB)
     pool.read_through(0, 64 * MIB, MIB)
-    sizes = [(end - start) // MIB for start, end in pool.fetched]
-    assert sizes == [1, 1, 2, 4, 8, 8, 8, 8, 8, 8, 8]
+    sizes = [(end - start) / MIB for start, end in pool.fetched]
+    assert sizes == [0.25] * 4 + [1] * 7 + [2] * 4 + [4] * 4 + [8] * 4
 
 
 def test_the_window_grows_with_the_run_up_to_its_cap() -> None:
@@ -54,7 +63,7 @@ def test_a_file_of_5_mib_is_one_get_at_its_first_read() -> None:
 def test_a_short_rest_at_the_end_belongs_to_the_last_part() -> None:
     pool = reading(8 * MIB + 10)
     pool.read_through(0, 8 * MIB + 10, MIB)
-    assert pool.fetched[-1] == (4 * MIB, 8 * MIB + 10)
+    assert pool.fetched[-1] == (7 * MIB, 8 * MIB + 10)
 
 
 def test_a_random_read_gets_its_pages_and_nothing_ahead() -> None:
@@ -65,8 +74,8 @@ def test_a_random_read_gets_its_pages_and_nothing_ahead() -> None:
 
 def test_a_random_read_at_the_end_stops_at_the_end() -> None:
     pool = reading(10 * MIB + 100)
-    pool.read(10 * MIB + 10, 10 * MIB + 100)
-    assert pool.fetched == [(10 * MIB, 10 * MIB + 100)]
+    pool.read(9 * MIB + 10, 10 * MIB + 100)
+    assert pool.fetched == [(9 * MIB, 10 * MIB + 100)]
 
 
 def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_reader() -> None:
@@ -75,14 +84,14 @@ def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_r
     pool.read(101 * MIB, 102 * MIB)
     assert pool.ahead == []
     pool.read(102 * MIB, 103 * MIB)
-    assert pool.demanded == [(100 * MIB, 101 * MIB), (101 * MIB, 102 * MIB), (102 * MIB, 104 * MIB)]
-    assert pool.ahead[0] == (104 * MIB, 108 * MIB)
+    assert pool.demanded == [(100 * MIB, 101 * MIB), (101 * MIB, 102 * MIB), (102 * MIB, 103 * MIB)]
+    assert pool.ahead[0] == (103 * MIB, 104 * MIB)
 
 
 def test_a_reader_from_the_middle_comes_to_the_same_cuts_as_one_from_the_start() -> None:
     pool = reading(GIB)
     pool.read_through(100 * MIB + 12 * KIB, 300 * MIB, 128 * KIB)
-    late = [span for span in pool.fetched if span[0] >= 128 * MIB]
+    late = [span for span in pool.fetched if span[0] >= 144 * MIB]
     assert late
     assert all(start % (8 * MIB) == 0 and end - start == 8 * MIB for start, end in late)
 
@@ -166,14 +175,14 @@ def test_two_readers_in_step_share_one_cursor() -> None:
 
 
 def test_a_refused_part_is_wanted_again_at_the_next_question() -> None:
-    window = Window(GIB, CONFIG)
+    window = Window(GIB, CONFIG, ServicePace())
     cursor = window.read(0, MIB)
     window.demand(cursor, 0, MIB, (0, GIB))
     assert window.next_ahead(cursor) == window.next_ahead(cursor) == (MIB, 2 * MIB)
 
 
 def test_a_hole_in_what_was_read_ahead_is_fetched_in_whole_parts_and_the_window_starts_behind_it() -> None:
-    window = Window(GIB, CONFIG)
+    window = Window(GIB, CONFIG, ServicePace())
     for step in range(64):
         cursor = window.read(step * MIB, (step + 1) * MIB)
     window.commanded(cursor, 190 * MIB)
@@ -226,13 +235,13 @@ def test_random_reads_after_the_header_get_no_more_than_the_headers_own_readahea
 
 
 def test_an_early_request_ahead_of_a_reader_without_readahead_fetches_the_readers_next_part() -> None:
-    window = Window(GIB, CONFIG)
+    window = Window(GIB, CONFIG, ServicePace())
     for step in range(16):
         cursor = window.read(step * MIB, (step + 1) * MIB)
     early = window.read(18 * MIB, 19 * MIB)
     assert not early.sequential
-    assert window.demand(early, 18 * MIB, 19 * MIB, (16 * MIB, GIB)) == [(16 * MIB, 24 * MIB)]
-    assert window.next_ahead(cursor) == (24 * MIB, 32 * MIB)
+    assert window.demand(early, 18 * MIB, 19 * MIB, (16 * MIB, GIB)) == [(16 * MIB, 20 * MIB)]
+    assert window.next_ahead(cursor) == (20 * MIB, 24 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +257,190 @@ def test_an_early_request_ahead_of_a_reader_without_readahead_fetches_the_reader
     ],
 )
 def test_parts_suit_the_share(share: Share, part_bytes: int) -> None:
-    window = Window(GIB, CONFIG)
+    window = Window(GIB, CONFIG, ServicePace())
     window.resize(share)
     cursor = window.read(0, GIB // 2)
     window.demand(cursor, 0, 4096, (0, GIB))
     assert window.demand(cursor, GIB // 2, GIB // 2 + 1, (GIB // 2, GIB)) == [(GIB // 2, GIB // 2 + part_bytes)]
+
+
+@pytest.mark.parametrize("skipped", [4 * KIB, 100 * KIB, 127 * KIB])
+def test_jumps_forward_over_less_than_a_request_stay_one_sequential_reader(skipped: int) -> None:
+    pool = reading(GIB)
+    for step in range(300):
+        offset = 100 * MIB + step * (128 * KIB + skipped)
+        cursor = pool.read(offset, offset + 128 * KIB)
+    assert cursor.sequential
+    assert len(pool.window.cursors) == 1
+    assert len(pool.demanded) <= 4
+
+
+def test_a_jump_back_into_what_was_read_goes_on_as_fast_as_before() -> None:
+    pool = reading(4 * GIB)
+    pool.read_through(0, 512 * MIB, MIB)
+    demanded = len(pool.demanded)
+    pool.read_through(500 * MIB + 300 * KIB, 530 * MIB, 128 * KIB)
+    assert len(pool.demanded) == demanded
+    assert pool.bytes_ahead > 300 * MIB
+
+
+def test_a_jump_forward_into_what_was_read_ahead_goes_on_as_fast_as_before() -> None:
+    pool = reading(4 * GIB)
+    pool.read_through(0, 512 * MIB, MIB)
+    demanded = len(pool.demanded)
+    pool.read_through(600 * MIB, 604 * MIB, MIB)
+    assert len(pool.demanded) == demanded
+    assert pool.bytes_ahead > 300 * MIB
+
+
+def test_a_jump_far_back_is_a_new_reader() -> None:
+    pool = reading(4 * GIB)
+    pool.read_through(0, 512 * MIB, MIB)
+    pool.read_through(100 * MIB, 110 * MIB, MIB)
+    assert pool.window.cursors[-1].credit_bytes == 0
+
+
+def test_a_look_at_the_footer_is_one_get_of_the_tail_and_starts_nothing() -> None:
+    size = GIB + 1000
+    pool = reading(size)
+    pool.read(size - 8, size)
+    for offset in (size - 60 * KIB, size - 50 * KIB, size - 128 * KIB):
+        pool.read(offset, offset + 10 * KIB)
+    tail = (size - 128 * KIB) // 4096 * 4096
+    assert pool.fetched == [(tail, size)]
+
+
+def test_the_footer_of_a_parquet_file_then_its_columns_are_random_reads_of_just_what_was_asked() -> None:
+    size = 256 * MIB
+    pool = reading(size)
+    pool.read(size - 8, size)
+    pool.read(size - 100 * KIB, size - 8)
+    for offset, length in ((4, 700 * KIB), (90 * MIB, 300 * KIB), (17 * MIB, 512 * KIB), (200 * MIB, 40 * KIB)):
+        pool.read(offset, offset + length)
+    assert pool.demanded[0] == (size - 128 * KIB, size)
+    assert all(end - start <= 700 * KIB + 8 * KIB for start, end in pool.demanded[1:])
+
+
+def test_a_footer_before_a_sequential_reader_changes_nothing_for_it() -> None:
+    plain, with_footer = reading(64 * MIB), reading(64 * MIB)
+    with_footer.read(64 * MIB - 22, 64 * MIB)
+    for pool in (plain, with_footer):
+        pool.read_through(0, 32 * MIB, MIB)
+    assert with_footer.fetched[1:21] == plain.fetched[:20]
+
+
+def test_a_footer_between_random_reads_does_not_count_as_one() -> None:
+    pool = reading(GIB)
+    for place in range(1, 6):
+        pool.read(place**2 * 7 * MIB, place**2 * 7 * MIB + MIB)
+    pool.read(GIB - 22, GIB)
+    pool.read_through(500 * MIB, 501 * MIB, 128 * KIB)
+    assert not pool.window.cursors[-1].sequential
+
+
+def test_the_tail_of_a_small_file_is_all_of_it() -> None:
+    pool = reading(90 * KIB)
+    pool.read(90 * KIB - 22, 90 * KIB)
+    pool.read(0, 90 * KIB)
+    assert pool.fetched == [(0, 90 * KIB)]
+
+
+def test_equal_pieces_at_equal_distances_are_fetched_ahead_and_nothing_between_them() -> None:
+    pool = reading(GIB)
+    for piece in range(100):
+        offset = MIB + 100 + piece * 5 * MIB
+        pool.read(offset, offset + 64 * KIB)
+    assert len(pool.demanded) == 4
+    # 64 more are on their way: as many as the share has connections.
+    assert sum(end - start for start, end in pool.fetched) <= (100 + 64) * (64 + 4) * KIB
+
+
+def test_pieces_of_two_requests_are_a_stride_too() -> None:
+    pool = reading(GIB)
+    for piece in range(50):
+        pool.read_through(MIB + piece * 10 * MIB, MIB + piece * 10 * MIB + 256 * KIB, 128 * KIB)
+    assert len(pool.demanded) <= 8
+
+
+def test_two_readers_in_strides_who_take_turns_are_told_apart_once_they_run() -> None:
+    pool = reading(16 * GIB)
+    for piece in range(4):
+        pool.read(GIB + piece * 5 * MIB, GIB + piece * 5 * MIB + 64 * KIB)
+    for piece in range(4):
+        pool.read(8 * GIB + piece * 7 * MIB, 8 * GIB + piece * 7 * MIB + 64 * KIB)
+    demanded = len(pool.demanded)
+    for piece in range(4, 40):
+        pool.read(GIB + piece * 5 * MIB, GIB + piece * 5 * MIB + 64 * KIB)
+        pool.read(8 * GIB + piece * 7 * MIB, 8 * GIB + piece * 7 * MIB + 64 * KIB)
+    assert len(pool.demanded) == demanded
+
+
+def test_random_reads_of_two_requests_are_one_get_each_once_two_were_alike() -> None:
+    pool = reading(GIB)
+    for place in range(1, 11):
+        offset = place**2 * 7 * MIB
+        pool.read_through(offset, offset + 256 * KIB, 128 * KIB)
+    assert pool.demanded[:4] == [
+        (place**2 * 7 * MIB + half * 128 * KIB, place**2 * 7 * MIB + (half + 1) * 128 * KIB)
+        for place in (1, 2)
+        for half in (0, 1)
+    ]
+    assert pool.demanded[4:] == [(place**2 * 7 * MIB, place**2 * 7 * MIB + 256 * KIB) for place in range(3, 11)]
+    assert pool.ahead == []
+
+
+def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_readers_once_some_ended() -> None:
+    pool = reading(100 * GIB)
+    places = random.Random(1)
+    fetched = []
+    for _ in range(30):
+        offsets = [places.randrange(100, 99_000) * MIB for _ in range(4)]
+        for step in range(4):
+            for offset in offsets:
+                pool.read(offset + step * MIB, offset + (step + 1) * MIB)
+        fetched.append(sum(end - start for start, end in pool.fetched))
+    assert fetched[-1] - fetched[5] <= 1.05 * 24 * 4 * 4 * MIB
+
+
+def test_purely_random_reads_fetch_little_more_than_was_asked() -> None:
+    pool = reading(GIB)
+    places = random.Random(2)
+    asked = 0
+    for _ in range(400):
+        offset = places.randrange(GIB - 256 * KIB)
+        pool.read(offset, offset + 256 * KIB)
+        asked += 256 * KIB
+    assert sum(end - start for start, end in pool.fetched) <= 1.15 * asked
+
+
+def test_a_window_that_is_known_holds_no_more_than_the_reader_needs() -> None:
+    service = ServicePace()
+    for _ in range(50):
+        service.landed(8 * MIB, 0.1, 1)
+    pool = EndlessPool(Window(4 * GIB, CONFIG, service), 4 * GIB, CONFIG)
+    for step in range(1024):
+        cursor = pool.read(step * MIB, (step + 1) * MIB)
+        pool.window.came(cursor, step * 0.01)  # 100 MiB/s
+    assert pool.bytes_ahead <= 24 * MIB
+
+
+def test_where_files_are_read_to_the_end_the_next_one_has_its_whole_window_at_its_first_read() -> None:
+    service = ServicePace()
+    for _ in range(50):
+        service.landed(8 * MIB, 0.1, 1)
+    for _ in range(5):
+        window = Window(64 * MIB, CONFIG, service)
+        pool = EndlessPool(window, 64 * MIB, CONFIG)
+        pool.read(0, MIB)
+        first_ahead = pool.bytes_ahead
+        for step in range(1, 64):
+            cursor = pool.read(step * MIB, (step + 1) * MIB)
+            window.came(cursor, step * 0.001)
+        window.closed()
+    assert first_ahead == 63 * MIB
+    pool = EndlessPool(Window(64 * MIB, CONFIG, service), 64 * MIB, CONFIG)
+    pool.read(0, MIB)
+    pool.window.closed()
+    pool = EndlessPool(Window(64 * MIB, CONFIG, service), 64 * MIB, CONFIG)
+    pool.read(0, MIB)
+    assert pool.bytes_ahead <= 4 * MIB

@@ -2,7 +2,9 @@
 
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.config import PAGE_BYTES
-from fastfuse.readahead.window import Cursor, Window
+from fastfuse.readahead.cursor import Cursor
+from fastfuse.readahead.window import Window
+from tests.readahead.readers import KIB
 
 
 class EndlessPool:
@@ -42,18 +44,26 @@ class EndlessPool:
                 continue
             for start, part_end in self.window.demand(cursor, position, end, gap):
                 if not any(c.sequential and c.position <= end for c in (cursor, *self.window.cursors)):
-                    assert start >= offset - offset % PAGE_BYTES
-                    assert part_end <= end + -end % PAGE_BYTES
+                    self._check_random(cursor, start, part_end, (offset, end))
                 self.fetch(start, part_end)
                 self.demanded.append((start, part_end))
                 position = part_end
         self._read_ahead(cursor)
         return cursor
 
+    def _check_random(self, cursor: Cursor, start: int, part_end: int, asked: tuple[int, int]) -> None:
+        """A part for a read of no sequential reader: its pages, the tail, or a run as long as others were."""
+        offset, end = asked
+        if cursor.is_tail:
+            offset, end = min(offset, max(0, self.size_bytes - 128 * KIB)), self.size_bytes
+        end = max(end, offset + max(other.run_bytes for other in (cursor, *self.window.cursors)))
+        assert start >= offset - offset % PAGE_BYTES
+        assert part_end <= end + -end % PAGE_BYTES
+
     def _read_ahead(self, cursor: Cursor) -> None:
         while (wanted := self.window.next_ahead(cursor)) is not None:
             start, end = wanted
-            assert cursor.sequential
+            assert cursor.sequential or cursor.is_strided
             assert start >= cursor.position
             assert end <= cursor.position + self.config.max_window_bytes
             gap = self.gap(start)

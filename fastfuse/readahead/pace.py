@@ -1,0 +1,188 @@
+"""How long GETs take and how fast a reader reads: what a window is made of. Pure: every time is an argument.
+
+A part is asked for when the reader is one window before it, and is there one GET's time later. So a window that holds
+what the reader takes during one GET's time at most keeps it fed, and a larger one brings nothing: the product of
+bandwidth and delay, with the reader's own bandwidth.
+
+* `ServicePace` is the service as all files of a mount see it: the time of a GET by its size, with its jitter, and how
+  many at once are worth having (`load`).
+* `ReaderPace` is one reader: the most it has taken lately in one GET's time, on a clock that stands still while the
+  reader waits for bytes. A reader that pauses and then reads in bursts is therefore known by its bursts.
+"""
+
+from collections import deque
+from itertools import pairwise
+
+from fastfuse.readahead.load import Load
+
+__all__ = ["ReaderPace", "ServicePace"]
+
+# Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two. (TCP takes an
+# eighth, with fewer samples per round trip; RFC 6298.)
+_WEIGHT = 1 / 16
+# A reader waits for each of its parts in order, and with twenty on their way one in fifty that is late is always among
+# them: so a window is made for the latest, which is forgotten by half in 90 GETs.
+_LATE_WEIGHT = 1 / 128
+# The least time is that of so many GETs, and forgotten in about a thousand.
+_LEAST_SAMPLES = 4
+_LEAST_WEIGHT = 1 / 1024
+# What smaller GETs take tells of a larger one (256 KiB of 8 MiB), but not that of a few pages.
+_SIMILAR_OCTAVES = 5
+# One GET that was retried says little about the next, but a service that became slower is believed step by step.
+_LARGEST_STEP = 4
+
+# The reader's own margin: what it took at most, and a quarter; twice that after it had to wait for bytes, and then
+# less with every part, by half in half a GiB.
+_MARGIN = 1.25
+_WAITED_MARGIN = 2.0
+_MARGIN_WEIGHT = 1 / 64
+# So many files in a row that were read to their end make it likely that the next one is too.
+_WHOLE_FILES = 4
+
+
+class _Time:
+    """How long GETs of about one size take: on average, the late ones, and when there were few of them."""
+
+    __slots__ = ("late_s", "least_s", "mean_s", "samples")
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.mean_s = self.late_s = 0.0
+        self.least_s = float("inf")
+
+    def add(self, took_s: float) -> None:
+        self.samples += 1
+        if self.samples > _LEAST_SAMPLES:
+            took_s = min(took_s, _LARGEST_STEP * self.mean_s)
+        self.mean_s += max(_WEIGHT, 1 / self.samples) * (took_s - self.mean_s)
+        self.late_s = max(took_s, self.late_s + _LATE_WEIGHT * (self.mean_s - self.late_s))
+        if self.samples >= _LEAST_SAMPLES:
+            self.least_s = min(self.least_s, self.mean_s)
+            self.least_s += _LEAST_WEIGHT * (self.mean_s - self.least_s)
+
+
+class ServicePace:
+    """The GETs of one mount, of whatever file."""
+
+    __slots__ = ("_load", "_times", "_usual_window_bytes", "_whole_files")
+
+    def __init__(self) -> None:
+        # By octave of the size.
+        self._times: dict[int, _Time] = {}
+        self._load = Load()
+        # What readers needed lately, and how many files in a row they read to the end.
+        self._usual_window_bytes = 0
+        self._whole_files = 0
+
+    @property
+    def ramp_bytes(self) -> int:
+        """The window of who opens a file now, if it is likely that it is read to the end; or else 0."""
+        return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
+
+    def closed(self, *, was_whole: bool) -> None:
+        """A file of more than a part was closed, read from its first to its last byte or not."""
+        self._whole_files = self._whole_files + 1 if was_whole else 0
+
+    def needed(self, window_bytes: int, *, or_more: bool = False) -> None:
+        """A reader is kept fed by `window_bytes`."""
+        usual = self._usual_window_bytes
+        if not usual or (or_more and usual < window_bytes):
+            self._usual_window_bytes = window_bytes
+        elif not or_more:
+            self._usual_window_bytes = usual + int(_WEIGHT * (window_bytes - usual))
+
+    def landed(self, size_bytes: int, took_s: float, in_flight: int) -> None:
+        """A GET brought `size_bytes` in `took_s`, among `in_flight` on average, itself included."""
+        size = size_bytes.bit_length()
+        self._times.setdefault(size, _Time()).add(took_s)
+        self._load.landed(size_bytes, took_s, in_flight, min(took_s, self._alone_s(size)))
+
+    def get_s(self, size_bytes: int) -> float | None:
+        """How long a GET of `size_bytes` takes when it is late; None before the first one of any size.
+
+        An upper bound where there was none of this size: a larger one took longer, and a smaller one in proportion.
+        """
+        size = size_bytes.bit_length()
+        times = self._times
+        if not times:
+            return None
+        nearest = min((other for other in times if other >= size), default=max(times))
+        return times[nearest].late_s * (1 << max(0, size - nearest))
+
+    def _alone_s(self, size: int) -> float:
+        """How long a GET of the octave `size` takes at least; large ones may have been seen among many others only."""
+        times = self._times
+        least_s = times[size].least_s
+        smaller = sorted(other for other in times if size - _SIMILAR_OCTAVES <= other < size)
+        for first, second in pairwise(smaller):
+            first_s, second_s = times[first].least_s, times[second].least_s
+            per_byte_s = max(0.0, second_s - first_s) / ((1 << second) - (1 << first))
+            least_s = min(least_s, second_s + per_byte_s * ((1 << size) - (1 << second)))
+        return least_s
+
+    def is_full(self, in_flight: int) -> bool:
+        """Whether one more GET than these would only make the others take longer."""
+        limit = self._load.limit
+        return limit is not None and in_flight >= limit
+
+
+class ReaderPace:
+    """One sequential reader. `limit_bytes` is the window that keeps it fed; `None` while that is not known."""
+
+    __slots__ = (
+        *("_margin", "_peak_bytes", "_service", "_trail", "_wait_began_s", "_waited_s", "_waiting"),
+        *("limit_bytes", "ramp_bytes"),
+    )
+
+    def __init__(self, service: ServicePace, ramp_bytes: int = 0) -> None:
+        self._service = service
+        # Where the reader was when on its own clock, for as long as one GET takes: the oldest is about that old.
+        self._trail: deque[tuple[float, int]] = deque()
+        self._peak_bytes = 0.0
+        self._margin = _WAITED_MARGIN
+        self._waiting = 0
+        self._waited_s = self._wait_began_s = 0.0
+        self.limit_bytes: int | None = None
+        # The window to begin with; without it, it grows with what is read.
+        self.ramp_bytes = ramp_bytes
+
+    def successor(self) -> "ReaderPace":
+        """The same reader at another place of the file."""
+        other = ReaderPace(self._service, self.ramp_bytes)
+        other._peak_bytes, other._margin = self._peak_bytes, self._margin
+        other.limit_bytes = self.limit_bytes
+        return other
+
+    def waits(self, now_s: float) -> None:
+        """A read of this reader finds that its bytes are not there."""
+        if not self._waiting:
+            self._wait_began_s = now_s
+        self._waiting += 1
+        self._margin = _WAITED_MARGIN
+
+    def goes_on(self, now_s: float) -> None:
+        """A read that waited does so no more."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._waited_s += now_s - self._wait_began_s
+
+    def came(self, position: int, part_bytes: int, now_s: float) -> None:
+        """The reader has taken bytes of another part, and all before `position`; its parts are of `part_bytes`."""
+        get_s = self._service.get_s(part_bytes)
+        if get_s is None:
+            return
+        clock_s = (self._wait_began_s if self._waiting else now_s) - self._waited_s
+        trail = self._trail
+        trail.append((clock_s, position))
+        while len(trail) > 2 and trail[1][0] <= clock_s - get_s:
+            trail.popleft()
+        self._margin += _MARGIN_WEIGHT * (_MARGIN - self._margin)
+        span_s = clock_s - trail[0][0]
+        if span_s < get_s or not span_s:
+            self._service.needed(part_bytes + int(self._margin * (position - trail[0][1])), or_more=True)
+            return
+        # In steps of parts: what was taken since the first step within the time, or else at the rate of the last.
+        taken = max(position - trail[1][1], (position - trail[0][1]) * get_s / span_s)
+        self._peak_bytes += (taken - self._peak_bytes) * (1 if taken > self._peak_bytes else _WEIGHT)
+        self.limit_bytes = part_bytes + int(self._margin * self._peak_bytes)
+        self._service.needed(self.limit_bytes)

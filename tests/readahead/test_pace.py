@@ -1,0 +1,207 @@
+"""What a GET takes, and what a reader needs ahead, in times that the test makes up."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.readahead.pace import ReaderPace, ServicePace
+from tests.readahead.readers import KIB, MIB
+
+PART = 8 * MIB
+GET_S = 0.113
+
+
+def service(took_s: float = GET_S) -> ServicePace:
+    known = ServicePace()
+    for _ in range(100):
+        known.landed(PART, took_s, 1)
+    return known
+
+
+def read_on(
+    pace: ReaderPace, parts: int, part_s: float, began_s: float = 0.0, waited_s: float = 0.0, first: int = 0
+) -> float:
+    """`parts` more, each read in `part_s` after a wait; the time at the end."""
+    now_s = began_s
+    for part in range(first, first + parts):
+        if waited_s:
+            pace.waits(now_s)
+            now_s += waited_s
+            pace.goes_on(now_s)
+        pace.came(part * PART, PART, now_s)
+        now_s += part_s
+    return now_s
+
+
+def limit_of(pace: ReaderPace) -> int:
+    assert pace.limit_bytes is not None
+    return pace.limit_bytes
+
+
+def test_before_any_get_nothing_is_known() -> None:
+    assert ServicePace().get_s(PART) is None
+    pace = ReaderPace(ServicePace())
+    read_on(pace, 100, 0.01)
+    assert pace.limit_bytes is None
+
+
+def test_gets_that_vary_count_as_long_as_nearly_all_of_them_take() -> None:
+    known = ServicePace()
+    chances = random.Random(1)
+    for _ in range(400):
+        known.landed(PART, chances.lognormvariate(-2, 0.3), 1)
+    took_s = known.get_s(PART)
+    assert took_s is not None
+    later = sum(chances.lognormvariate(-2, 0.3) > took_s for _ in range(1000))
+    assert later < 50
+    assert took_s < 0.135 * 3
+
+
+def test_one_get_that_was_retried_counts_for_little_and_is_forgotten() -> None:
+    known = service(0.1)
+    known.landed(PART, 30.0, 1)
+    assert known.get_s(PART) == pytest.approx(0.4)
+    for _ in range(300):
+        known.landed(PART, 0.1, 1)
+    assert known.get_s(PART) == pytest.approx(0.1, rel=0.4)
+
+
+def test_a_slower_service_is_believed_within_a_window() -> None:
+    known = service(0.1)
+    for _ in range(48):
+        known.landed(PART, 0.5, 1)
+    assert (known.get_s(PART) or 0) > 0.45
+
+
+def test_a_size_that_was_not_fetched_yet_is_bounded_by_the_ones_that_were() -> None:
+    known = ServicePace()
+    known.landed(MIB, 0.03, 1)
+    assert known.get_s(PART) == pytest.approx(0.24)
+    assert known.get_s(4 * KIB) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("bytes_per_s", [10e6, 100e6, 1e9])
+def test_a_steady_reader_needs_its_rate_times_the_time_of_a_get_and_a_margin(bytes_per_s: float) -> None:
+    pace = ReaderPace(service())
+    read_on(pace, 300, PART / bytes_per_s)
+    product = bytes_per_s * GET_S
+    assert product + PART <= limit_of(pace) <= 1.5 * product + 2 * PART
+
+
+def test_time_spent_waiting_is_not_the_readers() -> None:
+    waiting, fed = ReaderPace(service()), ReaderPace(service())
+    read_on(waiting, 300, 0.01, waited_s=0.2)
+    read_on(fed, 300, 0.01)
+    assert limit_of(waiting) > limit_of(fed) >= 11 * PART
+
+
+def test_reads_that_wait_at_the_same_time_are_one_wait() -> None:
+    pace = ReaderPace(service())
+    for part in range(200):
+        now_s = part * 0.21
+        pace.waits(now_s)
+        pace.waits(now_s + 0.1)
+        pace.goes_on(now_s + 0.15)
+        pace.goes_on(now_s + 0.2)
+        pace.came(part * PART, PART, now_s + 0.2)
+    # 8 MiB in each 10 ms of its own.
+    assert limit_of(pace) >= 11 * PART
+
+
+def test_after_a_wait_the_margin_is_larger_for_a_while() -> None:
+    pace = ReaderPace(service())
+    now_s = read_on(pace, 300, 0.01)
+    before = limit_of(pace)
+    now_s = read_on(pace, 1, 0.01, began_s=now_s, waited_s=0.01, first=300)
+    after = limit_of(pace)
+    assert after > 1.3 * before
+    read_on(pace, 300, 0.01, began_s=now_s, first=301)
+    assert limit_of(pace) < 1.1 * before
+
+
+def test_a_reader_that_becomes_slow_gives_its_window_back_bit_by_bit() -> None:
+    pace = ReaderPace(service())
+    now_s = read_on(pace, 300, 0.01)
+    limits = [limit_of(pace)]
+    for part in range(300, 400):
+        now_s = read_on(pace, 1, 0.5, began_s=now_s, first=part)
+        limits.append(limit_of(pace))
+    assert all(after > 0.85 * before for before, after in pairwise(limits))
+    assert limits[-1] < 2 * PART
+
+
+def test_a_reader_that_pauses_between_bursts_keeps_what_a_burst_takes() -> None:
+    pace = ReaderPace(service())
+    now_s = 0.0
+    for burst in range(20):
+        now_s = read_on(pace, 20, 0.01, began_s=now_s, first=20 * burst) + 5.0
+    # 12 parts are read in one GET's time within a burst.
+    assert limit_of(pace) >= 12 * PART
+
+
+def test_bursts_shorter_than_a_get_need_no_more_than_a_burst() -> None:
+    pace = ReaderPace(service())
+    now_s = 0.0
+    for burst in range(50):
+        now_s = read_on(pace, 3, 0.005, began_s=now_s, first=3 * burst) + 1.0
+    assert 3 * PART <= limit_of(pace) <= 6 * PART
+
+
+def test_a_reader_at_another_place_of_the_file_begins_with_the_same_window() -> None:
+    pace = ReaderPace(service())
+    read_on(pace, 300, 0.01)
+    assert pace.successor().limit_bytes == pace.limit_bytes
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.integers(1, 1 << 30)), max_size=50),
+    get_s=st.floats(0.001, 10),
+)
+def test_whatever_a_reader_does_its_window_is_a_part_at_least_and_no_more_than_twice_what_it_read(
+    steps: list[tuple[float, float, int]], get_s: float
+) -> None:
+    pace = ReaderPace(service(get_s))
+    now_s, position = 0.0, 0
+    for waited_s, read_s, taken in steps:
+        pace.waits(now_s)
+        now_s += waited_s
+        pace.goes_on(now_s)
+        position += taken
+        pace.came(position, PART, now_s)
+        now_s += read_s
+        if pace.limit_bytes is not None:
+            assert PART <= pace.limit_bytes <= PART + 2 * position + 1
+
+
+def test_after_four_whole_files_the_next_begins_with_what_readers_needed() -> None:
+    known = service()
+    read_on(ReaderPace(known), 300, 0.01)
+    for _ in range(3):
+        known.closed(was_whole=True)
+    assert known.ramp_bytes == 0
+    known.closed(was_whole=True)
+    assert known.ramp_bytes >= 11 * PART
+    known.closed(was_whole=False)
+    assert known.ramp_bytes == 0
+
+
+def test_readers_of_files_that_end_within_a_gets_time_tell_at_least_what_they_took() -> None:
+    known = service()
+    read_on(ReaderPace(known), 8, 0.001)
+    for _ in range(4):
+        known.closed(was_whole=True)
+    assert known.ramp_bytes >= 14 * PART
+
+
+def test_a_full_service_refuses_what_is_above_its_limit_only() -> None:
+    known = ServicePace()
+    for in_flight in (1, 2, 4):
+        for _ in range(in_flight):
+            known.landed(PART, 0.12, in_flight)
+    for _ in range(200):
+        known.landed(PART, 0.9, 32)
+    assert known.is_full(32)
+    assert not known.is_full(3)

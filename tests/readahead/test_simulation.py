@@ -1,0 +1,112 @@
+"""The whole engine in simulated time: as fast as its readers or the service, and no more memory than that takes.
+
+20 ms to the first byte and 90 MB/s per connection, unless said otherwise.
+"""
+
+import pytest
+from trio.testing import MockClock
+
+from fastfuse.readahead import ReadaheadConfig
+from tests.readahead.readers import MIB
+from tests.readahead.simulation import Reader, SimulatedService, read_through
+
+GIB = 1 << 30
+PLENTY = ReadaheadConfig(memory_limit_bytes=4 * GIB)
+# What is left for parts of --memory-target 512MiB.
+SHORT = ReadaheadConfig(memory_limit_bytes=432 * MIB)
+FIRST_BYTE_S = 0.02
+CONNECTION_BYTES_PER_S = 90e6
+
+
+def total_bytes_per_s(readers: list[Reader]) -> float:
+    return sum(reader.files * reader.size_bytes for reader in readers) / max(reader.took_s for reader in readers)
+
+
+@pytest.mark.parametrize("bytes_per_s", [10e6, 100e6, 500e6])
+async def test_a_reader_slower_than_the_network_is_never_kept_waiting_and_holds_what_it_needs(
+    autojump_clock: MockClock, bytes_per_s: float
+) -> None:
+    reader = Reader(size_bytes=int(4 * bytes_per_s) // MIB * MIB, bytes_per_s=bytes_per_s)
+    service = SimulatedService()
+    usage = await read_through(service, [reader], ReadaheadConfig())
+    assert reader.read_bytes_per_s > 0.9 * bytes_per_s
+    product_bytes = bytes_per_s * (FIRST_BYTE_S + 8 * MIB / CONNECTION_BYTES_PER_S)
+    # Twice that while it starts; and the parts at both ends of it.
+    assert usage.most_bytes <= 2 * product_bytes + 24 * MIB
+    assert service.fetched_bytes == reader.size_bytes
+
+
+async def test_a_reader_of_a_gigabyte_per_second_gets_nearly_that_from_cold(autojump_clock: MockClock) -> None:
+    reader = Reader(size_bytes=4 * GIB, bytes_per_s=1e9)
+    usage = await read_through(SimulatedService(), [reader], ReadaheadConfig())
+    assert reader.read_bytes_per_s > 0.9e9
+    assert usage.most_bytes <= 256 * MIB
+
+
+@pytest.mark.parametrize(("readers", "bytes_per_s"), [(1, 1e9), (1, 1.5e9), (4, 250e6), (4, 400e6)])
+async def test_in_512_mib_reading_is_as_fast_as_with_memory_without_end(
+    autojump_clock: MockClock, readers: int, bytes_per_s: float
+) -> None:
+    rates = []
+    for config in (SHORT, PLENTY):
+        group = [Reader(size_bytes=GIB, bytes_per_s=bytes_per_s) for _ in range(readers)]
+        await read_through(SimulatedService(), group, config)
+        rates.append(total_bytes_per_s(group))
+    assert rates[0] >= 0.9 * rates[1]
+
+
+async def test_the_first_byte_takes_little_longer_than_one_small_get(autojump_clock: MockClock) -> None:
+    reader = Reader(size_bytes=64 * MIB, bytes_per_s=1e9, files=8)
+    await read_through(SimulatedService(), [reader], ReadaheadConfig())
+    assert max(reader.first_bytes_s) <= 1.2 * FIRST_BYTE_S
+
+
+async def test_the_fifth_of_several_files_that_are_read_whole_starts_at_once_with_all_it_needs(
+    autojump_clock: MockClock,
+) -> None:
+    times = []
+    for files in (4, 5):
+        reader = Reader(size_bytes=128 * MIB, bytes_per_s=1e9, files=files)
+        await read_through(SimulatedService(), [reader], ReadaheadConfig())
+        times.append(reader.took_s)
+    assert times[1] - times[0] < 0.75 * times[0] / 4
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+async def test_a_full_link_is_used_in_full_with_few_more_gets_than_fill_it(
+    autojump_clock: MockClock, readers: int
+) -> None:
+    service = SimulatedService(link_bytes_per_s=1e9)
+    group = [Reader(size_bytes=8 * GIB // readers, bytes_per_s=3e9) for _ in range(readers)]
+    usage = await read_through(service, group, ReadaheadConfig())
+    assert total_bytes_per_s(group) > 0.9e9
+    # 14 fill it; 36 would be allowed.
+    assert usage.mean_in_flight < 25
+
+
+@pytest.mark.parametrize(("chance", "factor"), [(0.02, 10.0), (0.1, 4.0)])
+async def test_gets_that_are_late_now_and_then_cost_a_reader_little(
+    autojump_clock: MockClock, chance: float, factor: float
+) -> None:
+    reader = Reader(size_bytes=4 * GIB, bytes_per_s=800e6)
+    service = SimulatedService(late_chance=chance, late_factor=factor)
+    await read_through(service, [reader], ReadaheadConfig())
+    assert reader.read_bytes_per_s > 0.85 * reader.bytes_per_s
+
+
+@pytest.mark.parametrize(("burst_bytes", "pause_s"), [(16 * MIB, 0.2), (64 * MIB, 0.5), (256 * MIB, 2.0)])
+async def test_a_reader_that_trains_between_bursts_waits_at_none_but_the_first(
+    autojump_clock: MockClock, burst_bytes: int, pause_s: float
+) -> None:
+    reader = Reader(size_bytes=2 * GIB, bytes_per_s=1e9, burst_bytes=burst_bytes, pause_s=pause_s)
+    usage = await read_through(SimulatedService(), [reader], ReadaheadConfig())
+    later = reader.waits_s[2 * burst_bytes // MIB :]
+    assert sum(later) < 0.01 * len(later) * MIB / reader.bytes_per_s
+    assert usage.most_bytes <= 256 * MIB
+
+
+async def test_a_slow_reader_leaves_a_fast_one_what_it_needs(autojump_clock: MockClock) -> None:
+    fast, slow = Reader(size_bytes=4 * GIB, bytes_per_s=1e9), Reader(size_bytes=128 * MIB, bytes_per_s=30e6)
+    await read_through(SimulatedService(), [fast, slow], ReadaheadConfig())
+    assert fast.read_bytes_per_s > 0.85e9
+    assert slow.read_bytes_per_s > 0.95 * 30e6
