@@ -172,6 +172,7 @@ def test_every_file_gives_back_its_key_and_listing_values(objects: Objects) -> N
         if not table.is_directory(inode):
             ref = table.ref(inode)
             key = ref.key.encode()
+            assert table.file_at(table.row(inode)) == (inode, ref.size_bytes)
             assert objects[key] == ref.size_bytes
             assert (ref.bucket, ref.etag, ref.modified_ns, ref.storage_class) == (
                 "bucket",
@@ -181,6 +182,7 @@ def test_every_file_gives_back_its_key_and_listing_values(objects: Objects) -> N
             )
         elif inode != ROOT:
             assert table.key(inode).endswith("/")
+            assert table.file_at(table.row(inode)) is None
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,10 @@ async def test_an_archived_object_that_was_restored_opens(mounted: Mounted) -> N
     assert (await mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)).fh == mounted.archived
 
 
-async def test_opening_asks_the_service_nothing(mounted: Mounted) -> None:
+async def test_opening_tells_the_engine_and_waits_for_nothing(mounted: Mounted) -> None:
     opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
     assert (opened.fh, opened.keep_cache, opened.direct_io) == (mounted.file, True, False)
+    assert mounted.engine.opened == [mounted.file]
     assert mounted.engine.reads == []
 
 
@@ -332,7 +333,7 @@ async def test_changed_objects_are_named_in_the_log_once_each_and_not_without_en
 async def test_a_refused_open_gives_back_what_it_took_unless_somebody_else_has_the_file_open(mounted: Mounted) -> None:
     mounted.engine.error = ObjectArchivedError("x")
     assert await errno_of(mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)) == errno.EACCES
-    assert mounted.engine.released == [mounted.archived]
+    assert (mounted.engine.opened, mounted.engine.released) == ([], [mounted.archived])
     mounted.engine.error = None  # restored for a while
     await mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)
     mounted.engine.error = ObjectArchivedError("x")

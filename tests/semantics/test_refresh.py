@@ -82,12 +82,14 @@ def test_what_has_not_changed_keeps_its_inode_and_its_pages() -> None:
 
 def test_a_file_that_is_open_keeps_its_version_until_it_is_closed() -> None:
     """L6, D1, D2"""
-    with place(objects()) as here, (here.path / "changes").open("rb") as held, (here.path / "goes").open("rb") as gone:
+    before = objects()
+    before.put("goes", bytes(9 << 20))  # larger than a part: opening it fetches nothing
+    with place(before) as here, (here.path / "changes").open("rb") as held, (here.path / "goes").open("rb") as gone:
         assert held.read() == b"before"
         change(here.objects)
         refresh(here)
         assert os.fstat(held.fileno()).st_size == 6
-        assert os.fstat(gone.fileno()).st_size == 9
+        assert os.fstat(gone.fileno()).st_size == 9 << 20
         assert os.pread(held.fileno(), 100, 0) == b"before"
         # What was not read before the object went cannot be had any more; never is it something else.
         with pytest.raises(OSError, match="Stale file handle"):

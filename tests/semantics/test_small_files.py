@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fastfuse.hints import order
 from tests.semantics.places import Place, block_bytes, gets, place
 
 COUNT = 400
@@ -46,3 +47,23 @@ def test_gets_do_not_run_ahead_of_a_reader_that_jumps() -> None:
         names = [*NAMES[0:400:7], *NAMES[3:400:7]]
         read(here, names)
         assert sorted(keys(here)) == sorted(names)
+
+
+def test_files_of_an_announced_order_are_fetched_before_anything_is_opened_and_once() -> None:
+    names = random.Random(0).sample(NAMES, COUNT)
+    with place(DATA) as here, order(names, here.path):
+        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 256)
+        assert set(keys(here)) == set(names[:256])
+        read(here, names)
+        assert sorted(keys(here)) == NAMES
+
+
+def test_a_wrong_order_costs_a_bounded_number_of_gets_and_no_byte() -> None:
+    names = random.Random(0).sample(NAMES, COUNT)
+    right, wrong = names[:50], names[50:]
+    with place(DATA) as here, order(wrong, here.path):
+        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 256)
+        read(here, right)
+        assert len(gets(here.server)) <= 256 + 50 + 8
+        read(here, right)
+        assert len(gets(here.server)) <= 256 + 50 + 8
