@@ -83,8 +83,6 @@ class ListingOrder:
         run = self._runs.pop(row, None)
         dropped: Sequence[int] = ()
         if run is None:
-            if row + 1 in self._runs:  # the same file once more
-                return ()
             if len(self._runs) >= _MAX_RUNS:
                 dropped = self._leave(self._forget(next(iter(self._runs.values()))))
             run = self._begins[row] = _Run(row)

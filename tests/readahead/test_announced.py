@@ -145,6 +145,12 @@ def test_what_is_announced_twice_is_fetched_once() -> None:
     assert carried.order.withdraw() == [1, 2, 3]
 
 
+def test_what_is_announced_again_before_it_is_opened_is_not_fetched_again() -> None:
+    carried = Carried([1, 2])
+    carried.order.announce([2, 1])
+    assert carried.order.next() is None
+
+
 def test_a_file_that_is_skipped_costs_no_credit() -> None:
     order = AnnouncedOrder(MB)
     order.announce(range(1, 2000))
@@ -172,6 +178,12 @@ def test_an_order_gives_way_once_256_other_files_were_opened() -> None:
     assert carried.order.give_way() == ()
     carried.open(2000)
     assert carried.order.give_way() == [1, 2, 3]
+
+
+def test_an_order_that_is_followed_now_and_then_does_not_give_way() -> None:
+    carried = Carried([1, 2, 3])
+    carried.open_all([*range(1000, 1200), 2, *range(2000, 2200)])
+    assert carried.order.give_way() == ()
 
 
 class Orders(RuleBasedStateMachine):

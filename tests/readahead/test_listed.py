@@ -61,6 +61,11 @@ def test_the_window_grows_with_the_run_up_to_512_files() -> None:
     assert max(ahead) == ahead[-1] == 512
 
 
+def test_files_that_another_reader_has_opened_are_not_fetched_again() -> None:
+    carried = after([10, 11, 12, 13, 0, 1, 2, 3])
+    assert carried.fetched == {*range(14, 22), *range(4, 10)}
+
+
 def test_nothing_is_fetched_behind_the_last_row() -> None:
     assert after(range(100), 103).fetched == set(range(4, 103))
 

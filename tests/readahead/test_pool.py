@@ -49,6 +49,79 @@ def test_memory_is_reserved_before_the_fetch_and_held_after_it() -> None:
     assert file.at(0) is part
 
 
+def expected(pool: PartPool, inode: int) -> Part | None:
+    return pool.try_expect(inode, listed(f"expected-{inode}", PART), PART)
+
+
+def test_files_that_will_be_opened_have_a_quarter_of_the_memory() -> None:
+    pool, _ = a_pool()
+    parts = [expected(pool, inode) for inode in range(10, 20)]
+    assert [part is not None for part in parts] == [True] * 4 + [False] * 6
+    assert pool.statistics().expected_bytes == LIMIT // 4
+
+
+def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_that_are_read() -> None:
+    pool, file = a_pool()
+    read = [held(pool, file, index) for index in range(12)]
+    for inode in range(10, 14):
+        part = expected(pool, inode)
+        if part is not None:
+            pool.land(part, bytes(PART))
+    pool.check_invariants()
+    for index in range(20, 24):
+        held(pool, file, index)
+    assert all(part.data is not None for part in read)
+    assert pool.statistics().expected_bytes == 0
+
+
+def test_files_that_will_be_opened_and_parts_ahead_share_three_quarters_of_the_memory() -> None:
+    pool, file = a_pool()
+    for inode in range(10, 13):
+        part = expected(pool, inode)
+        assert part is not None
+        pool.land(part, bytes(PART))
+    for index in range(9):
+        held(pool, file, index)
+    assert (ahead(pool, file, 20), expected(pool, 30)) == (None, None)
+
+
+def test_a_file_that_is_opened_keeps_what_was_fetched_of_it_as_its_own() -> None:
+    pool, _ = a_pool()
+    landed, flying = expected(pool, 10), expected(pool, 11)
+    assert landed is not None
+    assert flying is not None
+    pool.land(landed, bytes(PART))
+    files = [pool.open(part.file.inode, part.file.ref) for part in (landed, flying)]
+    pool.land(flying, bytes(PART))
+    pool.check_invariants()
+    assert [file.at(0) for file in files] == [landed, flying]
+    statistics = pool.statistics()
+    assert (statistics.held_bytes, statistics.expected_bytes, statistics.spent_bytes) == (2 * PART, 0, 0)
+
+
+def test_a_file_that_will_not_be_opened_leaves_nothing_behind() -> None:
+    pool, _ = a_pool()
+    landed, flying = expected(pool, 10), expected(pool, 11)
+    assert landed is not None
+    assert flying is not None
+    pool.land(landed, bytes(PART))
+    for inode in (10, 11, 12):
+        pool.drop_expected(inode)
+    assert pool.statistics().held_bytes == 0
+    pool.land(flying, bytes(PART))
+    pool.check_invariants()
+    assert pool.statistics().spent_bytes == PART
+
+
+def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() -> None:
+    pool, _ = a_pool()
+    for inode in range(10, 3000):
+        part = pool.try_expect(inode, listed(f"tiny-{inode}", 1), 1)
+        if part is not None:
+            pool.land(part, bytes(1))
+    assert pool.statistics().expected_bytes == 2048
+
+
 def test_a_failed_part_leaves_nothing_behind() -> None:
     pool, file = a_pool()
     part = demanded(pool, file, 0)

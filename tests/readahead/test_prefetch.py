@@ -151,6 +151,21 @@ async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_in_the
         assert trio.current_time() - began_s < 500 * 0.02 / 10
 
 
+async def test_once_the_kernel_keeps_what_it_gets_an_epoch_costs_next_to_no_request_again() -> None:
+    refs = dataset(500)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        for _ in range(2):
+            await read_all(engine, refs, shuffled(refs))
+        before = len(reader.gets)
+        for inode in shuffled(refs, seed=1):
+            engine.open(inode, refs[inode - 1])
+            await trio.lowlevel.checkpoint()
+            engine.release(inode)
+        assert before > 900
+        assert len(reader.gets) - before < 20
+
+
 async def test_one_reader_in_the_order_of_the_listing_is_twenty_times_as_fast_as_its_round_trips(
     autojump_clock: MockClock,
 ) -> None:
@@ -306,6 +321,33 @@ async def test_what_is_fetched_for_files_to_come_stays_within_a_quarter_of_the_m
         assert len(reader.gets) == 300
 
 
+async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_another() -> None:
+    refs = dataset(5000, 200 * KIB)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        await read_all(engine, refs, list(range(1, 11)))
+        await read_all(engine, refs, list(range(1001, 4001, 11)))
+        await read_all(engine, refs, list(range(4501, 4509)))
+        await settled()
+        assert set(reader.ranges(refs[4508].key)) == {(0, 200 * KIB)}
+
+
+async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_the_order_of_the_listing() -> None:
+    refs = dataset(5000, 100 * KIB)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        order = engine.new_order()
+        await order.announce(range(1, 41))
+        await read_all(engine, refs, list(range(1, 18)))
+        await settled()
+        before = engine.statistics().pool.expected_bytes
+        assert before > CONFIG.memory_limit_bytes // 4 - 100 * KIB
+        await read_all(engine, refs, list(range(1001, 4001, 11)))
+        await read_all(engine, refs, list(range(4501, 4509)))
+        await settled()
+        assert set(reader.ranges(refs[4508].key)) == {(0, 100 * KIB)}
+
+
 async def test_one_stalled_file_among_those_to_come_delays_no_other(autojump_clock: MockClock) -> None:
     """Semantics D6"""
     refs = dataset(400)
@@ -351,7 +393,7 @@ async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_aga
 
 
 async def test_after_a_refresh_the_rows_of_the_new_table_count() -> None:
-    old, new = dataset(100), [listed(f"new-{index:05}", 39 * KB) for index in range(100)]
+    old, new = dataset(10), [listed(f"new-{index:05}", 39 * KB) for index in range(100)]
     files = Files(old)
     reader = ScriptedReader()
     tables = [files]
