@@ -82,8 +82,9 @@ LAYERS: Mapping[str, Row] = {
     "readahead.listed": row(),
     "readahead.load": row(),
     "readahead.pace": row("readahead.load"),
+    "readahead.runs": row(),
     "readahead.cursor": row("readahead.pace"),
-    "readahead.window": row("readahead.config readahead.cursor readahead.pace"),
+    "readahead.window": row("readahead.config readahead.cursor readahead.pace readahead.runs"),
     "readahead.*": row("errors objects readahead.* store.base", "cachetools trio"),
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
     "mount.settings": row("indexing.origin sources.uri store.base"),
@@ -135,7 +136,7 @@ READS_ENVIRONMENT = {"cli", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
-    *("readahead.load", "readahead.pace", "readahead.window"),
+    *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.uri"),
 }

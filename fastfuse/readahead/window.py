@@ -13,12 +13,14 @@ its own; when the late one closes the gap, the first cursor absorbs it. So a gap
 for progress.
 
 A cursor is *sequential* (never back: who jumps away starts another) when it began at 0, or after `_SEQUENTIAL_READS`
-reads if its run is also longer than the runs that the file's readers lately jumped away from: who reads at random in
-chunks of 4 MiB sends a few consecutive requests each time and would pay for readahead that nobody reads. If it began
-where a sequential one has been or is about to come, it is the same reader at another place and goes on as fast.
+reads if its run is also clearly longer than the runs that the file's readers lately jumped away from: who reads at
+random in chunks of 4 MiB sends a few consecutive requests each time and would pay for readahead that nobody reads. If
+it began where a sequential one has been or is about to come, it is the same reader at another place and goes on as
+fast.
 
-* A random read fetches exactly its pages, or those of the whole run in one GET where the last runs were of one
-  length; unless a sequential cursor is about to come there: then it is an early request of that.
+* A random read fetches exactly its pages, or those of the whole run where runs have lately been of about one length:
+  without our tuning the kernel asks for 128 KiB, waits, and only then for the rest. Unless a sequential cursor is about
+  to come there: then it is an early request of that.
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
 * Equal pieces at equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
@@ -32,6 +34,7 @@ that after a while all readers of a file cut it at the same places, and share th
 from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.pace import ReaderPace, ServicePace
+from fastfuse.readahead.runs import RunLengths
 
 __all__ = ["Window"]
 
@@ -69,8 +72,8 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_cap_bytes", "_chunk_bytes", "_config", "_first_bytes", "_is_small", "_jumped_run_bytes", "_last"),
-        *("_part_bytes", "_runs", "_service", "_size", "_usual_run_bytes", "share"),
+        *("_cap_bytes", "_config", "_first_bytes", "_is_small", "_last", "_lengths", "_part_bytes", "_runs"),
+        *("_service", "_size", "share"),
     )
 
     def __init__(self, size_bytes: int, config: ReadaheadConfig, service: ServicePace) -> None:
@@ -82,8 +85,7 @@ class Window:
         # By position, least recently used first.
         self._runs: dict[int, Cursor] = {}
         self._last: Cursor | None = None
-        # The run that was jumped away from last, how long they are at most, and how long if all are alike.
-        self._jumped_run_bytes = self._chunk_bytes = self._usual_run_bytes = 0
+        self._lengths = RunLengths(config.part_size_bytes)
         self.resize(Share(config.max_window_bytes, config.max_parts_in_flight))
 
     @property
@@ -143,13 +145,14 @@ class Window:
         if end - offset <= self._part_bytes:  # else parts are so short of memory that each request is a GET of its own
             leader = cursor if cursor.sequential else self._leader(offset)
         start = offset if leader is None else min(offset, leader.position)
+        most_bytes = self._config.part_size_bytes
         if leader is None:
-            start, end = self._random_range(cursor, start, end)
+            start, end, most_bytes = self._random_range(cursor, start, end)
         start = max(gap_start, start - start % PAGE_BYTES)
         end = min(end, gap_end)
         parts = []
         while start < end:
-            part_end = self._page_end(start, end) if leader is None else self._part_end(leader, start)
+            part_end = self._page_end(start, end, most_bytes) if leader is None else self._part_end(leader, start)
             part_end = min(part_end, gap_end)
             parts.append((start, part_end))
             start = part_end
@@ -181,7 +184,7 @@ class Window:
         """After a failure: the next read starts clean, as the first one."""
         self._runs.clear()
         self._last = None
-        self._jumped_run_bytes = self._chunk_bytes = self._usual_run_bytes = 0
+        self._lengths = RunLengths(self._config.part_size_bytes)
 
     def _skip(self, offset: int, end: int) -> Cursor | None:
         """The run that goes on at `offset`, some bytes left out; it is taken off the books, to be put back."""
@@ -200,25 +203,18 @@ class Window:
         cursor.is_tail = offset > 0 and offset >= self._size - _TAIL_BYTES
         before = next((other for other in runs.values() if other.steps_to(offset)), self._last)
         if before is not None and not cursor.is_tail:
-            self._jumped(before.run_bytes)
+            self._lengths.jumped(before.run_bytes)
             if self._leader(offset) is None:  # else it is an early request, and the next ones are as regular
                 cursor.follow(before)
         if len(runs) >= _MAX_CURSORS:
             victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
             del runs[victim.position]
-            # By now it is known how long that run was, whoever else read meanwhile.
-            chunk_bytes = min(victim.run_bytes, self._config.part_size_bytes)
-            self._chunk_bytes = max(chunk_bytes, (3 * self._chunk_bytes + chunk_bytes) // 4)
+            self._lengths.ended(victim.run_bytes)
         return cursor
-
-    def _jumped(self, run_bytes: int) -> None:
-        self._usual_run_bytes = run_bytes if run_bytes == self._jumped_run_bytes else 0
-        # A run of a part or more was worth its readahead; it says nothing about the next.
-        self._jumped_run_bytes = run_bytes if run_bytes <= self._config.part_size_bytes else 0
 
     def _promote(self, cursor: Cursor) -> None:
         """See if `cursor`, of unknown kind, is sequential by now."""
-        if cursor.reads < _SEQUENTIAL_READS or cursor.run_bytes <= max(self._jumped_run_bytes, self._chunk_bytes):
+        if cursor.reads < _SEQUENTIAL_READS or not self._lengths.is_exceeded_by(cursor.run_bytes):
             return
         cursor.sequential = True
         if not self._is_small:
@@ -281,14 +277,16 @@ class Window:
         # A short rest is no GET of its own, unless the part would be larger than any.
         return self._size if rest < size // 2 and self._size - start <= self._part_bytes else end
 
-    def _random_range(self, cursor: Cursor, start: int, end: int) -> tuple[int, int]:
-        """What to fetch for a read of ``[start, end)`` that belongs to no sequential reader."""
+    def _random_range(self, cursor: Cursor, start: int, end: int) -> tuple[int, int, int]:
+        """For a read of ``[start, end)`` that belongs to no sequential reader: what to fetch, and how much per GET."""
+        most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
-            return min(start, self._size - _TAIL_BYTES), self._size
-        usual_end = start + self._usual_run_bytes
-        if start == cursor.begin and end < usual_end <= start + self._first_bytes:
-            return start, min(usual_end, self._size)
-        return start, end
+            return min(start, self._size - _TAIL_BYTES), self._size, most_bytes
+        if start == cursor.begin:
+            usual_end = min(start + self._lengths.usual_bytes, self._size)
+            if end < usual_end <= start + self._first_bytes:
+                return start, usual_end, max(end - start, self._first_bytes // _OPENING_PARTS)
+        return start, end, most_bytes
 
     def _next_piece(self, cursor: Cursor) -> tuple[int, int] | None:
         if not cursor.piece_bytes <= self._part_bytes:
@@ -297,8 +295,8 @@ class Window:
         if piece is None or piece[0] >= self._size or piece[1] > cursor.position + self._cap_bytes:
             return None
         start = piece[0] - piece[0] % PAGE_BYTES
-        return start, self._page_end(start, min(piece[1], self._size))
+        return start, self._page_end(start, piece[1], self._part_bytes)
 
-    def _page_end(self, start: int, end: int) -> int:
+    def _page_end(self, start: int, end: int, most_bytes: int) -> int:
         page_end = end + -end % PAGE_BYTES
-        return min(page_end, self._size, start + self._config.part_size_bytes)
+        return min(page_end, self._size, start + most_bytes)

@@ -375,18 +375,42 @@ def test_two_readers_in_strides_who_take_turns_are_told_apart_once_they_run() ->
     assert len(pool.demanded) == demanded
 
 
-def test_random_reads_of_two_requests_are_one_get_each_once_two_were_alike() -> None:
-    pool = reading(GIB)
-    for place in range(1, 11):
-        offset = place**2 * 7 * MIB
-        pool.read_through(offset, offset + 256 * KIB, 128 * KIB)
-    assert pool.demanded[:4] == [
-        (place**2 * 7 * MIB + half * 128 * KIB, place**2 * 7 * MIB + (half + 1) * 128 * KIB)
-        for place in (1, 2)
-        for half in (0, 1)
-    ]
-    assert pool.demanded[4:] == [(place**2 * 7 * MIB, place**2 * 7 * MIB + 256 * KIB) for place in range(3, 11)]
+def random_runs(pool: EndlessPool, runs: int, requests: list[int]) -> list[int]:
+    """Runs of requests of these sizes at random places; where they begin."""
+    begins = [place**2 * 7 * MIB for place in range(1, runs + 1)]
+    for begin in begins:
+        offset = begin
+        for size_bytes in requests:
+            pool.read(offset, offset + size_bytes)
+            offset += size_bytes
+    return begins
+
+
+def test_random_reads_of_two_requests_are_one_get_each_once_some_were_alike() -> None:
+    pool = reading(100 * GIB)
+    begins = random_runs(pool, 60, [128 * KIB, 128 * KIB])
+    assert pool.demanded[16:] == [(begin, begin + 256 * KIB) for begin in begins[8:]]
     assert pool.ahead == []
+
+
+def test_random_reads_as_the_kernel_sends_them_without_our_tuning_are_two_gets_side_by_side() -> None:
+    """256 KiB are 65 pages, which it cuts in 32, 31 and 2, with 30 and 32 more as its own readahead."""
+    pool = reading(100 * GIB)
+    begins = random_runs(pool, 60, [128 * KIB, 124 * KIB, 128 * KIB, 128 * KIB])
+    begin = begins[-1]
+    assert pool.demanded[-2:] == [(begin, begin + 256 * KIB), (begin + 256 * KIB, begin + 508 * KIB)]
+    asked = 60 * 508 * KIB
+    assert sum(end - start for start, end in pool.fetched) <= 1.15 * asked
+
+
+def test_runs_of_different_lengths_foretell_nothing() -> None:
+    pool = reading(100 * GIB)
+    for run in range(30):
+        begin = (run + 1) ** 2 * 7 * MIB
+        pool.read(begin, begin + 128 * KIB)
+        if run % 2:
+            pool.read(begin + 128 * KIB, begin + 256 * KIB)
+    assert all(end - start == 128 * KIB for start, end in pool.demanded)
 
 
 def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_readers_once_some_ended() -> None:

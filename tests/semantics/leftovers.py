@@ -50,8 +50,9 @@ def _orphans_adopted() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every mount and every process that a test starts is gone when the test is over."""
+    tmp_path_factory.getbasetemp()  # made on its first use: not below what is removed here
     place = Path(tempfile.mkdtemp(prefix="ff-"))  # short: the path of a Unix socket has at most 107 bytes
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     before = descendants(os.getpid())
