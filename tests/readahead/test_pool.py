@@ -62,13 +62,13 @@ def test_files_that_will_be_opened_have_a_quarter_of_the_memory() -> None:
 
 def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_that_are_read() -> None:
     pool, file = a_pool()
-    read = [held(pool, file, index) for index in range(12)]
+    read = [held(pool, file, index) for index in range(8)]
     for inode in range(10, 14):
         part = expected(pool, inode)
-        if part is not None:
-            pool.land(part, bytes(PART))
+        assert part is not None
+        pool.land(part, bytes(PART))
     pool.check_invariants()
-    for index in range(20, 24):
+    for index in range(20, 28):
         held(pool, file, index)
     assert all(part.data is not None for part in read)
     assert pool.statistics().expected_bytes == 0

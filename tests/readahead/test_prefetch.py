@@ -230,6 +230,30 @@ async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_open
         assert engine.statistics().waits == 0
 
 
+async def test_what_is_announced_is_fetched_without_anything_being_opened() -> None:
+    refs = dataset(300)
+    reader = ScriptedReader()
+    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+        await engine.new_order().announce(in_order(refs))
+        await settled()
+        assert sorted(reader.gets) == [(ref.key, 0, 39 * KB) for ref in refs[:256]]
+
+
+async def test_two_orders_take_turns() -> None:
+    refs = dataset(2000)
+    reader = ScriptedReader()
+    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        for inodes in (range(1, 1001), range(1001, 2001)):
+            await engine.new_order().announce(inodes)
+        await settled()
+        assert {key < "file-01000" for key, _, _ in reader.gets} == {True}
+        reader.let_go()
+        await settled()
+        following = [key < "file-01000" for key, _, _ in reader.gets[48:148]]
+        assert 40 <= sum(following) <= 60
+
+
 async def test_inodes_that_are_no_files_cost_nothing() -> None:
     refs: list[ObjectRef | None] = [None, listed("empty", 0), listed("a", 39 * KB)]
     reader = ScriptedReader()
@@ -336,9 +360,9 @@ async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_th
     refs = dataset(5000, 100 * KIB)
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
-        order = engine.new_order()
-        await order.announce(range(1, 41))
-        await read_all(engine, refs, list(range(1, 18)))
+        announced = shuffled(refs[:1000])
+        await engine.new_order().announce(announced)
+        await read_all(engine, refs, announced[:20])
         await settled()
         before = engine.statistics().pool.expected_bytes
         assert before > CONFIG.memory_limit_bytes // 4 - 100 * KIB
