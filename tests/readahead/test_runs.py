@@ -39,22 +39,22 @@ def test_runs_that_ended_count_also_while_others_jump_in_the_middle_of_theirs() 
     assert known.is_exceeded_by(MIB)
 
 
-def test_eight_runs_of_about_one_length_foretell_the_next_in_full() -> None:
-    runs = [508 * KIB, 504 * KIB, 512 * KIB, 500 * KIB, 512 * KIB, 508 * KIB, 504 * KIB, 512 * KIB]
-    assert lengths(*runs[:7]).usual_bytes == 0
+def test_twelve_runs_of_about_one_length_foretell_the_next_in_full() -> None:
+    runs = [508 * KIB, 504 * KIB, 512 * KIB, 500 * KIB] * 3
+    assert lengths(*runs[:11]).usual_bytes == 0
     assert lengths(*runs).usual_bytes == 512 * KIB
 
 
-def test_one_shorter_and_one_longer_run_among_them_do_not_matter_but_two_do() -> None:
-    alike = [512 * KIB] * 6
-    assert lengths(4 * KIB, *alike, 8 * MIB).usual_bytes == 512 * KIB
-    assert lengths(4 * KIB, 4 * KIB, *alike).usual_bytes == 0
-    assert lengths(*alike, 8 * MIB, 8 * MIB).usual_bytes == 0
+def test_two_shorter_and_two_longer_runs_among_them_do_not_matter_but_three_do() -> None:
+    alike = [512 * KIB] * 9
+    assert lengths(4 * KIB, 4 * KIB, *alike[:8], 8 * MIB, 8 * MIB).usual_bytes == 512 * KIB
+    assert lengths(4 * KIB, 4 * KIB, 4 * KIB, *alike).usual_bytes == 0
+    assert lengths(*alike, 8 * MIB, 8 * MIB, 8 * MIB).usual_bytes == 0
 
 
 def test_threads_whose_jumps_cut_each_others_runs_are_known_by_the_runs_that_ended() -> None:
-    known = lengths(*[128 * KIB, 384 * KIB] * 4)
+    known = lengths(*[128 * KIB, 384 * KIB] * 6)
     assert known.usual_bytes == 0
-    for _ in range(8):
+    for _ in range(12):
         known.ended(512 * KIB)
     assert known.usual_bytes == 512 * KIB
