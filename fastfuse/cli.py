@@ -397,6 +397,8 @@ def version() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; an error is one line on stderr and the exit code that is returned."""
+    # numpy is here for its arrays: OpenBLAS would start a thread for each core, also in the process that forks.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     daemon.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
     try:

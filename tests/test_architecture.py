@@ -102,7 +102,8 @@ LAYERS: Mapping[str, Row] = {
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
         "mount.notices sources.uri store.base"
     ),
-    "mount.session": row("errors mount.mountpoint mount.notices", "pyfuse3 trio"),
+    "mount.loop": row("", "pyfuse3 trio"),
+    "mount.session": row("errors mount.loop mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
         "errors listing.snapshot metrics mount.children mount.hints mount.operations readahead store.base "
@@ -294,7 +295,7 @@ def test_imports_form_no_cycle(modules: dict[str, Module]) -> None:
 @pytest.mark.parametrize(
     ("library", "users"),
     [
-        ("pyfuse3", {"mount.operations", "mount.session", "mount.worker"}),
+        ("pyfuse3", {"mount.loop", "mount.operations", "mount.session", "mount.worker"}),
         ("obstore", {"store.rust"}),
         # The demo reads the endpoint of the mount that it shows.
         ("prometheus_client", {"metrics", "demo.mounting"}),

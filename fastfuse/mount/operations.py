@@ -53,6 +53,8 @@ _STATFS_BLOCK_BYTES = 4096
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
+_NO_FAILURES = frozenset({errno.ENOENT, errno.ENODATA})  # they answer questions
 
 
 class ReadEngine(Protocol):
@@ -153,7 +155,7 @@ class MountOperations(InitialisedOperations):
     def count_answer(self, number: int = 0) -> None:
         """Count an answered request, and its errno if that is a failure."""
         self._counters.add(self._requests_slot)
-        if number not in {0, errno.ENOENT, errno.ENODATA}:  # the latter two answer questions
+        if number and number not in _NO_FAILURES:
             name = errno.errorcode.get(number, "other")
             slot = self._counters.slot("fastfuse_errors", name if name in ERRNO_LABELS else "other")
             self._counters.add(slot)
@@ -180,7 +182,7 @@ class MountOperations(InitialisedOperations):
 
     @_answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:  # O_RDONLY | O_TRUNC truncates, too: open(2)
+        if flags & _CHANGING_FLAGS:
             raise pyfuse3.FUSEError(errno.EROFS)
         if self._counters.read(self._draining_slot):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)

@@ -21,6 +21,7 @@ import pyfuse3
 import trio
 
 from fastfuse.errors import MountError
+from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.notices import send_notices
 
@@ -96,6 +97,7 @@ class Session:
             fd = _session_fd()
             can_resend = _shake_hands(operations, fd)
             entry = find_mount(mountpoint)
+        take_over_waiting()
             if entry is None or not entry.is_ours:
                 raise MountError(f"{mountpoint} was unmounted by somebody else right away")
             return cls(mountpoint, entry.device, fd, can_resend=can_resend)
