@@ -88,6 +88,7 @@ class Session:
         arguments = {"ro", "default_permissions", f"fsname={name}", f"subtype={SUBTYPE}", *options}
         if allow_other:
             arguments.add("allow_other")
+        take_over_waiting()
         with _captured_stderr() as captured:
             try:
                 pyfuse3.init(operations, str(mountpoint), arguments)
@@ -97,7 +98,6 @@ class Session:
             fd = _session_fd()
             can_resend = _shake_hands(operations, fd)
             entry = find_mount(mountpoint)
-        take_over_waiting()
             if entry is None or not entry.is_ours:
                 raise MountError(f"{mountpoint} was unmounted by somebody else right away")
             return cls(mountpoint, entry.device, fd, can_resend=can_resend)
