@@ -16,7 +16,7 @@ from fastfuse.config import demo_settings, mount_settings, parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.log import LogConfig
-from fastfuse.mount.settings import MountSettings
+from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -196,6 +196,17 @@ def mount(
             help="Bytes fetched by one request, 1MiB to 64MiB.",
         ),
     ] = "8MiB",
+    io: Annotated[
+        PageCacheUse,
+        typer.Option(
+            "--io",
+            envvar="FASTFUSE_IO",
+            rich_help_panel=_MEMORY,
+            help="'cached' reads through the kernel's page cache: what fits there is fetched once. 'direct' reads "
+            "files of a part or more past it: faster for reads of 1 MiB or more where the kernel's readahead cannot "
+            "be raised, slower for small ones. 'auto' is 'cached', and warns where that readahead slows readers down.",
+        ),
+    ] = PageCacheUse.AUTO,
     origin: IndexOrigin,
     connection: ConnectionConfig,
     logs: LogConfig,
@@ -209,6 +220,7 @@ def mount(
         origin=origin,
         memory_target=memory_target,
         part_size=part_size,
+        io=io,
         uid=uid,
         gid=gid,
         umask=umask,

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.mount.settings import MountSettings
+from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
@@ -321,6 +321,7 @@ def mount_settings(
     origin: IndexOrigin | None = None,
     memory_target: str | None = None,
     part_size: str = "8MiB",
+    io: PageCacheUse = PageCacheUse.AUTO,
     uid: int | None = None,
     gid: int | None = None,
     umask: str = "000",
@@ -353,6 +354,7 @@ def mount_settings(
         origin=origin or IndexOrigin(),
         memory_target_bytes=memory_bytes,
         part_size_bytes=parse_part_size(part_size, memory_bytes),
+        io=io,
         uid=os.getuid() if uid is None else uid,
         gid=os.getgid() if gid is None else gid,
         umask=int(umask, 8),

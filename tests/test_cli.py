@@ -18,7 +18,7 @@ from fastfuse.cli import app, main
 from fastfuse.config import DemoSettings
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
 from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.mount.settings import MountSettings
+from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -87,7 +87,7 @@ class TestMount:
     def test_every_option_reaches_the_settings(self, mounts: Mounts) -> None:
         words = "--endpoint-url http://h:1 --region r1 --profile p --force-path-style --no-verify-ssl --request-payer"
         words += " --max-connections 9 --uid 1 --gid 2 --umask 022 --allow-other --memory-target 256MiB"
-        words += " --part-size 1MiB --strict --allow-empty --index-cache /c"
+        words += " --part-size 1MiB --io direct --strict --allow-empty --index-cache /c"
         words += " --index-max-age 1.5h --grace-s 2.5 --metrics-listen 9567 -o nodev"
         settings = mounted(mounts, "s3://b", *words.split())
         assert settings.connection == ConnectionConfig(
@@ -101,16 +101,18 @@ class TestMount:
         )
         assert (settings.uid, settings.gid, settings.umask, settings.allow_other) == (1, 2, 0o022, True)
         assert (settings.memory_target_bytes, settings.part_size_bytes) == (256 * 2**20, 2**20)
+        assert settings.io == PageCacheUse.DIRECT
         assert settings.origin == IndexOrigin(cache=Path("/c"), max_age_s=5400, strict=True, allow_empty=True)
         assert settings.grace_s == 2.5
         assert settings.metrics_listen == ("127.0.0.1", 9567)
         assert settings.mount_options == ("nodev",)
 
     def test_fstab_options_are_the_long_options(self, mounts: Mounts) -> None:
-        options = "rw,noatime,_netdev,allow_other,uid=7,region=eu-west-1,memory-target=128MiB,no_sign_request"
+        options = "rw,noatime,_netdev,allow_other,uid=7,region=eu-west-1,memory-target=128MiB,io=cached,no_sign_request"
         settings = mounted(mounts, "s3://b", "/m", "-o", options)
         assert settings.mount_options == ("noatime",)
         assert (settings.allow_other, settings.uid, settings.memory_target_bytes) == (True, 7, 128 * 2**20)
+        assert settings.io == PageCacheUse.CACHED
         assert settings.connection == ConnectionConfig(region="eu-west-1", sign_request=False)
 
     def test_the_environment_sets_what_the_command_line_leaves_out(

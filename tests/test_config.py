@@ -22,6 +22,7 @@ from fastfuse.config import (
 )
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.mount.settings import PageCacheUse
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -286,6 +287,7 @@ class TestMount:
         assert (settings.uid, settings.gid, settings.umask) == (os.getuid(), os.getgid(), 0)
         assert settings.part_size_bytes == 8 * MIB
         assert 128 * MIB <= settings.memory_target_bytes <= 4 * GIB
+        assert settings.io == PageCacheUse.AUTO
         assert settings.grace_s == 30.0
         assert settings.metrics_listen is None
 
@@ -296,6 +298,7 @@ class TestMount:
             connection=ConnectionConfig(region="eu-west-1"),
             memory_target="256MiB",
             part_size="1MiB",
+            io=PageCacheUse.DIRECT,
             uid=1000,
             gid=100,
             umask="027",
@@ -308,6 +311,7 @@ class TestMount:
         )
         assert settings.connection.region == "eu-west-1"
         assert (settings.memory_target_bytes, settings.part_size_bytes) == (256 * MIB, MIB)
+        assert settings.io == PageCacheUse.DIRECT
         assert (settings.uid, settings.gid, settings.umask) == (1000, 100, 0o027)
         assert settings.mount_options == ("nodev",)
         assert settings.allow_other

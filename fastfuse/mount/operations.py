@@ -4,9 +4,9 @@ Every handler goes through `_answered`, because pyfuse3 lets any exception but `
 went wrong becomes an errno, is counted, and is logged if nobody foresaw it.
 
 Forgets need no counting: a table is immutable and knows every inode until a refresh takes its place, and then the
-kernel looks up again what it is told is stale. `fh` is the inode number, so that a new worker understands the handles
-that its predecessor gave out. Listing a directory goes on in the table that it began in, so that a refresh in between
-leaves nothing out.
+kernel looks up again what it is told is stale. `fh` is the inode number below that of the worker, so that a new worker
+understands the handles that its predecessors gave out, and knows that it has not counted them. Listing a directory
+goes on in the table that it began in, so that a refresh in between leaves nothing out.
 """
 
 import errno
@@ -36,9 +36,11 @@ _FOREVER_S = 10 * 365 * 24 * 3600.0
 # Of the objects that were replaced or deleted since the listing so many are named in the log.
 _MAX_CHANGED_LOGGED = 20
 
-# In the handle of a directory the inode, in the resume offset of `readdir` the position, and above each the generation
-# of its table.
+# In the handle of a file the inode, and above it the number of the worker; in the handle of a directory the inode, in
+# the resume offset of `readdir` the position, and above each the generation of its table.
 _INODE_BITS = 48
+_INODE_MASK = (1 << _INODE_BITS) - 1
+_WORKER_BITS = 15
 _POSITION_BITS = 40
 
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
@@ -51,10 +53,11 @@ _DOTS = 2  # "." and ".." come before the children in the offsets of readdir
 _NAME_MAX = 255
 _STATFS_BLOCK_BYTES = 4096
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
 _NO_FAILURES = frozenset({errno.ENOENT, errno.ENODATA})  # they answer questions
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class ReadEngine(Protocol):
@@ -105,15 +108,22 @@ class MountOperations(InitialisedOperations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, counters: Counters, *, uid: int, gid: int, umask: int = 0) -> None:
+    def __init__(
+        self, counters: Counters, *, uid: int, gid: int, umask: int = 0, direct_from_bytes: int | None = None
+    ) -> None:
+        """Files of `direct_from_bytes` or more are read past the page cache; none if that is None."""
         super().__init__()
         self._counters = counters
         self._uid = uid
         self._gid = gid
         self._directory_mode = _DIRECTORY_MODE & ~umask
         self._file_mode = _FILE_MODE & ~umask
+        self._direct_from_bytes = direct_from_bytes
+        self._worker_bits = 0
         self._refs: dict[int, ObjectRef] = {}
+        # Of the handles that this worker gave out. What it hears of others when they are read, it cannot count.
         self._open_counts: dict[int, int] = {}
+        self._inherited: set[int] = set()
         self._archived_logged: set[int] = set()
         self._changed_logged: set[int] = set()
         # Attributes of open files that a refresh has taken out of the table.
@@ -135,17 +145,18 @@ class MountOperations(InitialisedOperations):
         return self._table
 
     def serve(self, table: InodeTable, engine: ReadEngine) -> None:
-        """From now on answer from `table` and `engine`."""
+        """From now on answer from `table` and `engine`; a worker's first step."""
         self._table = table
         self._engine = engine
+        worker = self._counters.get("fastfuse_worker_respawns") & ((1 << _WORKER_BITS) - 1)
+        self._worker_bits = worker << _INODE_BITS
 
     def swap(self, table: InodeTable) -> None:
         """From now on answer from `table`; what is open keeps what it has (clause L6)."""
-        for inode in self._open_counts:
+        # The object of a handle stays, and so do its attributes.
+        for inode in self._refs:
             if inode in self._table and inode not in table:
                 self._retired[inode] = self._table.attributes(inode)
-        # Read again where nothing is open; where something is, the object of the handle stays.
-        self._refs = {inode: ref for inode, ref in self._refs.items() if inode in self._open_counts}
         self._changed_logged.clear()
         if self._open_directories[self._generation]:
             self._earlier_tables[self._generation] = self._table
@@ -193,31 +204,45 @@ class MountOperations(InitialisedOperations):
         self._counters.add(self._opened_slot)
         self._counters.add(self._open_slot)
         self._engine.open(inode, ref)
-        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+        direct_from_bytes = self._direct_from_bytes
+        return pyfuse3.FileInfo(
+            fh=self._worker_bits | inode,
+            keep_cache=True,
+            direct_io=direct_from_bytes is not None and ref.size_bytes >= direct_from_bytes,
+        )
 
     @_answered
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
-        ref = self._ref(fh)
+        inode = fh & _INODE_MASK
+        if fh ^ inode != self._worker_bits:
+            self._inherited.add(inode)
+        ref = self._ref(inode)
         try:
-            buffer = await self._engine.read(fh, ref, off, size)
+            buffer = await self._engine.read(inode, ref, off, size)
         except ObjectChangedError:
-            self._log_changed(fh, ref)
+            self._log_changed(inode, ref)
             raise
         self._counters.add(self._served_slot, len(buffer))
         return buffer
 
     @_answered
     async def release(self, fh: int) -> None:
-        # A handle may have been opened under a worker that has died since: then there is nothing to count down.
         self._counters.add(self._open_slot, -1)
-        left = self._open_counts.get(fh, 1) - 1
-        if left > 0:
-            self._open_counts[fh] = left
+        inode = fh & _INODE_MASK
+        if fh ^ inode == self._worker_bits:
+            left = self._open_counts.pop(inode, 1) - 1
+            if left:
+                self._open_counts[inode] = left
+                return
+        elif inode in self._open_counts:
             return
-        self._open_counts.pop(fh, None)
-        self._refs.pop(fh, None)
-        self._retired.pop(fh, None)
-        self._engine.release(fh)
+        self._engine.release(inode)
+        # Handles of dead workers may be left, and nobody knows how many: what the table cannot tell them is kept.
+        if inode in self._inherited and inode in self._retired:
+            return
+        self._refs.pop(inode, None)
+        self._retired.pop(inode, None)
+        self._inherited.discard(inode)
 
     @_answered
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
@@ -227,7 +252,7 @@ class MountOperations(InitialisedOperations):
 
     @_answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        directory = fh & ((1 << _INODE_BITS) - 1)
+        directory = fh & _INODE_MASK
         generation, start = start_id >> _POSITION_BITS, start_id & ((1 << _POSITION_BITS) - 1)
         # From the beginning, and where a dead worker's table was, it is the table there is.
         if start == 0 or generation not in self._earlier_tables:

@@ -36,6 +36,11 @@ _INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
 _OUT_HEADER = struct.Struct("=IiQ")
 _MAX_BACKGROUND_OFFSET = _OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
 _MAX_BACKGROUND = struct.Struct("=HH")  # max_background, congestion_threshold
+_FLAGS_OFFSET = _OUT_HEADER.size + 12
+_FLAGS2_OFFSET = _OUT_HEADER.size + 32  # after max_background, congestion_threshold, max_write, time_gran, max_pages
+_FLAGS = struct.Struct("=I")
+_INIT_EXT = 1 << 30  # flags2 counts; not every libfuse says so itself
+_DIRECT_IO_ALLOW_MMAP = 1 << (36 - 32)  # bit of flags2; Linux 6.6
 _HAS_RESEND = 1 << (39 - 32)  # bit of flags2; Linux 6.9
 _NOTIFY_RESEND = 7
 
@@ -59,12 +64,16 @@ class InitialisedOperations(pyfuse3.Operations):
 class Session:
     """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
 
-    def __init__(self, mountpoint: Path, device: str, fd: int, *, can_resend: bool) -> None:
+    def __init__(
+        self, mountpoint: Path, device: str, fd: int, *, can_resend: bool, can_map_direct: bool = False
+    ) -> None:
         self._mountpoint = mountpoint
         # ``major:minor``: tells this mount from another one at the same place, for as long as this one lives.
         self.device = device
         # Whether requests that a dead worker had read can be asked for again (Linux >= 6.9).
         self.can_resend = can_resend
+        # Whether a file that is opened past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
+        self.can_map_direct = can_map_direct
         self._fd = fd
 
     @classmethod
@@ -96,11 +105,17 @@ class Session:
                 raise _mount_error(mountpoint, captured()) from error
         try:
             fd = _session_fd()
-            can_resend = _shake_hands(operations, fd)
+            flags2 = _shake_hands(operations, fd)
             entry = find_mount(mountpoint)
             if entry is None or not entry.is_ours:
                 raise MountError(f"{mountpoint} was unmounted by somebody else right away")
-            return cls(mountpoint, entry.device, fd, can_resend=can_resend)
+            return cls(
+                mountpoint,
+                entry.device,
+                fd,
+                can_resend=bool(flags2 & _HAS_RESEND),
+                can_map_direct=bool(flags2 & _DIRECT_IO_ALLOW_MMAP),
+            )
         except BaseException:
             pyfuse3.close(unmount=True)
             raise
@@ -157,8 +172,8 @@ class Session:
         pyfuse3.close(unmount=False)
 
 
-def _shake_hands(operations: InitialisedOperations, fd: int) -> bool:
-    """Serve INIT on the session's `fd`; tells whether the kernel can resend."""
+def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
+    """Serve INIT on the session's `fd`; returns the second word of what the kernel can do."""
     device = os.dup(fd)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -172,10 +187,18 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> bool:
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)
+        # Nothing is ever written, so mapped pages cannot contradict what is read past them.
+        _set_flags(reply, _FLAGS_OFFSET, _INIT_EXT)
+        _set_flags(reply, _FLAGS2_OFFSET, flags2 & _DIRECT_IO_ALLOW_MMAP)
         os.write(device, reply)
         os.dup2(device, fd, inheritable=True)
     os.close(device)
-    return bool(flags2 & _HAS_RESEND)
+    return int(flags2)
+
+
+def _set_flags(reply: bytearray, offset: int, flags: int) -> None:
+    (those_there,) = _FLAGS.unpack_from(reply, offset)
+    _FLAGS.pack_into(reply, offset, those_there | flags)
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:

@@ -1,13 +1,23 @@
 """What one mount is told to do: the frozen result of parsing arguments and environment (`fastfuse.config`)."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
-__all__ = ["MountSettings"]
+__all__ = ["MountSettings", "PageCacheUse"]
+
+
+class PageCacheUse(StrEnum):
+    """Whether what is read of large files stays in the kernel's page cache; values of ``--io``."""
+
+    # What is better by measurement (`mount.kernel`), which is the page cache; tells what slows it down.
+    AUTO = "auto"
+    CACHED = "cached"
+    DIRECT = "direct"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +32,7 @@ class MountSettings:
     # the RAM or of the cgroup's limit, at most 4 GiB, at least 128 MiB).
     memory_target_bytes: int
     part_size_bytes: int
+    io: PageCacheUse = PageCacheUse.AUTO
     uid: int
     gid: int
     # Permission bits of `umask` are taken from 0555 and 0444 (clause A1: they may narrow).

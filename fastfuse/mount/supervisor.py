@@ -30,7 +30,7 @@ from fastfuse.mount.mountpoint import BusyMountError, prepare_mountpoint
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.refresh import NewTable, Refresher
 from fastfuse.mount.session import Session
-from fastfuse.mount.settings import MountSettings
+from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.mount.worker import READY, SWAPPED, run_worker
 from fastfuse.notify import Notifier
 from fastfuse.readahead import ReadaheadConfig
@@ -79,6 +79,7 @@ class Supervisor:
             uid=settings.uid,
             gid=settings.gid,
             umask=settings.umask,
+            direct_from_bytes=settings.part_size_bytes if settings.io == PageCacheUse.DIRECT else None,
         )
         self._readahead = _readahead_config(settings)
         self._mountpoint = settings.mountpoint
@@ -151,7 +152,7 @@ class Supervisor:
             allow_other=settings.allow_other,
             options=settings.mount_options,
         )
-        raise_readahead(self._session.device)
+        _tune_kernel(self._session, settings.io)
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
         try:
@@ -408,6 +409,16 @@ class Supervisor:
             self._tables.close()
         os.close(self._snapshot_fd)
         return exit_code
+
+
+def _tune_kernel(session: Session, io: PageCacheUse) -> None:
+    # Whoever has chosen need not be warned.
+    raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
+    if io == PageCacheUse.DIRECT and not session.can_map_direct:
+        _log.warning(
+            "this kernel cannot map files that are read past the page cache (Linux 6.6 can): with --io direct, mmap of "
+            "a large file fails with ENODEV unless it is private, and so does numpy.memmap"
+        )
 
 
 def _readahead_config(settings: MountSettings) -> ReadaheadConfig:

@@ -35,3 +35,11 @@ def test_where_sysfs_cannot_be_written_the_mount_goes_on_and_says_what_it_costs(
     assert (
         f"{bdi}/{device}/read_ahead_kb cannot be written ({reason}); let root write 4096 there" in record.getMessage()
     )
+
+
+def test_whoever_has_chosen_is_told_and_not_warned(bdi: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert not raise_readahead("0:43", level=logging.INFO, directory=bdi)
+    [record] = caplog.records
+    assert record.levelno == logging.INFO
+    assert "mount with --io direct" in record.getMessage()

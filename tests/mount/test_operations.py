@@ -53,7 +53,7 @@ class FakeEngine:
 class Mounted:
     """Operations over two objects: `file` (10 bytes) and `archived`."""
 
-    def __init__(self, *, umask: int = 0) -> None:
+    def __init__(self, *, umask: int = 0, direct_from_bytes: int | None = None) -> None:
         builder = TableBuilder("bucket", "p/")
         builder.add(
             [b"p/archived", b"p/dir/file"], [5, 10], [10**18, 2 * 10**18], [ETAG, ETAG], ["DEEP_ARCHIVE", "STANDARD"]
@@ -61,11 +61,21 @@ class Mounted:
         self.table: InodeTable = builder.build()[0]
         self.counters = Counters()
         self.engine = FakeEngine()
-        self.operations = MountOperations(self.counters, uid=7, gid=8, umask=umask)
-        self.operations.serve(self.table, self.engine)
+        self._options: dict[str, Any] = {"umask": umask, "direct_from_bytes": direct_from_bytes}
+        self.operations = self._served()
         self.directory = self.inode(ROOT, b"dir")
         self.file = self.inode(self.directory, b"file")
         self.archived = self.inode(ROOT, b"archived")
+
+    def _served(self) -> MountOperations:
+        operations = MountOperations(self.counters, uid=7, gid=8, **self._options)
+        operations.serve(self.table, self.engine)
+        return operations
+
+    def lose_worker(self) -> None:
+        """Another worker goes on, which knows nothing but the table."""
+        self.counters.add(self.counters.slot("fastfuse_worker_respawns"))
+        self.operations = self._served()
 
     def inode(self, parent: int, name: bytes) -> int:
         found = self.table.lookup(parent, name)
@@ -213,12 +223,47 @@ async def test_a_file_is_released_with_its_last_handle(mounted: Mounted) -> None
     assert mounted.counters.get("fastfuse_opened_files") == 2
 
 
+@pytest.mark.parametrize(("threshold_bytes", "is_direct"), [(None, False), (10, True), (11, False)])
+async def test_large_files_are_read_past_the_page_cache_where_that_was_asked_for(
+    threshold_bytes: int | None, is_direct: bool
+) -> None:
+    mounted = Mounted(direct_from_bytes=threshold_bytes)
+    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert (opened.keep_cache, opened.direct_io) == (True, is_direct)
+
+
 async def test_a_handle_of_a_worker_that_died_is_read_and_released(mounted: Mounted) -> None:
-    mounted.counters.add(mounted.counters.slot("fastfuse_open_files"))  # counted by the predecessor
-    assert await mounted.operations.read(mounted.file, 0, 3) == b"xxx"
-    await mounted.operations.release(mounted.file)
+    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+    mounted.lose_worker()
+    assert await mounted.operations.read(handle, 0, 3) == b"xxx"
+    await mounted.operations.release(handle)
     assert mounted.engine.released == [mounted.file]
     assert mounted.counters.get("fastfuse_open_files") == 0
+
+
+async def test_closing_a_handle_of_a_worker_that_died_closes_none_of_its_successors(mounted: Mounted) -> None:
+    earlier = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+    mounted.lose_worker()
+    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
+    await mounted.operations.release(earlier)
+    assert mounted.engine.released == []
+    assert await mounted.operations.read(handle, 0, 100) == b"x" * 10
+    await mounted.operations.release(handle)
+    assert mounted.engine.released == [mounted.file]
+    assert await errno_of(mounted.operations.getattr(mounted.file, CONTEXT)) == errno.ESTALE
+
+
+async def test_what_was_opened_under_a_worker_that_died_is_read_on_after_a_refresh_l6(mounted: Mounted) -> None:
+    earlier = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+    mounted.lose_worker()
+    assert await mounted.operations.read(earlier, 0, 3) == b"xxx"
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
+    assert await mounted.operations.read(earlier, 0, 100) == b"x" * 10
+    assert (await mounted.operations.getattr(mounted.file, CONTEXT)).st_size == 10
+    # One of several that share it; the worker that counted them is dead.
+    await mounted.operations.release(earlier)
+    assert await mounted.operations.read(earlier, 5, 100) == b"x" * 5
 
 
 async def test_attributes_are_the_listings_and_the_owners_a1() -> None:

@@ -1,7 +1,9 @@
 """The supervisor through real mounts: deaths in a row, lost connections, interrupted listings, its endpoint."""
 
 import contextlib
+import hashlib
 import http.client
+import mmap
 import os
 import re
 import shutil
@@ -27,11 +29,12 @@ from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted, run_fastf
 pytestmark = pytest.mark.fuse
 
 _DATA = bytes(range(256)) * 2000
+_LARGE = bytes(range(256)) * 8192  # two parts of the least size
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": _DATA, "data/b": b"b"})}) as server:
+    with LoopbackServer({"bucket": MemoryObjects({"data/a": _DATA, "data/b": b"b", "large/file": _LARGE})}) as server:
         yield server
 
 
@@ -713,3 +716,73 @@ def test_a_mount_that_ends_while_it_tells_the_kernel_leaves_no_reader_behind(stu
     stuck.mount.process.send_signal(signal.SIGTERM)
     assert stuck.mount.stop(signal.SIGINT) == 0
     stuck.wait_for_end()
+
+
+def served_bytes(mount: Mount) -> int:
+    """What readers, or the kernel for them, were given until now."""
+    connection = http.client.HTTPConnection("127.0.0.1", mount.metrics_port())
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    match = re.search(r"^fastfuse_read_served_bytes_total (\S+)$", text, re.MULTILINE)
+    assert match is not None
+    return int(float(match[1]))
+
+
+@pytest.mark.parametrize(("io", "epochs_served"), [("auto", 1), ("cached", 1), ("direct", 2)])
+def test_large_files_stay_in_the_page_cache_unless_they_are_to_be_read_past_it(
+    server: LoopbackServer, io: str, epochs_served: int
+) -> None:
+    options = ("--io", io, "--part-size", "1MiB", "--metrics-listen", "0")
+    with mounted("s3://bucket/large", server.endpoint_url, *options) as mount:
+        for _ in range(2):
+            assert (mount.path / "file").read_bytes() == _LARGE
+        assert served_bytes(mount) == epochs_served * len(_LARGE)
+
+
+def test_a_file_that_is_read_past_the_page_cache_can_be_mapped_d3(server: LoopbackServer) -> None:
+    """Shared, as numpy.memmap does; in another process, as a page fault lets no thread of this one serve it."""
+    program = """
+    import hashlib, mmap, sys
+    with open(sys.argv[1], "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        print(hashlib.sha256(mapped).hexdigest(), hashlib.sha256(file.read()).hexdigest())
+    """
+    with mounted("s3://bucket/large", server.endpoint_url, "--io", "direct", "--part-size", "1MiB") as mount:
+        command = [sys.executable, "-c", textwrap.dedent(program), str(mount.path / "file")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [hashlib.sha256(_LARGE).hexdigest()] * 2
+
+
+@pytest.mark.parametrize(("io", "level"), [("auto", "WARNING"), ("cached", "INFO")])
+def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and_one_line_says_what_it_costs(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, io: str, level: str
+) -> None:
+    change = """
+    from functools import partial
+    from pathlib import Path
+    from fastfuse.mount import kernel, supervisor
+    supervisor.raise_readahead = partial(kernel.raise_readahead, directory=Path("/nonexistent"))
+    """
+    with_change(monkeypatch, change)
+    options = ("--io", io, "--part-size", "1MiB", "--metrics-listen", "0")
+    with mounted("s3://bucket/large", server.endpoint_url, *options) as mount:
+        for _ in range(2):
+            assert (mount.path / "file").read_bytes() == _LARGE
+        assert served_bytes(mount) == len(_LARGE)
+        [line] = [line for line in mount.log.splitlines() if "reads ahead only 128 KiB" in line]
+        assert level in line
+
+
+def test_a_kernel_that_cannot_map_what_is_read_past_the_page_cache_is_named(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "from fastfuse.mount import session; session._DIRECT_IO_ALLOW_MMAP = 0")
+    options = ("--io", "direct", "--part-size", "1MiB")
+    with (
+        mounted("s3://bucket/large", server.endpoint_url, *options) as mount,
+        (mount.path / "file").open("rb") as file,
+    ):
+        with pytest.raises(OSError, match="No such device"):
+            mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        assert mount.log.count("mmap of a large file fails with ENODEV") == 1

@@ -240,3 +240,14 @@ def test_a_name_that_turns_from_file_to_directory_and_back() -> None:
         assert (here.path / "thing").read_bytes() == b"file"
         with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
             (here.path / "thing" / "below").stat()
+
+
+def test_the_worker_keeps_no_table_that_another_has_taken_the_place_of() -> None:
+    with place(objects()) as here:
+        for size in (1, 2):
+            here.objects.put("new", b"n" * size)
+            refresh(here)
+        worker = Path(f"/proc/{here.mount.worker()}")
+        assert worker.joinpath("maps").read_text().count("memfd:fastfuse-") == 1
+        # The mapping's own.
+        assert sum("memfd:fastfuse-" in os.readlink(fd) for fd in worker.joinpath("fd").iterdir()) == 1
