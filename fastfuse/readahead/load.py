@@ -15,6 +15,8 @@ _VERDICT = 128
 _LONGEST_QUIET = 8
 # Worth a trial: GETs that take half as long again as they do alone.
 _SUSPECT_RATIO = 1.5
+# ... while readers wait for every second of them: a reader that is kept fed has no more than it needs.
+_SUSPECT_AWAITED = 0.5
 # As good: but for a twentieth.
 _AS_GOOD = 0.95
 # A limit that would have to be doubled for this many more is none.
@@ -26,7 +28,18 @@ _LEAST = 4
 class Load:
     """The GETs of a mount. `limit` is how many at once are enough, or None where nothing says so."""
 
-    __slots__ = ("_count", "_in_flight", "_quiet", "_rate", "_size", "_slowness", "_strange", "_trial", "limit")
+    __slots__ = (
+        "_awaited",
+        "_count",
+        "_in_flight",
+        "_quiet",
+        "_rate",
+        "_size",
+        "_slowness",
+        "_strange",
+        "_trial",
+        "limit",
+    )
 
     def __init__(self) -> None:
         self.limit: int | None = None
@@ -36,18 +49,25 @@ class Load:
         self._trial: tuple[int | None, float] | None = None
         # Of the GETs that tell something of this limit (below zero: those still to be left out): means over the last.
         self._count = 0
-        self._slowness = self._rate = self._in_flight = 0.0
+        self._slowness = self._awaited = self._rate = self._in_flight = 0.0
         self._quiet = 1
 
-    def landed(self, size_bytes: int, took_s: float, in_flight: int, alone_s: float) -> None:
-        """A GET brought `size_bytes` in `took_s`, among `in_flight` on average; alone it would have taken `alone_s`."""
-        if not self._is_comparable(size_bytes) or min(took_s, alone_s) <= 0:
+    def landed(
+        self, size_bytes: int, took_s: float, in_flight: int, slowness: float, *, is_awaited: bool = True
+    ) -> None:
+        """A GET brought `size_bytes` in `took_s`, among `in_flight` on average.
+
+        `slowness` is how many times as long that is as it would have taken alone; `is_awaited` says if a reader has
+        waited since the last one.
+        """
+        if not self._is_comparable(size_bytes) or took_s <= 0:
             return
         self._count += 1
         if self._count <= 0:
             return  # it began before the limit was changed, or when its neighbours had
         weight = 1 / min(self._count, _TRIAL)
-        self._slowness += weight * (took_s / alone_s - self._slowness)
+        self._slowness += weight * (slowness - self._slowness)
+        self._awaited += weight * (is_awaited - self._awaited)
         self._rate += weight * (in_flight * size_bytes / took_s - self._rate)
         self._in_flight += weight * (in_flight - self._in_flight)
         if self._count >= _TRIAL:
@@ -66,14 +86,18 @@ class Load:
         self._size = size
         return True
 
-    def _judge(self) -> None:
+    @property
+    def _is_suspect(self) -> bool:
         is_slow = self._slowness > _SUSPECT_RATIO
+        return is_slow and self._awaited > _SUSPECT_AWAITED and self._in_flight >= 2 * _LEAST
+
+    def _judge(self) -> None:
         if self._trial is None:
             if self.limit is not None:
                 if self._count >= self._quiet * _VERDICT:
                     self._try(2 * self.limit)
             # By then all began in this state, so that their times and their number go together.
-            elif is_slow and self._in_flight >= 2 * _LEAST and self._count >= _TRIAL + 2 * self._in_flight:
+            elif self._is_suspect and self._count >= _TRIAL + 2 * self._in_flight:
                 self._try(round(self._in_flight) // 2)
             return
         before, rate = self._trial
@@ -83,7 +107,7 @@ class Load:
             if self._rate < _AS_GOOD * rate:
                 self._quiet = min(2 * self._quiet, _LONGEST_QUIET)
                 self._settle(before)
-            elif is_slow and self.limit >= 2 * _LEAST:
+            elif self._is_suspect:
                 self._rate = max(self._rate, rate)  # so that small losses do not add up
                 self._try(self.limit // 2)
             else:
@@ -109,4 +133,4 @@ class Load:
 
     def _start(self, left_out: int) -> None:
         self._count = -left_out
-        self._slowness = self._rate = self._in_flight = 0.0
+        self._slowness = self._awaited = self._rate = self._in_flight = 0.0

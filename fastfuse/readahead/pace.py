@@ -11,7 +11,7 @@ bandwidth and delay, with the reader's own bandwidth.
 """
 
 from collections import deque
-from itertools import pairwise
+from itertools import product
 
 from fastfuse.readahead.load import Load
 
@@ -26,8 +26,10 @@ _LATE_WEIGHT = 1 / 128
 # The least time is that of so many GETs, and forgotten in about a thousand.
 _LEAST_SAMPLES = 4
 _LEAST_WEIGHT = 1 / 1024
-# What smaller GETs take tells of a larger one (256 KiB of 8 MiB), but not that of a few pages.
+# What smaller GETs take tells of a larger one (256 KiB of 8 MiB), but not that of a few pages; and only two sizes far
+# apart tell the rate, or else what is left of a few late ones does.
 _SIMILAR_OCTAVES = 5
+_DISTANT_OCTAVES = 3
 # One GET that was retried says little about the next, but a service that became slower is believed step by step.
 _LARGEST_STEP = 4
 
@@ -64,12 +66,14 @@ class _Time:
 class ServicePace:
     """The GETs of one mount, of whatever file."""
 
-    __slots__ = ("_load", "_times", "_usual_window_bytes", "_whole_files")
+    __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_whole_files")
 
     def __init__(self) -> None:
         # By octave of the size.
         self._times: dict[int, _Time] = {}
         self._load = Load()
+        # Whether a reader has waited since a GET landed last.
+        self._has_waited = False
         # What readers needed lately, and how many files in a row they read to the end.
         self._usual_window_bytes = 0
         self._whole_files = 0
@@ -78,6 +82,10 @@ class ServicePace:
     def ramp_bytes(self) -> int:
         """The window of who opens a file now, if it is likely that it is read to the end; or else 0."""
         return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
+
+    def waited(self) -> None:
+        """A reader had to wait for bytes."""
+        self._has_waited = True
 
     def closed(self, *, was_whole: bool) -> None:
         """A file of more than a part was closed, read from its first to its last byte or not."""
@@ -95,7 +103,9 @@ class ServicePace:
         """A GET brought `size_bytes` in `took_s`, among `in_flight` on average, itself included."""
         size = size_bytes.bit_length()
         self._times.setdefault(size, _Time()).add(took_s)
-        self._load.landed(size_bytes, took_s, in_flight, min(took_s, self._alone_s(size)))
+        slowness = took_s / min(took_s, self._alone_s(size)) if took_s > 0 else 1.0
+        self._load.landed(size_bytes, took_s, in_flight, slowness, is_awaited=self._has_waited)
+        self._has_waited = False
 
     def get_s(self, size_bytes: int) -> float | None:
         """How long a GET of `size_bytes` takes when it is late; None before the first one of any size.
@@ -113,11 +123,13 @@ class ServicePace:
         """How long a GET of the octave `size` takes at least; large ones may have been seen among many others only."""
         times = self._times
         least_s = times[size].least_s
-        smaller = sorted(other for other in times if size - _SIMILAR_OCTAVES <= other < size)
-        for first, second in pairwise(smaller):
-            first_s, second_s = times[first].least_s, times[second].least_s
-            per_byte_s = max(0.0, second_s - first_s) / ((1 << second) - (1 << first))
-            least_s = min(least_s, second_s + per_byte_s * ((1 << size) - (1 << second)))
+        similar = range(size - _SIMILAR_OCTAVES, size)
+        smaller = [other for other in times if other in similar and times[other].samples >= _LEAST_SAMPLES]
+        for first, second in product(smaller, smaller):
+            if second - first >= _DISTANT_OCTAVES:
+                first_s, second_s = times[first].least_s, times[second].least_s
+                per_byte_s = max(0.0, second_s - first_s) / ((1 << second) - (1 << first))
+                least_s = min(least_s, second_s + per_byte_s * ((1 << size) - (1 << second)))
         return least_s
 
     def is_full(self, in_flight: int) -> bool:
@@ -159,6 +171,7 @@ class ReaderPace:
             self._wait_began_s = now_s
         self._waiting += 1
         self._margin = _WAITED_MARGIN
+        self._service.waited()
 
     def goes_on(self, now_s: float) -> None:
         """A read that waited does so no more."""

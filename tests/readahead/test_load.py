@@ -10,13 +10,16 @@ FIRST_BYTE_S = 0.02
 CONNECTION_BYTES_PER_S = 90e6
 
 
-def run(load: Load, gets: int, link_bytes_per_s: float, wanted: int = 36, slower: float = 1.0) -> list[int]:
+def run(
+    load: Load, gets: int, link_bytes_per_s: float, wanted: int = 36, slower: float = 1.0, is_awaited: bool = True
+) -> list[int]:
     """As many at once as are wanted and the limit allows; how many that were, for each GET."""
     at_once = []
     for _ in range(gets):
         in_flight = wanted if load.limit is None else min(wanted, load.limit)
         alone_s = FIRST_BYTE_S + PART / CONNECTION_BYTES_PER_S
-        load.landed(PART, slower * max(alone_s, in_flight * PART / link_bytes_per_s), in_flight, alone_s)
+        took_s = slower * max(alone_s, in_flight * PART / link_bytes_per_s)
+        load.landed(PART, took_s, in_flight, took_s / alone_s, is_awaited=is_awaited)
         at_once.append(in_flight)
     return at_once
 
@@ -50,6 +53,10 @@ def test_a_service_that_becomes_slower_for_another_reason_gets_no_fewer_gets_but
     assert max(at_once[-200:]) == 36
 
 
+def test_nothing_is_tried_while_readers_are_kept_fed() -> None:
+    assert set(run(Load(), 1000, 0.5e9, is_awaited=False)) == {36}
+
+
 def test_few_gets_are_never_limited() -> None:
     load = Load()
     assert set(run(load, 500, 0.05e9, wanted=7)) == {7}
@@ -59,7 +66,7 @@ def test_smaller_gets_in_between_say_nothing() -> None:
     load = Load()
     for _ in range(300):
         run(load, 1, 1e9)
-        load.landed(128 * KIB, 0.021, 36, 0.021)
+        load.landed(128 * KIB, 0.021, 36, 1.0)
     assert load.limit is not None
 
 
@@ -68,5 +75,5 @@ def test_when_parts_have_become_smaller_for_good_it_begins_anew() -> None:
     run(load, 300, 0.5e9)
     assert load.limit is not None
     for _ in range(400):
-        load.landed(2 * MIB, 0.04, 36, 0.04)
+        load.landed(2 * MIB, 0.04, 36, 1.0)
     assert load.limit is None

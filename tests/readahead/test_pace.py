@@ -202,6 +202,30 @@ def test_a_full_service_refuses_what_is_above_its_limit_only() -> None:
         for _ in range(in_flight):
             known.landed(PART, 0.12, in_flight)
     for _ in range(200):
+        known.waited()
         known.landed(PART, 0.9, 32)
     assert known.is_full(32)
     assert not known.is_full(3)
+
+
+def test_parts_that_were_never_seen_alone_are_known_to_be_slow_by_smaller_ones() -> None:
+    known = ServicePace()
+    for _ in range(8):
+        known.landed(256 * KIB, 0.0229, 4)
+        known.landed(2 * MIB, 0.0433, 4)
+    for _ in range(200):
+        known.waited()
+        known.landed(PART, 0.3, 32)
+    assert known.is_full(32)
+
+
+def test_a_few_late_small_gets_make_no_part_look_slow() -> None:
+    known = ServicePace()
+    for _ in range(3):
+        known.landed(256 * KIB, 0.2, 4)
+    for _ in range(8):
+        known.landed(2 * MIB, 0.0433, 4)
+    for _ in range(200):
+        known.waited()
+        known.landed(PART, 0.113, 32)
+    assert not known.is_full(1000)
