@@ -1,6 +1,7 @@
 """What a mount's processes take of the machine, from proc(5)."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["peak_memory_bytes", "process_tree"]
@@ -14,7 +15,8 @@ def process_tree(pid: int) -> list[int]:
     tree = [pid]
     for parent in tree:
         for task in (_PROC / str(parent) / "task").glob("*/children"):
-            tree += map(int, task.read_text().split())
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or all of it, has just ended
+                tree += map(int, task.read_text().split())
     return tree
 
 
