@@ -20,11 +20,11 @@ class ReadaheadConfig:
     # One GET of a reader at full speed. At 20 ms to the first byte and 90 MB/s per connection, 8 MiB is 80 % transfer;
     # AWS advises 8-16 MB per ranged GET, Mountpoint's part is 8 MiB too.
     part_size_bytes: int = 8 * _MIB
-    # The first GET of a reader that starts at 0, which it waits for in full: 20 ms + 11 ms at the rates above, while
-    # most small files (images, single samples) still take one GET.
+    # What a reader that starts at 0 gets first, which it waits for in full: 20 ms + 11 ms at the rates above, so that
+    # most small files (images, single samples) take one GET; of a large file it comes in four, side by side.
     first_part_bytes: int = _MIB
-    # How far ahead of one reader, if it is alone: at the rates above a connection brings 74 MB/s in parts of 8 MiB, so
-    # the 36 parts that it may have on their way carry 2.6 GB/s, and a few more lie ready.
+    # How far ahead of one reader at most, if it is alone; what it needs is measured (`pace`). At the rates above a
+    # connection brings 74 MB/s in parts of 8 MiB, so the 36 parts that it may have on their way carry 2.6 GB/s.
     max_window_bytes: int = 384 * _MIB
     # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
