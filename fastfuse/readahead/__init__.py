@@ -1,7 +1,7 @@
 """The read engine: keeps ranged GETs ahead of the readers.
 
-`engine` is the seam to the FUSE layer; `window` decides (pure: where by `cursor` and `runs`, how far ahead by `pace` and
-`load`), `stream` carries out, `pool` owns the memory.
+`engine` is the seam to the FUSE layer; `window` decides (pure: where by `cursor` and `runs`, how far ahead by `pace`
+and `load`), `stream` carries out, `pool` owns the memory.
 """
 
 from fastfuse.readahead.config import ReadaheadConfig

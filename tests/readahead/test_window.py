@@ -468,3 +468,24 @@ def test_where_files_are_read_to_the_end_the_next_one_has_its_whole_window_at_it
     pool = EndlessPool(Window(64 * MIB, CONFIG, service), 64 * MIB, CONFIG)
     pool.read(0, MIB)
     assert pool.bytes_ahead <= 4 * MIB
+
+
+def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
+    service = ServicePace()
+    for _ in range(50):
+        service.landed(8 * MIB, 0.1, 1)
+    pool = EndlessPool(Window(4 * GIB, CONFIG, service), 4 * GIB, CONFIG)
+    for step in range(1024):
+        cursor = pool.read(step * MIB, (step + 1) * MIB)
+        pool.window.came(cursor, step * 0.01)
+    pool.read_through(1020 * MIB + 100 * KIB, 1030 * MIB, 128 * KIB)
+    assert pool.bytes_ahead <= 24 * MIB
+
+
+def test_a_look_at_the_footer_ends_no_run() -> None:
+    pool = reading(GIB)
+    for place in range(1, 9):
+        pool.read(place**2 * 7 * MIB, place**2 * 7 * MIB + 128 * KIB)
+        pool.read(place**2 * 7 * MIB + 128 * KIB, place**2 * 7 * MIB + 256 * KIB)
+        pool.read(GIB - 22, GIB)
+    assert pool.demanded[-1] == (64 * 7 * MIB + 128 * KIB, 64 * 7 * MIB + 256 * KIB)
