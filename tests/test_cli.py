@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -347,3 +348,12 @@ class TestProcess:
         script = "import sys, fastfuse.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
         assert not set(done.stdout.split()) & {"pyfuse3", "trio", "obstore", "aiobotocore", "botocore", "numpy"}
+
+
+def test_no_threads_are_started_for_arithmetic_unless_the_user_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert main(["version"]) == 0
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    assert main(["version"]) == 0
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"

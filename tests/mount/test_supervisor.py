@@ -718,17 +718,6 @@ def test_a_mount_that_ends_while_it_tells_the_kernel_leaves_no_reader_behind(stu
     stuck.wait_for_end()
 
 
-def served_bytes(mount: Mount) -> int:
-    """What readers, or the kernel for them, were given until now."""
-    connection = http.client.HTTPConnection("127.0.0.1", mount.metrics_port())
-    with contextlib.closing(connection):
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    match = re.search(r"^fastfuse_read_served_bytes_total (\S+)$", text, re.MULTILINE)
-    assert match is not None
-    return int(float(match[1]))
-
-
 @pytest.mark.parametrize(("io", "epochs_served"), [("auto", 1), ("cached", 1), ("direct", 2)])
 def test_large_files_stay_in_the_page_cache_unless_they_are_to_be_read_past_it(
     server: LoopbackServer, io: str, epochs_served: int
@@ -737,7 +726,7 @@ def test_large_files_stay_in_the_page_cache_unless_they_are_to_be_read_past_it(
     with mounted("s3://bucket/large", server.endpoint_url, *options) as mount:
         for _ in range(2):
             assert (mount.path / "file").read_bytes() == _LARGE
-        assert served_bytes(mount) == epochs_served * len(_LARGE)
+        assert scraped(mount.metrics_port(), "fastfuse_read_served_bytes_total") == epochs_served * len(_LARGE)
 
 
 def test_a_file_that_is_read_past_the_page_cache_can_be_mapped_d3(server: LoopbackServer) -> None:
@@ -769,7 +758,7 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
     with mounted("s3://bucket/large", server.endpoint_url, *options) as mount:
         for _ in range(2):
             assert (mount.path / "file").read_bytes() == _LARGE
-        assert served_bytes(mount) == len(_LARGE)
+        assert scraped(mount.metrics_port(), "fastfuse_read_served_bytes_total") == len(_LARGE)
         [line] = [line for line in mount.log.splitlines() if "reads ahead only 128 KiB" in line]
         assert level in line
 
