@@ -55,9 +55,12 @@ def open_standard_streams() -> None:
     """Let standard streams that we were started without be ``/dev/null``: no file that is opened later takes a number
     that others write to.
     """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
+    # Looked at first: who has all of them needs no ``/dev/null``, which may be missing where `/dev` is made by hand.
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: `fd`
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
