@@ -66,7 +66,7 @@ LAYERS: Mapping[str, Row] = {
     "listing.snapshot": row("errors inodes.names inodes.table", "numpy"),
     "listing.*": row("errors inodes.* listing.* objects sources.* store.base", "trio"),
     # An index, wherever it comes from; nothing here knows of FUSE.
-    "indexing.origin": row("sources.uri"),
+    "indexing.origin": row("sources.shard sources.uri"),
     "indexing.files": row(),
     "indexing.progress": row("listing.sweep sources.uri", "rich"),
     "indexing.summary": row("inodes.table listing.snapshot sizes", "numpy rich"),
@@ -113,6 +113,9 @@ LAYERS: Mapping[str, Row] = {
     # No trio and no S3 client: it forks for as long as it lives.
     "mount.supervisor": row("errors metrics mount.* notify readahead"),
     "mount.*": row(),
+    # The training-job contract. Values first; what runs a job is at the edge.
+    "sagemaker": row(),
+    "sagemaker.channel": row("indexing.origin sources.shard sources.uri"),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
@@ -139,7 +142,7 @@ PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
-    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.uri"),
+    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.uri"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

@@ -1,11 +1,24 @@
 """Where the index of a source comes from, and what of it is acceptable."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
+from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
 
-__all__ = ["IndexOrigin"]
+__all__ = ["IndexOrigin", "SourceKind"]
+
+
+class SourceKind(StrEnum):
+    """What a source's URI names; the values are those of ``S3DataType``."""
+
+    # A folder or one object (clause N1).
+    PREFIX = "S3Prefix"
+    # A JSON array of keys below a common prefix.
+    MANIFEST = "ManifestFile"
+    # JSON Lines whose ``*-ref`` attributes are S3 URIs.
+    AUGMENTED_MANIFEST = "AugmentedManifestFile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +39,10 @@ class IndexOrigin:
     strict: bool = False
     # Accept a source without objects.
     allow_empty: bool = False
+    kind: SourceKind = SourceKind.PREFIX
+    # Of an augmented manifest: the attributes that are kept of each line, in this order. Empty: all.
+    attribute_names: tuple[str, ...] = ()
+    # Show this part of the objects only; a part without objects is no failure.
+    shard: Shard | None = None
+    # Show the orders of the epochs that this seed gives, below `.fastfuse/`.
+    shuffle_seed: int | None = None

@@ -1,0 +1,97 @@
+"""What a training job says of one channel and of its host, as frozen values.
+
+The words are those of SageMaker's API: CreateTrainingJob, ``InputDataConfig`` and
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fastfuse.indexing.origin import SourceKind
+from fastfuse.sources.shard import Shard
+from fastfuse.sources.uri import S3Uri
+
+__all__ = ["Channel", "Cluster", "InputMode", "InstanceGroup", "TrainingJob"]
+
+
+class InputMode(StrEnum):
+    """``InputMode``, and ``TrainingInputMode`` of ``inputdataconfig.json``."""
+
+    FILE = "File"
+    FAST_FILE = "FastFile"
+    PIPE = "Pipe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One channel, checked, with the job's defaults filled in."""
+
+    name: str
+    input_mode: InputMode
+    # The prefix, or the manifest itself.
+    source: S3Uri
+    source_kind: SourceKind = SourceKind.PREFIX
+    # ``ShardedByS3Key``: each host gets its own part of the objects.
+    is_sharded: bool = False
+    # As given; None where the request says nothing, and then ``inputdataconfig.json`` does not, either.
+    content_type: str | None = None
+    is_gzip: bool = False
+    # ``RecordWrapperType`` ``RecordIO``.
+    wraps_records: bool = False
+    shuffle_seed: int | None = None
+    attribute_names: tuple[str, ...] = ()
+    # Empty: every group gets the channel.
+    instance_group_names: tuple[str, ...] = ()
+    # Of the memory target, relative to the other channels.
+    memory_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceGroup:
+    """``instance_groups`` of ``resourceconfig.json``."""
+
+    name: str
+    instance_type: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The hosts of a job, as one of them sees them: what ``resourceconfig.json`` tells."""
+
+    current_host: str
+    # In lexicographic order, as SageMaker writes them ("algo-10" before "algo-2").
+    hosts: tuple[str, ...]
+    network_interface: str = "eth0"
+    current_instance_type: str = "local"
+    current_group: str = "homogeneousCluster"
+    instance_groups: tuple[InstanceGroup, ...] = ()
+
+    def shard(self, channel: Channel, *, by_bytes: bool = False) -> Shard | None:
+        """This host's part of a sharded channel; None where it gets everything."""
+        if not channel.is_sharded:
+            return None
+        sharing = [
+            host
+            for group in self.instance_groups
+            if not channel.instance_group_names or group.name in channel.instance_group_names
+            for host in group.hosts
+        ] or list(self.hosts)
+        sharing.sort()
+        return Shard(index=sharing.index(self.current_host), count=len(sharing), by_bytes=by_bytes)
+
+    def gets(self, channel: Channel) -> bool:
+        """Whether this host's instance group is one of those that the channel is for."""
+        return not channel.instance_group_names or self.current_group in channel.instance_group_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """A job description, checked."""
+
+    channels: tuple[Channel, ...]
+    # "" where the description is channels alone.
+    name: str = ""
+    # As SageMaker has them: text by text.
+    hyperparameters: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
