@@ -15,7 +15,6 @@ import time
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
-from fastfuse.sagemaker.budget import divide_memory
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
 from fastfuse.sagemaker.command import CommandProcess, adopt_orphans, find_command
@@ -91,7 +90,6 @@ class _Run:
     def _run_and_take_down(self) -> _Outcome:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
-        shares = divide_memory(settings.memory_target_bytes, settings.channels)
         environment = prepare_place(settings)
         # They stay blocked until the end: one signal too many must not turn the exit code into a death.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -99,7 +97,7 @@ class _Run:
         self._guardian = Guardian(settings.channels, settings.data_dir)
         try:
             for channel in settings.channels:
-                self._channels.append(ChannelProcess(ChannelTask(channel, settings, shares[channel.name])))
+                self._channels.append(ChannelProcess(ChannelTask(channel, settings)))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             if not self._get_ready():
                 assert self._stopped_by is not None

@@ -16,10 +16,12 @@ from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
-from fastfuse.mount.indexing import run_lister
+from fastfuse.mount.indexing import IndexReport, run_lister
 from fastfuse.mount.settings import MountSettings
 from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sagemaker.download import DownloadProgress, DownloadSettings, download_channel, settle_channel
 from fastfuse.sagemaker.settings import RunSettings
+from fastfuse.sizes import format_size
 
 __all__ = ["ChannelTask", "serve_channel"]
 
@@ -28,11 +30,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChannelTask:
-    """One channel of a run, and its part of the memory target."""
+    """One channel of a run."""
 
     channel: Channel
     settings: RunSettings
-    memory_target_bytes: int
+
+    @property
+    def memory_target_bytes(self) -> int:
+        """Its part of the job's."""
+        return self.settings.memory_target_bytes[self.channel.name]
 
     @property
     def origin(self) -> IndexOrigin:
@@ -54,12 +60,43 @@ def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
     def tell(**message: Any) -> None:  # noqa: ANN401 -- whatever JSON can carry
         os.write(told_fd, json.dumps(message).encode() + b"\n")
 
-    serve = {InputMode.FAST_FILE: _mount}[task.channel.input_mode]
+    serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download}[task.channel.input_mode]
     try:
         return serve(task, counters, tell)
     except FastfuseError as error:
         os.write(told_fd, error_message(error) + b"\n")
         return error.exit_code
+
+
+def _index(task: ChannelTask, counters: Counters) -> tuple[int, IndexReport]:
+    """In a process of its own, whose garbage goes with it."""
+    snapshot_fd, report = run_lister(task.channel.source, task.origin, task.settings.connection)
+    _log.info("listed %s: %s", task.channel.source, report)
+    counters.add(counters.slot("fastfuse_index_requests"), report.requests)
+    return snapshot_fd, report
+
+
+def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    place = task.settings.data_dir / task.channel.name
+    snapshot_fd, _ = _index(task, counters)
+    gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
+
+    def report(progress: DownloadProgress) -> None:
+        counters.set(gets, progress.requests)
+        tell(progress=(progress.bytes_done, progress.bytes_total))
+
+    settings = DownloadSettings(
+        directory=place,
+        memory_target_bytes=task.memory_target_bytes,
+        part_size_bytes=task.settings.part_size_bytes,
+    )
+    done = download_channel(snapshot_fd, task.settings.connection, settings, report)
+    counters.set(fetched, done.fetched_bytes)
+    kept = f", {done.kept_files:,} of which were there" if done.kept_files else ""
+    tell(ready=f"{done.files:,} files{kept}, {format_size(done.total_bytes)} in {done.elapsed_s:.1f} s at {place}")
+    # The job need not wait for the disk.
+    settle_channel(place)
+    return 0
 
 
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:

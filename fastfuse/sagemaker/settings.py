@@ -22,8 +22,8 @@ class RunSettings:
     connection: ConnectionConfig
     # What all channels share of it; kind, attributes and shard are each channel's own.
     origin: IndexOrigin
-    # Of all channels together.
-    memory_target_bytes: int
+    # By name of channel (`budget`).
+    memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
     shard_by_bytes: bool = False
     allow_other: bool = False
