@@ -18,9 +18,11 @@ from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
 from fastfuse.sagemaker.command import CommandProcess, adopt_orphans, find_command
+from fastfuse.sagemaker.environment import count_gpus, script_environment
+from fastfuse.sagemaker.files import write_job_files
 from fastfuse.sagemaker.guardian import Guardian, sweep
 from fastfuse.sagemaker.phases import Phase, Phases
-from fastfuse.sagemaker.place import prepare_place
+from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.serving import ChannelTask
 from fastfuse.sagemaker.settings import RunSettings
 
@@ -90,15 +92,21 @@ class _Run:
     def _run_and_take_down(self) -> _Outcome:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
-        environment = prepare_place(settings)
+        write_job_files(settings.job, settings.cluster, settings.paths)
         # They stay blocked until the end: one signal too many must not turn the exit code into a death.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         adopt_orphans()
-        self._guardian = Guardian(settings.channels, settings.data_dir)
+        # Known to the guardian from the start, and to those who stream.
+        guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
+        self._guardian = Guardian(
+            settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
+        )
         try:
             for channel in settings.channels:
-                self._channels.append(ChannelProcess(ChannelTask(channel, settings)))
+                self._channels.append(ChannelProcess(ChannelTask(channel, settings, guards.get(channel.name))))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
+            # While they are at it: a driver with many GPUs takes seconds to answer.
+            environment = self._environment() if settings.command else {}
             if not self._get_ready():
                 assert self._stopped_by is not None
                 text = f"by {self._stopped_by.name} before everything was ready"
@@ -109,6 +117,18 @@ class _Run:
         finally:
             self._take_down()
             self._guardian.dismiss()
+
+    def _environment(self) -> dict[str, str]:
+        """The command's, which is ours and the job's."""
+        settings = self._settings
+        made = script_environment(
+            settings.job,
+            settings.cluster,
+            settings.paths,
+            cpu_count=len(os.sched_getaffinity(0)),
+            gpu_count=count_gpus(),
+        )
+        return {**settings.environment, **made}
 
     def _get_ready(self) -> bool:
         """Wait until every channel can be read; False if we are told to stop.
@@ -132,6 +152,8 @@ class _Run:
         settings = self._settings
         self._phases.enter(Phase.TRAINING, f"Running {settings.command[0]}")
         command = self._command = CommandProcess(program, settings.command, environment)
+        assert self._guardian is not None
+        self._guardian.heed(command.pid)
         broken: list[FastfuseError] = []
         while not command.is_over:
             self._take_signal(_LOOK_EVERY_S if command.left_s is None else min(command.left_s, _LOOK_EVERY_S))
@@ -239,4 +261,4 @@ class _Run:
                 elif self._stopped_by is not None:  # once more: nobody waits for what is open
                     channel.stop()
             self._stopped_by = None
-        sweep(self._settings.channels, self._settings.data_dir)
+        sweep(self._settings.channels, self._settings.paths.data)

@@ -1,7 +1,8 @@
 """What the process of one channel does: index, then mount, download or stream; and what it tells its parent.
 
-A message is a line of JSON: ``{"ready": …}`` with what was made, ``{"progress": …}``, or an error as
-`mount.children` writes it. What is counted is in memory that parent and child share.
+A message is a line of JSON: ``{"ready": …}`` with what was made, ``{"progress": …}`` of a download, ``{"broken": …}``
+of a stream that will not go on, or an error as `mount.children` writes it. What is counted is in memory that parent
+and child share.
 """
 
 import json
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastfuse.errors import FastfuseError
-from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
@@ -20,6 +21,7 @@ from fastfuse.mount.indexing import IndexReport, run_lister
 from fastfuse.mount.settings import MountSettings
 from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sagemaker.download import DownloadProgress, DownloadSettings, download_channel, settle_channel
+from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 from fastfuse.sagemaker.settings import RunSettings
 from fastfuse.sizes import format_size
 
@@ -34,6 +36,8 @@ class ChannelTask:
 
     channel: Channel
     settings: RunSettings
+    # Of a Pipe channel; what its readers wait on outlives its process.
+    guard: Guard | None = None
 
     @property
     def memory_target_bytes(self) -> int:
@@ -60,7 +64,7 @@ def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
     def tell(**message: Any) -> None:  # noqa: ANN401 -- whatever JSON can carry
         os.write(told_fd, json.dumps(message).encode() + b"\n")
 
-    serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download}[task.channel.input_mode]
+    serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     try:
         return serve(task, counters, tell)
     except FastfuseError as error:
@@ -77,7 +81,7 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, IndexReport]:
 
 
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    place = task.settings.data_dir / task.channel.name
+    place = task.settings.paths.channel(task.channel.name)
     snapshot_fd, _ = _index(task, counters)
     gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
 
@@ -99,8 +103,37 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     return 0
 
 
+def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    channel, paths = task.channel, task.settings.paths
+    snapshot_fd, index = _index(task, counters)
+    gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
+
+    def ready() -> None:
+        tell(ready=f"{index.files:,} objects through {paths.channel(channel.name)}_0")
+
+    def report(progress: PipeProgress) -> None:
+        counters.set(gets, progress.requests)
+        counters.set(fetched, progress.fetched_bytes)
+        if progress.error:
+            tell(broken=progress.error)
+
+    settings = PipeSettings(
+        channel=channel.name,
+        directory=paths.data,
+        is_gzip=channel.is_gzip,
+        wraps_records=channel.wraps_records,
+        shuffle_seed=channel.shuffle_seed,
+        is_augmented=channel.source_kind is SourceKind.AUGMENTED_MANIFEST,
+        attribute_names=channel.attribute_names,
+        memory_target_bytes=task.memory_target_bytes,
+        part_size_bytes=task.settings.part_size_bytes,
+    )
+    stream_channel(snapshot_fd, task.settings.connection, settings, ready=ready, report=report, guard=task.guard)
+    return 0
+
+
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    place = task.settings.data_dir / task.channel.name
+    place = task.settings.paths.channel(task.channel.name)
     settings = MountSettings(
         source=task.channel.source,
         mountpoint=place,

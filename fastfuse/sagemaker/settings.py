@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.sagemaker.channel import Channel, Cluster, TrainingJob
+from fastfuse.sagemaker.files import JobPaths
 from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["RunSettings"]
@@ -44,6 +45,6 @@ class RunSettings:
         return tuple(channel for channel in self.job.channels if self.cluster.gets(channel))
 
     @property
-    def data_dir(self) -> Path:
-        """Where the channels are."""
-        return self.base_dir / "input" / "data"
+    def paths(self) -> JobPaths:
+        """What is where below `base_dir`."""
+        return JobPaths(self.base_dir)
