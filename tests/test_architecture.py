@@ -50,6 +50,7 @@ LAYERS: Mapping[str, Row] = {
     "inodes.changes": row("inodes.table", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
+    "sources.shuffle": row("", "numpy"),
     "sources.*": row("errors sources.uri"),
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
@@ -142,7 +143,7 @@ PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
-    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.uri"),
+    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

@@ -3,7 +3,7 @@
 Layout, little-endian::
 
     0   8 bytes   magic "FASTFUSE"
-    8   uint32    format version
+    8   uint32    format version: 1, or 2 with made files, which readers of version 1 do not know
     12  uint32    bytes of the header
     16  uint32    CRC-32 of the header
     20  uint32    CRC-32 of everything behind the padded header
@@ -38,15 +38,25 @@ import numpy.typing as npt
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.inodes.names import Reason, Refusals
-from fastfuse.inodes.table import COLUMN_TYPES, INODE_COLUMN_TYPES, InodeTable, Kind, TableMetadata
+from fastfuse.inodes.table import (
+    COLUMN_TYPES,
+    INODE_COLUMN_TYPES,
+    MADE_COLUMN_TYPES,
+    InodeTable,
+    Kind,
+    TableMetadata,
+)
 
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
 
 _MAGIC = b"FASTFUSE"
-_VERSION = 1
+_PLAIN_VERSION, _MADE_VERSION = 1, 2
 _HEAD = struct.Struct("<8sIIII")
 _ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
-_TYPES = {**COLUMN_TYPES, **INODE_COLUMN_TYPES}
+_OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **MADE_COLUMN_TYPES}
+_TYPES = {**COLUMN_TYPES, **_OPTIONAL_TYPES}
+# Columns whose length is not the number of rows.
+_BLOBS = {"names", *MADE_COLUMN_TYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +82,10 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         offset = _aligned(offset + column.nbytes)
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
+    version = _MADE_VERSION if columns.keys() & MADE_COLUMN_TYPES.keys() else _PLAIN_VERSION
     with os.fdopen(os.dup(fd), "wb") as file:
         file.seek(0)  # somebody may have read it before
-        file.write(_HEAD.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header), body_crc) + header)
+        file.write(_HEAD.pack(_MAGIC, version, len(header), zlib.crc32(header), body_crc) + header)
         for column in columns.values():
             file.write(column.view("uint8").data)
             file.write(_padding(column.nbytes))
@@ -92,8 +103,10 @@ def open_snapshot(fd: int) -> Snapshot:
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
         raise ConfigurationError("it is not a fastfuse index", hint=_MAKE_ANEW)
-    if version != _VERSION:
-        raise ConfigurationError(f"the index has format {version}, this fastfuse reads {_VERSION}", hint=_MAKE_ANEW)
+    if not _PLAIN_VERSION <= version <= _MADE_VERSION:
+        raise ConfigurationError(
+            f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_MADE_VERSION}", hint=_MAKE_ANEW
+        )
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or zlib.crc32(text) != header_crc:
         raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
@@ -120,8 +133,8 @@ def verify_snapshot(fd: int) -> Snapshot:
         with data[_HEAD.size + header_bytes :] as body:
             is_sound = zlib.crc32(body) == body_crc
     table = snapshot.table
-    is_new = not table.metadata.next_inode and table.columns.keys() == COLUMN_TYPES.keys()
-    if not (is_sound and is_new and _is_tree(table) and _has_its_words(table)):
+    is_new = not table.metadata.next_inode and not table.columns.keys() & INODE_COLUMN_TYPES.keys()
+    if not (is_sound and is_new and _is_tree(table) and _has_its_words(table) and _has_its_contents(table)):
         raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
     return snapshot
 
@@ -147,7 +160,7 @@ def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_byte
 
 def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
     described = header["columns"]
-    optional = {name: kind for name, kind in INODE_COLUMN_TYPES.items() if name in described}
+    optional = {name: kind for name, kind in _OPTIONAL_TYPES.items() if name in described}
     columns = {name: _column(body, kind, described[name]) for name, kind in {**COLUMN_TYPES, **optional}.items()}
     _check_lengths(columns)
     refusals = header["refusals"]
@@ -172,7 +185,7 @@ def _column(body: memoryview, kind: str, described: dict[str, Any]) -> npt.NDArr
 
 def _check_lengths(columns: dict[str, npt.NDArray[np.generic]]) -> None:
     rows = len(columns["kinds"])
-    if not rows or any(len(column) != rows for name, column in columns.items() if name != "names"):
+    if not rows or any(len(column) != rows for name, column in columns.items() if name not in _BLOBS):
         raise ValueError("columns of different lengths")
     if int(columns["name_ends"][-1]) != len(columns["names"]):
         raise ValueError("names of another length than their ends say")
@@ -199,6 +212,17 @@ def _has_its_words(table: InodeTable) -> bool:
     odd = columns["etags"][columns["kinds"] == Kind.FILE_OTHER_ETAG].view("uint64")[::2]
     return bool(
         columns["storage_classes"].max() < len(metadata.storage_classes) and np.all(odd < len(metadata.other_etags))
+    )
+
+
+def _has_its_contents(table: InodeTable) -> bool:
+    """Whether the bytes of all made files are there."""
+    is_made = table.columns["kinds"] == Kind.FILE_MADE
+    starts = table.columns["etags"][is_made].view("uint64")[::2]
+    sizes = table.columns["sizes"][is_made]
+    made_bytes = len(table.columns.get("made", ()))
+    return bool(
+        np.all(starts <= made_bytes) and np.all(sizes >= 0) and np.all(sizes <= made_bytes - starts.astype("int64"))
     )
 
 

@@ -358,6 +358,8 @@ class MountOperations(InitialisedOperations):
 
     def _xattrs(self, inode: int) -> dict[bytes, bytes]:
         table = self._table
+        if table.is_made(inode):
+            return {}
         xattrs = {b"user.s3.bucket": table.metadata.bucket.encode(), b"user.s3.key": table.key(inode).encode()}
         if not table.is_directory(inode):
             xattrs[b"user.s3.etag"] = table.etag(inode).encode()
