@@ -81,7 +81,7 @@ def run(
             envvar="FASTFUSE_HOST",
             metavar="I/N",
             rich_help_panel=_JOB,
-            help="Which of the job's N hosts this is, from 0. Left out, SM_HOSTS, RANK and WORLD_SIZE, or what Slurm "
+            help="Which of the job's N hosts this is, from 1. Left out, SM_HOSTS, RANK and WORLD_SIZE, or what Slurm "
             "or Kubernetes set says so; else there is one.",
         ),
     ] = None,
