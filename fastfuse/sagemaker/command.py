@@ -1,7 +1,8 @@
 """The process that trains: started with the caller's signals and streams, told to stop as SageMaker does it.
 
 It stays in our process group, so that a terminal's job control reaches both and an interactive script can read from
-it. Whatever it starts becomes our child once its own parent is gone, so nothing of it can hide when all has to end.
+it. Whatever it starts becomes our child once its own parent is gone (`adopt_orphans`), and is told to end as well: a
+shell that is told dies and tells nobody, and in a container nothing outlives the first process, either.
 """
 
 import ctypes
@@ -10,14 +11,14 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.mount.children import fork_child
 
-__all__ = ["CommandProcess", "adopt_orphans", "find_command"]
+__all__ = ["CommandProcess", "Leftovers", "adopt_orphans", "find_command", "ignored_signals"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ _CANNOT_RUN = 126
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 # What `fork_child` resets, and a caller may have had ignored (nohup, a shell's background).
 _INHERITED = (signal.SIGINT, signal.SIGHUP)
+# A process that does not end within this time after SIGKILL waits for a device, and we not for it.
+_DIES_WITHIN_S = 5.0
 
 
 def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -46,6 +49,11 @@ def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return found
 
 
+def ignored_signals() -> set[signal.Signals]:
+    """Those that our caller does not want to reach us."""
+    return {number for number in _INHERITED if signal.getsignal(number) == signal.SIG_IGN}
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant that loses its own."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -55,7 +63,7 @@ class CommandProcess:
     """The command, from its start to its end."""
 
     def __init__(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        ignored = [number for number in _INHERITED if signal.getsignal(number) == signal.SIG_IGN]
+        ignored = ignored_signals()
         self.pid = fork_child(lambda: _become(program, command, environment, ignored))
         self._exit_code: int | None = None
         self._kill_at_s: float | None = None
@@ -85,7 +93,7 @@ class CommandProcess:
         if self.is_over:
             return
         if not has_it:
-            os.kill(self.pid, number)
+            _send(self.pid, number)
         if self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + timeout_s
 
@@ -94,21 +102,39 @@ class CommandProcess:
         """How long until it has to be killed; None while nobody wants it to end."""
         return None if self._kill_at_s is None else max(0.0, self._kill_at_s - time.monotonic())
 
-    def enforce(self, is_ours: Callable[[int], bool]) -> None:
-        """Kill it with all that it started if its time is over; `is_ours` knows the children that are not its."""
+    def enforce(self) -> None:
+        """Kill it with all that it started if its time is over."""
         if self.is_over or self.left_s != 0.0:
             return
         _log.warning("the command did not end in time and is killed")
-        for pid in _descendants(self.pid):
-            _kill(pid)
-        _kill(self.pid)
-        for pid in _children(os.getpid()):
-            if not is_ours(pid):
-                for descendant in (*_descendants(pid), pid):
-                    _kill(descendant)
+        for pid in (*_descendants(self.pid), self.pid):
+            _send(pid, signal.SIGKILL)
 
 
-def _become(program: str, command: Sequence[str], environment: Mapping[str, str], ignored: Sequence[int]) -> None:
+class Leftovers:
+    """What the command left running when it ended; `is_ours` knows the children that are not its."""
+
+    def __init__(self, is_ours: Callable[[int], bool], timeout_s: float) -> None:
+        self._is_ours = is_ours
+        self._kill_at_s = time.monotonic() + timeout_s
+        self._told: set[int] = set()
+
+    def press(self) -> bool:
+        """Tell those that are left to end, or make them; False once nobody is left, or nothing helps."""
+        left = [pid for pid in _children(os.getpid()) if not self._is_ours(pid)]
+        late_s = time.monotonic() - self._kill_at_s
+        for pid in left:
+            if late_s >= 0:
+                for late in (*_descendants(pid), pid):
+                    _send(late, signal.SIGKILL)
+            elif pid not in self._told:
+                _log.info("process %d, which the command left running, is told to end", pid)
+                self._told.add(pid)
+                _send(pid, signal.SIGTERM)
+        return bool(left) and late_s < _DIES_WITHIN_S
+
+
+def _become(program: str, command: Sequence[str], environment: Mapping[str, str], ignored: Iterable[int]) -> None:
     # If we are killed: its data are gone, but it may have a checkpoint to write.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in _PYTHONS_OWN:
@@ -138,6 +164,6 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # gone, or somebody else's by now (setuid)
+        os.kill(pid, number)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
-from fastfuse.sagemaker.command import CommandProcess, adopt_orphans, find_command
+from fastfuse.sagemaker.command import CommandProcess, Leftovers, adopt_orphans, find_command, ignored_signals
 from fastfuse.sagemaker.environment import count_gpus, script_environment
 from fastfuse.sagemaker.files import write_job_files
 from fastfuse.sagemaker.guardian import Guardian, sweep
@@ -65,6 +65,8 @@ class _Run:
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
         self._has_terminal = os.isatty(2)
+        # Ignored, they stay so (nohup, a shell's background): blocked, they would be taken.
+        self._signals = _SIGNALS - ignored_signals()
         # The signal that we were told to stop with.
         self._stopped_by: signal.Signals | None = None
         # Channels that ended by themselves, each said once.
@@ -94,7 +96,7 @@ class _Run:
         program = find_command(settings.command, settings.environment) if settings.command else ""
         write_job_files(settings.job, settings.cluster, settings.paths)
         # They stay blocked until the end: one signal too many must not turn the exit code into a death.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         adopt_orphans()
         # Known to the guardian from the start, and to those who stream.
         guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
@@ -161,7 +163,11 @@ class _Run:
             if not broken and (broken := self._failures(InputMode.PIPE)):
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
-            command.enforce(self._is_ours)
+            command.enforce()
+        left_s = settings.stop_timeout_s if command.left_s is None else command.left_s
+        leftovers = Leftovers(self._is_ours, left_s)
+        while leftovers.press():
+            self._take_signal(_LOOK_EVERY_S)
         self._raise_first(broken)
         if self._stopped_by is not None:
             text = f"by {self._stopped_by.name}: {command.describe_end()}"
@@ -186,7 +192,7 @@ class _Run:
 
     def _take_signal(self, timeout_s: float) -> None:
         """Wait for the next signal and do what it asks for; take in what children say and how they end."""
-        caught = signal.sigtimedwait(_SIGNALS, timeout_s)
+        caught = signal.sigtimedwait(self._signals, timeout_s)
         self._reap()
         for channel in self._channels:
             channel.listen(self._phases)
