@@ -119,7 +119,9 @@ LAYERS: Mapping[str, Row] = {
     # A job's description, whatever its spelling.
     "sagemaker.api": row(),
     "sagemaker.document": row("errors"),
-    "sagemaker.request": row("indexing.origin sagemaker.api sagemaker.channel sagemaker.document", "pydantic pydantic_core"),
+    "sagemaker.request": row(
+        "indexing.origin sagemaker.api sagemaker.channel sagemaker.document", "pydantic pydantic_core"
+    ),
     "sagemaker.contradictions": row(
         "errors indexing.origin sagemaker.api sagemaker.channel sagemaker.document sagemaker.request sources.uri"
     ),

@@ -147,7 +147,7 @@ def test_the_hosts_are_dealt_to_the_groups_by_their_numbers(host: int, group: st
 
 def test_groups_need_as_many_hosts_as_they_ask_for() -> None:
     job = TrainingJob(channels=(), groups=GROUPS)
-    with pytest.raises(ConfigurationError, match="instance groups have 11 hosts, and there are 1$") as caught:
+    with pytest.raises(ConfigurationError, match=r"instance groups have 11 hosts, and there are 1$") as caught:
         find_cluster(job, {})
     assert caught.value.hint == "start it on 11 hosts, with --host 1/11 on the first"
 

@@ -12,8 +12,8 @@ from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, InstanceGrou
 from fastfuse.sagemaker.cluster import find_cluster
 from fastfuse.sagemaker.files import JobPaths, write_job_files
 from fastfuse.sources.uri import S3Uri
-from tests.sagemaker.jobs import request, source
 from tests.sagemaker.jobs import job_of as described
+from tests.sagemaker.jobs import request, source
 
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html, examples of
 # "Hyperparameters", "Input Data Configuration" and "Distributed Training Configuration".
@@ -97,7 +97,10 @@ def test_the_guides_resource_config_is_written_with_what_jobs_have_beyond_it(tmp
 @pytest.mark.parametrize(
     ("item", "entry"),
     [
-        (channel("c"), '{"TrainingInputMode":"File","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}'),
+        (
+            channel("c"),
+            '{"TrainingInputMode":"File","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
+        ),
         # The guide, "Training Data": a FastFile channel is written as "File".
         (
             channel("c", InputMode.FAST_FILE),

@@ -36,7 +36,8 @@ def test_the_example_in_the_documentation_is_taken() -> None:
 
 
 def test_the_mode_of_the_job_is_that_of_channels_without_one() -> None:
-    job = toml_job(f'mode = "pipe"\n{CHANNEL}{CHANNEL.replace('"a"', '"c"')}mode = "File"')
+    other = CHANNEL.replace('"a"', '"c"')
+    job = toml_job(f'mode = "pipe"\n{CHANNEL}{other}mode = "File"')
     assert [channel.input_mode for channel in job.channels] == [InputMode.PIPE, InputMode.FILE]
 
 
