@@ -151,7 +151,9 @@ def _https_uri(text: str) -> S3Uri:
     except ValueError as error:
         raise ConfigurationError("is not an address", hint=hint) from error
     if parts.query or parts.fragment or parts.username is not None or match is None:
-        raise ConfigurationError("is no HTTPS address of an S3 bucket of AWS's without a signature", hint=hint)
+        raise ConfigurationError(
+            "is no HTTPS address of a bucket at AWS, or has more in it than bucket and key", hint=hint
+        )
     path = unquote(parts.path.removeprefix("/"), errors="surrogateescape")
     return S3Uri.parse(f"s3://{match['bucket']}/{path}" if match["bucket"] else f"s3://{path}")
 

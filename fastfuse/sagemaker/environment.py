@@ -6,7 +6,6 @@ The names, the values and their spelling are those of sagemaker-training 5.1 (`e
 
 import json
 import subprocess
-from collections.abc import Mapping
 from typing import Any, Final
 
 from fastfuse.sagemaker.channel import Cluster, TrainingJob

@@ -130,7 +130,9 @@ def parse_request(tree: Tree) -> Request:
     try:
         return Request.model_validate(tree)
     except ValidationError as error:
-        details = error.errors(include_url=False)[0]
+        found = error.errors(include_url=False)
+    # A misspelt field before the one that is missing for it.
+    details = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
     path = tuple(part for part in details["loc"] if part != "[key]")
     message, hint = _explained(details, path)
     raise FieldError(path, message, hint=hint)
