@@ -48,7 +48,8 @@ def kill_when(server: LoopbackServer, objects: MemoryObjects, directory: Path, *
     fd = snapshot_fd(table_of(refs_of(objects)))
     snapshot.write_bytes(os.pread(fd, 1 << 20, 0))
     os.close(fd)
-    command = [sys.executable, "-m", "tests.sagemaker.download.child", server.endpoint_url, snapshot, directory]
+    command = [sys.executable, "-m", "tests.sagemaker.download.child", server.endpoint_url]
+    command += [str(snapshot), str(directory)]
     files, total_bytes = 0, 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
