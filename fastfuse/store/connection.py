@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from functools import partial
 
 import trio
@@ -24,14 +25,44 @@ async def connect(
     address: tuple[str, int], *, timeout_s: float, stall_s: float, threads: trio.CapacityLimiter
 ) -> "Connection":
     """A new connection. `OSError` where there is none within `timeout_s` for each of the host's addresses."""
-    sock = await trio.to_thread.run_sync(
-        partial(socket.create_connection, address, timeout_s), abandon_on_cancel=True, limiter=threads
-    )
+    dial = _Dial()
+    try:
+        sock = await trio.to_thread.run_sync(
+            partial(dial.connect, address, timeout_s), abandon_on_cancel=True, limiter=threads
+        )
+    except trio.Cancelled:
+        dial.abandon()
+        raise
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(stall_s), int(stall_s % 1 * 1e6)))
     return Connection(sock, stall_s, threads)
+
+
+class _Dial:
+    """A socket that is closed if nobody waits for it any more when it is connected."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Both under the lock.
+        self._is_abandoned = False
+        self._sock: socket.socket | None = None
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
+        """In a thread."""
+        sock = socket.create_connection(address, timeout_s)
+        with self._lock:
+            if self._is_abandoned:
+                sock.close()
+            self._sock = sock
+        return sock
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            if self._sock is not None:
+                self._sock.close()
 
 
 class Connection:

@@ -19,7 +19,7 @@ from fastfuse.errors import (
 )
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.snapshot import open_snapshot
-from fastfuse.sagemaker.download.disk import disk_errors, open_private, open_root, read_trust, settle
+from fastfuse.sagemaker.download.disk import Directory, disk_errors, open_private, open_root, read_trust, settle
 from fastfuse.sagemaker.download.fetch import Fetch
 from fastfuse.sagemaker.download.jobs import Places, jobs
 from fastfuse.sagemaker.download.landing import Landing
@@ -71,8 +71,11 @@ def settle_channel(directory: Path) -> None:
         DiskError: the disk did not take what was written to it.
     """
     root = open_root(directory)
-    with disk_errors(root.path):
-        settle(root)
+    try:
+        with disk_errors(root.path):
+            settle(root)
+    finally:
+        root.close()
 
 
 async def _download_and_close(
@@ -99,7 +102,23 @@ async def download(
 ) -> DownloadReport:
     """As `download_channel`, from any reader; raises its `ReadError`, in a group."""
     started_s = time.monotonic()
-    run = await trio.to_thread.run_sync(_Run, table, settings)
+    root = await trio.to_thread.run_sync(open_root, settings.directory)
+    try:
+        return await _download_to(root, table, reader, settings, report, most_gets, started_s)
+    finally:
+        root.close()
+
+
+async def _download_to(
+    root: Directory,
+    table: InodeTable,
+    reader: RangeReader,
+    settings: DownloadSettings,
+    report: Callable[[DownloadProgress], None],
+    most_gets: int,
+    started_s: float,
+) -> DownloadReport:
+    run = await trio.to_thread.run_sync(_Run, root, table, settings)
     fetch = Fetch(
         reader,
         run.landing,
@@ -129,8 +148,7 @@ async def _tell_often(tell: Callable[[], None]) -> None:
 class _Run:
     """What is decided before the first byte is fetched."""
 
-    def __init__(self, table: InodeTable, settings: DownloadSettings) -> None:
-        root = open_root(settings.directory)
+    def __init__(self, root: Directory, table: InodeTable, settings: DownloadSettings) -> None:
         self.places = Places(table, root)
         self._private_name = private_name(self.places)
         trust = read_trust(root)

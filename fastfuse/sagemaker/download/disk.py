@@ -42,17 +42,24 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Directory:
-    """An open directory; it is closed when nobody refers to it any more."""
+    """An open directory; closed at the latest when nobody refers to it any more."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("_is_open", "fd", "path")
 
     def __init__(self, fd: int, path: bytes) -> None:
         """`path` is for messages."""
         self.fd = fd
         self.path = path
+        self._is_open = True
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self.fd)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        self.close()
 
     def at(self, name: bytes) -> bytes:
         """The path of `name` in it."""

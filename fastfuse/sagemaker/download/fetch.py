@@ -18,12 +18,13 @@ from fastfuse.sagemaker.download.pace import Pace
 from fastfuse.sagemaker.download.parts import Part
 from fastfuse.store.base import RangeReader
 
-__all__ = ["Fetch"]
+__all__ = ["Fetch", "Room"]
 
 T = TypeVar("T")
 
-# Writers at once. A local disk is served by four; one in the network (EFS: 10 ms for a new file) by as many as it gets.
-_DISK_THREADS = 16
+# Writers at once. Four are enough for a local disk, where they copy memory and wait for nothing; one in the network
+# takes as many as it gets (EFS: 10 ms for a new file).
+_DISK_THREADS = 8
 # Directories are opened and made so many files ahead: a hop to a thread costs as much as ten of them.
 _JOBS_AHEAD = 128
 
