@@ -41,6 +41,7 @@ LAYERS: Mapping[str, Row] = {
     "daemon": row(),
     "fstab": row("errors"),
     "log": row("errors"),
+    "malloc": row(),
     "metrics": row("errors", "prometheus_client"),
     # The pure middle: numpy and nothing that waits.
     "inodes.names": row(),
@@ -107,7 +108,7 @@ LAYERS: Mapping[str, Row] = {
     "mount.session": row("errors mount.loop mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot metrics mount.children mount.hints mount.operations readahead store.base "
+        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations readahead store.base "
         "store.counted store.router",
         "pyfuse3 trio",
     ),
@@ -117,6 +118,20 @@ LAYERS: Mapping[str, Row] = {
     # The training-job contract. Values first; what runs a job is at the edge.
     "sagemaker": row(),
     "sagemaker.channel": row("indexing.origin sources.shard sources.uri"),
+    "sagemaker.pipe.settings": row(),
+    "sagemaker.pipe.guard": row(),
+    "sagemaker.pipe.recordio": row("objects", "numpy"),
+    "sagemaker.pipe.gunzip": row("objects"),
+    "sagemaker.pipe.lines": row(),
+    "sagemaker.pipe.order": row("inodes.table sources.shuffle", "numpy"),
+    "sagemaker.pipe.fifo": row("errors objects", "trio"),
+    "sagemaker.pipe.lookahead": row("objects readahead", "trio"),
+    "sagemaker.pipe.epoch": row("errors objects sagemaker.pipe.*", "trio"),
+    "sagemaker.pipe.sequence": row("errors inodes.table sagemaker.pipe.* sources.uri", "numpy"),
+    "sagemaker.pipe.channel": row(
+        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.router", "trio"
+    ),
+    "sagemaker.pipe": row(),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
@@ -143,6 +158,7 @@ PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
+    *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
 }
 IMPURE_IMPORTS = {
