@@ -10,7 +10,7 @@ Layout, little-endian::
     24  header    JSON, padded with zeros to a multiple of 64 bytes; see below
     ..  columns   each at a multiple of 64 bytes behind the header, in the types of `inodes.table`
 
-The header is ``{"source": URI, "listed_at_ns": int, "refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
+The header is ``{"source": URI, "view": str, "listed_at_ns": int, "refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
 "metadata": {...}, "columns": {name: {"type", "offset", "count"}}, "columns_bytes": int}``.
 
 Not compressed: zstd makes it a third (the ETags are random), but then opening takes two to four times as long, and what
@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.inodes.names import Reason, Refusals
-from fastfuse.inodes.table import COLUMN_TYPES, INODE_COLUMN_TYPES, InodeTable, Kind, TableMetadata
+from fastfuse.inodes.table import COLUMN_TYPES, INODE_COLUMN_TYPES, ORDER_COLUMN_TYPES, InodeTable, Kind, TableMetadata
 
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
 
@@ -46,7 +46,8 @@ _MAGIC = b"FASTFUSE"
 _VERSION = 1
 _HEAD = struct.Struct("<8sIIII")
 _ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
-_TYPES = {**COLUMN_TYPES, **INODE_COLUMN_TYPES}
+_OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **ORDER_COLUMN_TYPES}
+_TYPES = {**COLUMN_TYPES, **_OPTIONAL_TYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class Snapshot:
     listed_at_ns: int  # since the epoch; when the listing began
     table: InodeTable
     refusals: Refusals
+    # How the source was taken and what of it is shown, in words; empty: as a prefix, and all of it.
+    view: str = ""
 
 
 def save_snapshot(snapshot: Snapshot, fd: int) -> None:
@@ -120,8 +123,8 @@ def verify_snapshot(fd: int) -> Snapshot:
         with data[_HEAD.size + header_bytes :] as body:
             is_sound = zlib.crc32(body) == body_crc
     table = snapshot.table
-    is_new = not table.metadata.next_inode and table.columns.keys() == COLUMN_TYPES.keys()
-    if not (is_sound and is_new and _is_tree(table) and _has_its_words(table)):
+    is_new = not table.metadata.next_inode and table.columns.keys().isdisjoint(INODE_COLUMN_TYPES)
+    if not (is_sound and is_new and _is_tree(table) and _has_its_words(table) and _orders_its_files(table)):
         raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
     return snapshot
 
@@ -134,6 +137,7 @@ def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_byte
     refusals = snapshot.refusals
     return {
         "source": snapshot.source,
+        "view": snapshot.view,
         "listed_at_ns": snapshot.listed_at_ns,
         "refusals": {
             "counts": refusals.counts,
@@ -147,7 +151,7 @@ def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_byte
 
 def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
     described = header["columns"]
-    optional = {name: kind for name, kind in INODE_COLUMN_TYPES.items() if name in described}
+    optional = {name: kind for name, kind in _OPTIONAL_TYPES.items() if name in described}
     columns = {name: _column(body, kind, described[name]) for name, kind in {**COLUMN_TYPES, **optional}.items()}
     _check_lengths(columns)
     refusals = header["refusals"]
@@ -159,6 +163,7 @@ def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
             Counter({Reason(reason): _number(count) for reason, count in refusals["counts"].items()}),
             [(key.encode("utf-8", "surrogateescape"), Reason(reason)) for key, reason in refusals["examples"]],
         ),
+        view=_text(header.get("view", "")),
     )
 
 
@@ -170,9 +175,13 @@ def _column(body: memoryview, kind: str, described: dict[str, Any]) -> npt.NDArr
     return np.frombuffer(body, kind, described["count"], described["offset"])
 
 
+# Columns that have another number of items than there are rows.
+_OWN_LENGTHS = {"names", *ORDER_COLUMN_TYPES}
+
+
 def _check_lengths(columns: dict[str, npt.NDArray[np.generic]]) -> None:
     rows = len(columns["kinds"])
-    if not rows or any(len(column) != rows for name, column in columns.items() if name != "names"):
+    if not rows or any(len(column) != rows for name, column in columns.items() if name not in _OWN_LENGTHS):
         raise ValueError("columns of different lengths")
     if int(columns["name_ends"][-1]) != len(columns["names"]):
         raise ValueError("names of another length than their ends say")
@@ -200,6 +209,14 @@ def _has_its_words(table: InodeTable) -> bool:
     return bool(
         columns["storage_classes"].max() < len(metadata.storage_classes) and np.all(odd < len(metadata.other_etags))
     )
+
+
+def _orders_its_files(table: InodeTable) -> bool:
+    """Whether the source's order, if it has one, is made of rows of files."""
+    order = table.source_order()
+    if order is None or not len(order):
+        return True
+    return bool(order.max() < len(table) and np.all(table.columns["kinds"][order] != Kind.DIRECTORY))
 
 
 def _metadata(fields: dict[str, Any]) -> TableMetadata:
