@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
-from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
+from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -34,6 +35,7 @@ __all__ = [
     "parse_index_place",
     "parse_listen_address",
     "parse_part_size",
+    "parse_shard",
     "parse_size",
 ]
 
@@ -53,6 +55,10 @@ MINIMUM_PART_BYTES: Final = MIB
 MAXIMUM_PART_BYTES: Final = 64 * MIB
 # Parts meet at page borders, so that a page comes from one part.
 PAGE_BYTES: Final = 4 * KIB
+
+# https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html, AttributeNames.
+MAXIMUM_ATTRIBUTES: Final = 16
+MAXIMUM_ATTRIBUTE_LETTERS: Final = 256
 
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -222,9 +228,13 @@ def index_origin(
     index_max_age: str | None = None,
     strict: bool = False,
     allow_empty: bool = False,
+    source_type: SourceKind = SourceKind.PREFIX,
+    attribute_names: Sequence[str] = (),
+    shard: str | None = None,
+    shard_by: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> IndexOrigin:
-    """Where an index comes from; `environ` is asked for the user's cache directory.
+    """Where an index comes from and what of it is shown; `environ` is asked for the user's cache directory.
 
     Raises:
         ConfigurationError: an option that cannot be right, or two that contradict each other.
@@ -238,6 +248,13 @@ def index_origin(
     if no_index_cache and (index_cache is not None or index_max_age is not None):
         other = "--index-max-age" if index_cache is None else "--index-cache"
         raise ConfigurationError(f"--no-index-cache and {other} contradict each other", hint="give one of them")
+    if source_type is not SourceKind.PREFIX and (inventory is not None or keys_from is not None):
+        raise ConfigurationError(
+            f"{named[0]} and --source-type {source_type} contradict each other: the manifest says what there is",
+            hint="give one of them",
+        )
+    if shard is None and shard_by is not None:
+        raise ConfigurationError("--shard-by says how to divide what --shard divides", hint="give --shard I/N too")
     return IndexOrigin(
         saved=None if index is None else parse_index_place(index),
         inventory=None if inventory is None else S3Uri.parse(inventory),
@@ -247,7 +264,49 @@ def index_origin(
         max_age_s=0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age),
         strict=strict,
         allow_empty=allow_empty,
+        kind=source_type,
+        attribute_names=_attribute_names(attribute_names, source_type),
+        shard=None if shard is None else parse_shard(shard, by_bytes=shard_by == "bytes"),
     )
+
+
+def parse_shard(text: str, *, by_bytes: bool = False) -> Shard:
+    """``I/N``: part I of N, counted from 0.
+
+    Raises:
+        ConfigurationError: `text` is nothing like it, or there is no such part.
+    """
+    numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip(), re.ASCII)
+    if numbers is None:
+        raise ConfigurationError(
+            f"--shard {text!r} is not a part of several", hint="write it as I/N: 0/4, 1/4, 2/4 and 3/4 are all of four"
+        )
+    index, count = int(numbers[1]), int(numbers[2])
+    if index >= count:
+        raise ConfigurationError(
+            f"--shard {text} is no part of {count}: parts are counted from 0",
+            hint=f"the last one is {count - 1}/{count}" if count else "there is at least one part",
+        )
+    return Shard(index=index, count=count, by_bytes=by_bytes)
+
+
+def _attribute_names(names: Sequence[str], kind: SourceKind) -> tuple[str, ...]:
+    if names and kind is not SourceKind.AUGMENTED_MANIFEST:
+        raise ConfigurationError(
+            "--attribute-name picks attributes of an augmented manifest",
+            hint=f"give --source-type {SourceKind.AUGMENTED_MANIFEST} too",
+        )
+    if len(names) > MAXIMUM_ATTRIBUTES:
+        raise ConfigurationError(f"--attribute-name is given {len(names)} times, more than {MAXIMUM_ATTRIBUTES}")
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise ConfigurationError(f"--attribute-name {name!r} is given twice", hint="name each attribute once")
+        if not 0 < len(name) <= MAXIMUM_ATTRIBUTE_LETTERS or not name.isprintable():
+            raise ConfigurationError(
+                f"--attribute-name {name[:40]!r} is no name of an attribute",
+                hint=f"it has 1 to {MAXIMUM_ATTRIBUTE_LETTERS} letters that can be printed",
+            )
+    return tuple(names)
 
 
 def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:

@@ -48,9 +48,12 @@ LAYERS: Mapping[str, Row] = {
     "inodes.tree": row("inodes.names", "numpy"),
     "inodes.builder": row("errors inodes.names inodes.table inodes.tree", "numpy"),
     "inodes.changes": row("inodes.table", "numpy"),
+    "inodes.part": row("inodes.builder inodes.table", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
-    "sources.*": row("errors sources.uri"),
+    "sources.shuffle": row("", "numpy"),
+    "sources.shard": row(),
+    "sources.*": row("errors sources.located sources.uri"),
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
@@ -75,7 +78,7 @@ LAYERS: Mapping[str, Row] = {
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* listing.* sources.uri store.base store.boto store.session store.whole", "trio"
+        "errors indexing.* inodes.part listing.* sources.uri store.base store.boto store.session store.whole", "trio"
     ),
     "readahead.announced": row(),
     "readahead.delivered": row(),
@@ -119,7 +122,7 @@ LAYERS: Mapping[str, Row] = {
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
-    "config": row("cgroup errors indexing.origin mount.settings sizes sources.uri store.base"),
+    "config": row("cgroup errors indexing.origin mount.settings sizes sources.shard sources.uri store.base"),
     "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(
@@ -142,7 +145,7 @@ PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
-    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.uri"),
+    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

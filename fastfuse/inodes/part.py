@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.inodes.builder import child_spans, raise_directory_mtimes
-from fastfuse.inodes.table import InodeTable, Kind
+from fastfuse.inodes.table import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, InodeTable, Kind, are_objects
 
 __all__ = ["key_order", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
-# Rows of objects. Others (files that the index itself carries) are nobody's share.
-_OBJECTS = (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG)
+# Columns that have another number of items than there are rows.
+_OTHER_LENGTHS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]]) -> InodeTable:
@@ -28,9 +28,9 @@ def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]
     """
     kinds = table.columns["kinds"]
     rows = key_order(table)
-    rows = rows[np.isin(kinds[rows], _OBJECTS)]
+    rows = rows[are_objects(kinds[rows])]
     chosen = rows[np.array(choose(table.columns["sizes"][rows].tolist()), "int64")]
-    is_kept = (kinds != Kind.DIRECTORY) & ~np.isin(kinds, _OBJECTS)
+    is_kept = kinds == Kind.FILE_MADE  # nobody's share: they are on every host
     is_kept[chosen] = True
     is_kept[0] = True
     levels = _levels(table)
@@ -93,7 +93,9 @@ def _unsorted_directories(table: InodeTable) -> list[int]:
     suspects = suspects[suspects > 0]  # the root is nobody's sibling
     goes_on = columns["names"][ends[suspects] + lengths[suspects]]
     found = suspects[goes_on < _SLASH]
-    return sorted({int(parents[row]) for row in found.tolist() if table.name_at(row + 1).startswith(table.name_at(row))})
+    return sorted(
+        {int(parents[row]) for row in found.tolist() if table.name_at(row + 1).startswith(table.name_at(row))}
+    )
 
 
 def _by_key(table: InodeTable, first: int, count: int) -> list[int]:
@@ -107,24 +109,25 @@ def _kept(table: InodeTable, is_kept: npt.NDArray[np.bool_], levels: Sequence[tu
     old = table.columns
     new_rows = np.cumsum(is_kept) - 1
     lengths = np.diff(old["name_ends"].astype("int64"), prepend=0)
-    columns = {name: old[name][is_kept] for name in old if name not in {"names", "source_order"}}
+    columns = {name: old[name][is_kept] for name in old if name not in _OTHER_LENGTHS}
+    columns |= {name: old[name] for name in MADE_COLUMN_TYPES if name in old}
     columns["names"] = old["names"][np.repeat(is_kept, lengths)]
     columns["name_ends"] = np.cumsum(lengths[is_kept], dtype="uint64")
-    columns["parents"] = new_rows[old["parents"][is_kept].astype("int64")].astype("uint32")
+    columns["parents"] = parents = new_rows[old["parents"][is_kept].astype("int64")].astype("uint32")
     is_file = columns["kinds"] != Kind.DIRECTORY
-    columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(columns["parents"], is_file)
+    columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(parents, is_file)
     columns["mtimes_ns"][~is_file] = 0
     level_starts = [int(new_rows[start]) for start, _ in _without_empty(levels, is_kept)]
-    raise_directory_mtimes(columns["mtimes_ns"], columns["parents"], [*level_starts, len(is_file)])
+    raise_directory_mtimes(columns["mtimes_ns"], parents, [*level_starts, len(is_file)])
     order = table.source_order()
     if order is not None:
         columns["source_order"] = new_rows[order[is_kept[order]].astype("int64")].astype("uint32")
-    files = int(np.count_nonzero(is_file))
+    is_object = are_objects(columns["kinds"])
     metadata = replace(
         table.metadata,
-        file_count=files,
-        directory_count=len(is_file) - files,
-        total_bytes=int(columns["sizes"].sum()),
+        file_count=int(np.count_nonzero(is_object)),
+        directory_count=int(np.count_nonzero(~is_file)),
+        total_bytes=int(columns["sizes"][is_object].sum()),
     )
     return InodeTable(metadata, columns)
 

@@ -18,7 +18,14 @@ column                  type      meaning
 ``sizes``               int64     file: bytes. directory: 0
 ``mtimes_ns``           int64     file: LastModified. directory: the newest below it
 ``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
-                                  directory: row of the first child and number of children, two uint64
+                                  directory: row of the first child and number of children, two uint64.
+                                  made file: where its bytes begin in ``made``, uint64, and 8 bytes of digest
+======================  ========  ==============================================================================
+
+*Made* files are no objects: the table carries their bytes, in one more column, which only tables have that need it.
+
+======================  ========  ==============================================================================
+``made``                bytes     contents of made files, concatenated
 ======================  ========  ==============================================================================
 
 Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
@@ -56,12 +63,14 @@ from fastfuse.objects import ObjectRef
 __all__ = [
     "COLUMN_TYPES",
     "INODE_COLUMN_TYPES",
+    "MADE_COLUMN_TYPES",
     "ORDER_COLUMN_TYPES",
     "ROOT",
     "Attributes",
     "InodeTable",
     "Kind",
     "TableMetadata",
+    "are_objects",
 ]
 
 ROOT = 1
@@ -81,9 +90,11 @@ COLUMN_TYPES: Mapping[str, str] = {
 INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint32"}
 
 ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
+MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 _ETAG_INDEX = struct.Struct("<Q8x")
+_MADE = struct.Struct("<Q8s")
 
 
 class Kind(IntEnum):
@@ -93,6 +104,7 @@ class Kind(IntEnum):
     FILE_MD5 = 1  # "0123...ef"
     FILE_MULTIPART = 2  # "0123...ef-12"
     FILE_OTHER_ETAG = 3  # anything else, none included
+    FILE_MADE = 4  # no object: its bytes are in the column ``made``
 
 
 class Attributes(NamedTuple):
@@ -112,6 +124,7 @@ class TableMetadata:
     bucket: str
     # What stands before every path to make it a key: empty or ending in "/".
     key_prefix: str
+    # Objects and their bytes: made files are in neither.
     file_count: int
     directory_count: int
     total_bytes: int
@@ -125,7 +138,7 @@ class InodeTable:
     """A read-only view of the columns. Cheap to make; safe to share; never changes."""
 
     def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """`columns` has the arrays of `COLUMN_TYPES` and may have those of the others; they are kept, not copied."""
+        """`columns` has the arrays of `COLUMN_TYPES`, and may have others of this module; they are kept, not copied."""
         self.metadata = metadata
         self.columns = columns
         # memoryview items are plain ints, three times faster to take than numpy scalars.
@@ -140,6 +153,7 @@ class InodeTable:
         self._etags = columns["etags"].view("uint8").data
         self._inodes = columns["inodes"].data if "inodes" in columns else None
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
+        self._made = columns["made"].data if "made" in columns else memoryview(b"")
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -289,12 +303,34 @@ class InodeTable:
             case Kind.FILE_OTHER_ETAG:
                 (index,) = _ETAG_INDEX.unpack(packed)
                 return self.metadata.other_etags[int(index)]
+            case Kind.FILE_MADE:
+                return f'"made-{packed[8:].hex()}"'
             case _:
                 raise ValueError(f"inode {inode} is a directory and has no ETag")
 
-    def ref(self, inode: int) -> ObjectRef:
-        """The object behind a file; `ValueError` for a directory."""
+    def is_made(self, inode: int) -> bool:
+        """Whether it is a file and no object."""
+        return self._kinds[self.row(inode)] == Kind.FILE_MADE
+
+    def made(self, inode: int) -> memoryview:
+        """The bytes of a made file; `ValueError` for everything else."""
         row = self.row(inode)
+        if self._kinds[row] != Kind.FILE_MADE:
+            raise ValueError(f"inode {inode} is no made file")
+        start, _ = _MADE.unpack_from(self._etags, 16 * row)
+        content = self._made[start : start + self._sizes[row]]
+        if len(content) != self._sizes[row]:
+            raise ValueError(f"the bytes of inode {inode} are not all there")
+        return content
+
+    def ref(self, inode: int) -> ObjectRef:
+        """The object behind a file; `ValueError` for a directory.
+
+        A made file has one of no bucket, whose key is its path, and whose ETag changes with its bytes.
+        """
+        row = self.row(inode)
+        if self._kinds[row] == Kind.FILE_MADE:
+            return ObjectRef("", self.path(inode), self._sizes[row], self.etag(inode), self._mtimes_ns[row])
         bucket, key = self.bucket_and_key(inode)
         return ObjectRef(
             bucket=bucket,
@@ -329,10 +365,12 @@ class InodeTable:
             newest = max((self._mtimes_ns[child] for child in range(first, first + children)), default=0)
             assert self._mtimes_ns[row] >= newest
         assert next_child == count
-        files = int(np.count_nonzero(self.columns["kinds"]))
-        assert self.metadata.file_count == files
-        assert self.metadata.directory_count == count - files
-        assert self.metadata.total_bytes == int(self.columns["sizes"].sum())
+        is_object = are_objects(self.columns["kinds"])
+        assert self.metadata.file_count == int(np.count_nonzero(is_object))
+        assert self.metadata.directory_count == int(np.count_nonzero(self.columns["kinds"] == Kind.DIRECTORY))
+        assert self.metadata.total_bytes == int(self.columns["sizes"][is_object].sum())
+        for row in np.flatnonzero(self.columns["kinds"] == Kind.FILE_MADE).tolist():
+            assert len(self.made(self.inode(row))) == self._sizes[row]
         order = self.source_order()
         assert order is None or all(self._kinds[row] != Kind.DIRECTORY for row in order)
         inodes = [self.inode(row) for row in range(count)]
@@ -343,3 +381,9 @@ class InodeTable:
 
     def _attributes(self, row: int, inode: int) -> Attributes:
         return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])
+
+
+def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which rows are objects, by their kinds: neither directories nor made files."""
+    is_object: npt.NDArray[np.bool_] = (kinds != Kind.DIRECTORY) & (kinds != Kind.FILE_MADE)
+    return is_object

@@ -358,6 +358,8 @@ class MountOperations(InitialisedOperations):
 
     def _xattrs(self, inode: int) -> dict[bytes, bytes]:
         table = self._table
+        if table.is_made(inode):
+            return {}
         bucket, key = table.bucket_and_key(inode)
         xattrs = {b"user.s3.bucket": bucket.encode(), b"user.s3.key": key.encode()}
         if not table.is_directory(inode):

@@ -57,7 +57,7 @@ def _lines(data: bytes, name: str, attribute_names: Sequence[str]) -> Iterator[A
         number += 1
         if end - start > _MAX_LINE_BYTES:
             raise ConfigurationError(
-                f"{name}:{number}:1: the line has {end - start:,} bytes, more than the {_MAX_LINE_BYTES:,} that are read",
+                f"{name}:{number}:1: the line has {end - start:,} bytes; it may have {_MAX_LINE_BYTES:,}",
                 hint=f"is it JSON Lines? {_FORM}",
             )
         text = JsonText(decoded(data[start:end], name, number), name, number)

@@ -111,6 +111,34 @@ def test_what_was_listed_and_when_and_what_was_refused_is_saved_too(snapshot: by
     assert again.refusals == refusals()
 
 
+def made_table(made: dict[bytes, bytes]) -> InodeTable:
+    builder = TableBuilder("bucket", "")
+    builder.add([b"a/x"], [7], [3], [_MD5], ["STANDARD"])
+    for path, content in made.items():
+        builder.add_made(path, content, 5)
+    return builder.build()[0]
+
+
+@given(st.dictionaries(st.sampled_from([b"m", b"a/m", b"n/o", b"z"]), st.binary(max_size=100), min_size=1))
+def test_made_files_are_saved_with_their_bytes(made: dict[bytes, bytes]) -> None:
+    table = made_table(made)
+    again = read(saved(table), verify_snapshot).table
+    again.check_invariants()
+    inodes = [inode for inode in range(ROOT, len(table) + 1) if table.is_made(inode)]
+    assert len(inodes) == len(made)
+    for inode in inodes:
+        assert again.made(inode) == made[again.key(inode).encode()]
+        assert again.ref(inode) == table.ref(inode)
+
+
+def test_only_an_index_with_made_files_has_the_format_that_older_readers_refuse(snapshot: bytes) -> None:
+    def version(data: bytes) -> int:
+        return int.from_bytes(data[8:12], "little")
+
+    assert version(snapshot) == 1
+    assert version(saved(made_table({b"m": b"abc"}))) == 2
+
+
 @given(st.data())
 def test_verifying_finds_any_byte_that_changed(snapshot: bytes, data: st.DataObject) -> None:
     damaged = bytearray(snapshot)
@@ -191,9 +219,10 @@ def test_an_empty_file_is_refused() -> None:
         opened(b"")
 
 
-def test_a_newer_format_is_refused_by_its_number(snapshot: bytes) -> None:
-    with pytest.raises(ConfigurationError, match="format 2, this fastfuse reads 1"):
-        opened(snapshot[:8] + struct.pack("<I", 2) + snapshot[12:])
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_format_of_no_kind_that_is_read_is_refused_by_its_number(snapshot: bytes, version: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"has format {version}, this fastfuse reads 1 to 2"):
+        opened(snapshot[:8] + version.to_bytes(4, "little") + snapshot[12:])
 
 
 def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -272,6 +301,25 @@ def test_an_index_whose_numbers_of_children_come_out_right_only_as_64_bits_is_re
         read(damaged, verify_snapshot)
 
 
+@pytest.mark.parametrize(
+    ("column", "item_format", "offset", "item"),
+    [
+        *(("etags", "<Q", 16 * 2, start) for start in (1, 4, 1 << 63, (1 << 64) - 1)),
+        *(("sizes", "<q", 8 * 2, size) for size in (4, -1, (1 << 63) - 1)),
+    ],
+)
+def test_an_index_whose_made_file_lies_outside_of_its_bytes_is_refused(
+    column: str, item_format: str, offset: int, item: int
+) -> None:
+    snapshot = saved(made_table({b"m": b"abc"}))  # rows: the root, a, m, a/x
+    assert bytes(opened(snapshot).made(3)) == b"abc"
+    damaged = with_item(snapshot, column, item_format, offset, item)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(damaged, verify_snapshot)
+    with pytest.raises(ValueError, match="not all there"):
+        opened(damaged).made(3)
+
+
 def test_an_index_whose_root_is_a_file_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="damaged"):
         read(with_item(saved(table_of({})), "kinds", "B", 0, 1), verify_snapshot)
@@ -299,6 +347,7 @@ def test_any_damaged_byte_is_refused_or_makes_errors_of_single_files(snapshot: b
     for inode in range(ROOT, len(table) + 1):
         for use in (
             table.ref,
+            table.made,
             table.key,
             table.attributes,
             lambda n: table.lookup(n, b"e"),
