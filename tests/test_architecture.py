@@ -49,10 +49,12 @@ LAYERS: Mapping[str, Row] = {
     "inodes.tree": row("inodes.names", "numpy"),
     "inodes.builder": row("errors inodes.names inodes.table inodes.tree", "numpy"),
     "inodes.changes": row("inodes.table", "numpy"),
+    "inodes.part": row("inodes.builder inodes.table", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
     "sources.shuffle": row("", "numpy"),
-    "sources.*": row("errors sources.uri"),
+    "sources.shard": row("errors"),
+    "sources.*": row("errors sources.located sources.uri"),
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
@@ -77,7 +79,7 @@ LAYERS: Mapping[str, Row] = {
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* listing.* sources.uri store.base store.boto store.session store.whole", "trio"
+        "errors indexing.* inodes.part listing.* sources.uri store.base store.boto store.session store.whole", "trio"
     ),
     "readahead.announced": row(),
     "readahead.delivered": row(),
@@ -135,7 +137,9 @@ LAYERS: Mapping[str, Row] = {
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
-    "config": row("cgroup errors indexing.origin mount.settings sizes sources.uri store.base"),
+    "config": row(
+        "cgroup errors indexing.origin mount.settings sizes sources.augmented sources.shard sources.uri store.base"
+    ),
     "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(

@@ -106,28 +106,29 @@ async def _serve(
     reader = open_reader(connection)
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(CountingReader(reader, counters), readahead, nursery, lambda: operations.table)
-        bucket = _serve_table(operations, snapshot_fd, engine)
+        buckets = _serve_table(operations, snapshot_fd, engine)
         if hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=hint_uids)
             nursery.start_soon(taker.run, hints)
         nursery.start_soon(_measure_pool, engine, counters)
         nursery.start_soon(_take_tables, tables, operations)
-        nursery.start_soon(reader.prepare, bucket)
+        for bucket in buckets:
+            nursery.start_soon(reader.prepare, bucket)
         os.write(ready_fd, READY)
         os.close(ready_fd)
         await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
 
 
-def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> str:
-    """Answer from the snapshot in `snapshot_fd`, which is closed, and return its bucket.
+def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> list[str]:
+    """Answer from the snapshot in `snapshot_fd`, which is closed, and return its buckets.
 
     Nobody else refers to the table, so that its mapping goes when another takes its place.
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
     operations.serve(table, engine)
-    return table.metadata.bucket
+    return table.buckets()
 
 
 async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
