@@ -103,9 +103,7 @@ def measure_pipe(server: Server, fd: int, memory_bytes: int) -> Figures:
             pass
 
         child = fork_child(
-            lambda: stream_channel(
-                fd, _connection(server), settings, ready=lambda: os.close(told_fd), report=report
-            )
+            lambda: stream_channel(fd, _connection(server), settings, ready=lambda: os.close(told_fd), report=report)
         )
         os.close(told_fd)
         os.read(ready_fd, 1)

@@ -125,7 +125,7 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.pipe.recordio": row("objects", "numpy"),
     "sagemaker.pipe.gunzip": row("objects"),
     "sagemaker.pipe.lines": row(),
-    "sagemaker.pipe.order": row("inodes.table sources.shuffle", "numpy"),
+    "sagemaker.pipe.order": row("inodes.part inodes.table sources.shuffle", "numpy"),
     "sagemaker.pipe.fifo": row("errors objects", "trio"),
     "sagemaker.pipe.lookahead": row("objects readahead", "trio"),
     "sagemaker.pipe.epoch": row("errors objects sagemaker.pipe.*", "trio"),

@@ -27,9 +27,6 @@ __all__ = ["stream_channel"]
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 1.0
-# What is fetched before anybody has opened the FIFO: enough to begin at full speed, and little to have wasted after the
-# last epoch.
-_UNREAD_DIVISOR = 16
 # As `fastfuse mount`: the S3 client's buffers and the allocator's slack.
 _CLIENT_OVERHEAD_BYTES = 80 << 20
 
@@ -156,9 +153,7 @@ class _Channel:
 
     async def _stream_epoch(self, engine: ReadEngine) -> None:
         fifo = self._fifos[0]
-        part_bytes = self._config.part_size_bytes
-        lookahead = Lookahead(engine, part_bytes, self._config.memory_limit_bytes // _UNREAD_DIVISOR)
-        self._lookahead = lookahead
+        self._lookahead = lookahead = Lookahead(engine, self._config)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lookahead.run, self._sequence.files(self._epoch))
