@@ -78,6 +78,8 @@ class Lookahead:
             before_bytes = self._planned_bytes
             self._planned += 1
             self._planned_bytes += file.ref.size_bytes
+            if self._planned <= self._done:  # who reads was faster
+                continue
             self._coming[file.inode] += 1
             for start, end in part_ranges(file.ref.size_bytes, self._part_bytes, before_bytes):
                 while self._planned > self._done and not self._fetch(file, start, end, before_bytes):

@@ -67,7 +67,8 @@ def _guarded(stream: Callable[[Guard | None], int]) -> int:
     child = fork_child(lambda: stream(guard))
     tell(pid=child)
     death_fd = os.pidfd_open(child)
-    while death_fd not in select.select([guard, death_fd], [], [])[0]:
+    sources: list[Guard | int] = [guard, death_fd]
+    while death_fd not in select.select(sources, [], [])[0]:
         guard.update()
     tell(died=wait_child(child))
     sys.stdin.read()

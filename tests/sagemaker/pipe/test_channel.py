@@ -74,6 +74,21 @@ def test_epochs_follow_one_another_each_with_everything_in_the_order_of_keys(
     assert names(place) == set()
 
 
+def test_progress_counts_what_was_streamed_and_fetched_over_all_epochs(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        total_bytes = WHOLE[0]
+        for epoch in (1, 2):
+            assert Reader.start(place, first=epoch - 1).epochs() == [WHOLE]
+            told = streamer.hear("progress")
+            while told["objects"] < epoch * len(DATA):
+                told = streamer.hear("progress")
+            assert told["written_bytes"] == epoch * total_bytes
+            # The beginning of the next epoch may be on its way, and what the last one left is not fetched again.
+            assert total_bytes <= told["fetched_bytes"] <= epoch * total_bytes + 64 * MIB
+            assert len(DATA) - 1 <= told["requests"]
+
+
 def test_the_next_epochs_fifo_is_there_while_one_is_read(server: LoopbackServer, place: Path) -> None:
     with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
         streamer.hear("ready")
