@@ -41,6 +41,7 @@ LAYERS: Mapping[str, Row] = {
     "daemon": row(),
     "fstab": row("errors"),
     "log": row("errors"),
+    "malloc": row(),
     "metrics": row("errors", "prometheus_client"),
     # The pure middle: numpy and nothing that waits.
     "inodes.names": row(),
@@ -48,10 +49,12 @@ LAYERS: Mapping[str, Row] = {
     "inodes.tree": row("inodes.names", "numpy"),
     "inodes.builder": row("errors inodes.names inodes.table inodes.tree", "numpy"),
     "inodes.changes": row("inodes.table", "numpy"),
+    "inodes.part": row("inodes.builder inodes.table", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
     "sources.shuffle": row("", "numpy"),
-    "sources.*": row("errors sources.uri"),
+    "sources.shard": row("errors"),
+    "sources.*": row("errors sources.located sources.uri"),
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
@@ -76,7 +79,7 @@ LAYERS: Mapping[str, Row] = {
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* listing.* sources.uri store.base store.boto store.session store.whole", "trio"
+        "errors indexing.* inodes.part listing.* sources.uri store.base store.boto store.session store.whole", "trio"
     ),
     "readahead.announced": row(),
     "readahead.delivered": row(),
@@ -107,7 +110,7 @@ LAYERS: Mapping[str, Row] = {
     "mount.session": row("errors mount.loop mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot metrics mount.children mount.hints mount.operations readahead store.base "
+        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations readahead store.base "
         "store.counted store.router",
         "pyfuse3 trio",
     ),
@@ -148,10 +151,26 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.channel": row(
         "errors inodes.table listing.snapshot sagemaker.download.* store.base store.router", "trio"
     ),
+    "sagemaker.pipe.settings": row(),
+    "sagemaker.pipe.guard": row(),
+    "sagemaker.pipe.recordio": row("objects", "numpy"),
+    "sagemaker.pipe.gunzip": row("objects"),
+    "sagemaker.pipe.lines": row(),
+    "sagemaker.pipe.order": row("inodes.part inodes.table sources.shuffle", "numpy"),
+    "sagemaker.pipe.fifo": row("errors objects", "trio"),
+    "sagemaker.pipe.lookahead": row("objects readahead", "trio"),
+    "sagemaker.pipe.epoch": row("errors objects sagemaker.pipe.*", "trio"),
+    "sagemaker.pipe.sequence": row("errors inodes.table sagemaker.pipe.* sources.uri", "numpy"),
+    "sagemaker.pipe.channel": row(
+        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.router", "trio"
+    ),
+    "sagemaker.pipe": row(),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
-    "config": row("cgroup errors indexing.origin mount.settings sizes sources.uri store.base"),
+    "config": row(
+        "cgroup errors indexing.origin mount.settings sizes sources.augmented sources.shard sources.uri store.base"
+    ),
     "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(
@@ -174,6 +193,7 @@ PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
+    *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("sagemaker.download.pace", "sagemaker.download.parts", "sagemaker.download.stamps"),

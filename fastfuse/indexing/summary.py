@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from fastfuse.inodes.table import ROOT, InodeTable, Kind, are_objects
+from fastfuse.inodes.table import InodeTable, Kind, are_objects
 from fastfuse.listing.snapshot import Snapshot
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 
@@ -153,5 +153,5 @@ def _largest_directories(table: InodeTable, is_object: Any) -> tuple[DirectorySu
 def _path(table: InodeTable, row: int) -> str:
     """Below the mountpoint; as Python writes it where it is not printable."""
     inode = table.inode(row)
-    path = "/" if inode == ROOT else "/" + table.key(inode)[len(table.metadata.key_prefix) :]
+    path = f"/{table.path(inode)}"
     return path if path.isprintable() else repr(path)[1:-1]

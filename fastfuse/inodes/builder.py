@@ -24,7 +24,7 @@ from fastfuse.inodes.names import Reason, Refusals
 from fastfuse.inodes.table import InodeTable, Kind, TableMetadata, are_objects
 from fastfuse.inodes.tree import Layout, Tree
 
-__all__ = ["TableBuilder"]
+__all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
@@ -68,6 +68,7 @@ class TableBuilder:
         self._other_etags: dict[str, int] = {}
         self._storage_classes: dict[str, int] = {}
         self._class_rows = bytearray()
+        self._source_order: Sequence[int] | None = None
         # Content and time by key; their rows come after all that are listed.
         self._made: dict[bytes, tuple[bytes, int]] = {}
         self._contents = bytearray()
@@ -159,6 +160,13 @@ class TableBuilder:
         index = self._other_etags.setdefault(etag, len(self._other_etags))
         return Kind.FILE_OTHER_ETAG, 0, _ETAG_INDEX.pack(index)
 
+    def set_source_order(self, added: Sequence[int]) -> None:
+        """Say in which order the source names the objects: by their positions among all that were added.
+
+        One may be named more than once. Those that cannot be shown are left out of it.
+        """
+        self._source_order = added
+
     def build(self) -> tuple[InodeTable, Refusals]:
         """The table and what was left out of it (clauses N2-N4). The builder is spent afterwards."""
         refusals = Refusals()
@@ -222,8 +230,10 @@ class TableBuilder:
             "mtimes_ns": _scatter(is_file, np.frombuffer(self._mtimes_ns, "int64")[files]),
             "etags": _scatter(is_file, np.frombuffer(self._etags, "V16")[files]),
         }
-        columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = _child_spans(layout.parents, is_file)
-        _raise_directory_mtimes(columns["mtimes_ns"], layout.parents, layout.level_starts)
+        columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(layout.parents, is_file)
+        raise_directory_mtimes(columns["mtimes_ns"], layout.parents, layout.level_starts)
+        if self._source_order is not None:
+            columns["source_order"] = self._rows_in_source_order(layout)
         if self._made:
             columns["made"] = np.frombuffer(self._contents, "uint8")
         is_object = are_objects(columns["kinds"])
@@ -237,6 +247,14 @@ class TableBuilder:
             other_etags=tuple(self._other_etags),
         )
         return InodeTable(metadata, columns)
+
+    def _rows_in_source_order(self, layout: Layout) -> npt.NDArray[np.uint32]:
+        rows = np.full(len(self), -1, "int64")
+        is_file = layout.listed_rows >= 0
+        rows[layout.listed_rows[is_file]] = np.flatnonzero(is_file)
+        ordered = rows[np.array(self._source_order, "int64")]
+        shown: npt.NDArray[np.uint32] = ordered[ordered >= 0].astype("uint32")
+        return shown
 
 
 def _merged(
@@ -284,14 +302,14 @@ def _scatter(is_file: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) ->
     return column
 
 
-def _child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """For each directory, in the order of rows, the row of its first child and the number of its children."""
     counts = np.bincount(parents[1:], minlength=len(parents))[~is_file]
     # Children follow those of the directory before; the root is nobody's child.
     return np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
 
 
-def _raise_directory_mtimes(
+def raise_directory_mtimes(
     mtimes_ns: npt.NDArray[np.generic], parents: npt.NDArray[np.uint32], level_starts: list[int]
 ) -> None:
     """Give each directory the newest time below it, from the deepest level up."""

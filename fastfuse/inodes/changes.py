@@ -53,6 +53,8 @@ class _Numbering:
         self._new_inodes = np.zeros(len(new), "uint64")  # 0: not known yet
         self._classes = _translation(old.metadata.storage_classes, new.metadata.storage_classes)
         self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
+        # Manifests may come to name another bucket: the same path is another object then.
+        self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
         self.changes = Changes()
 
     def match_directories(self) -> None:
@@ -112,7 +114,7 @@ class _Numbering:
         """Which of the pairs are files of the same bytes and attributes."""
         old, new = self._old.columns, self._new.columns
         kinds = old["kinds"][old_rows]
-        same: npt.NDArray[np.bool_] = kinds != Kind.DIRECTORY
+        same: npt.NDArray[np.bool_] = (kinds != Kind.DIRECTORY) & self._is_same_bucket
         for name in ("kinds", "sizes", "mtimes_ns", "etag_parts"):
             same &= old[name][old_rows] == new[name][new_rows]
         same &= self._classes[old["storage_classes"][old_rows].astype("int64")] == new["storage_classes"][new_rows]

@@ -36,6 +36,14 @@ Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a ta
 ``inode_rows``          uint32    the rows, in the order of their inode numbers
 ======================  ========  ==============================================================================
 
+Where the source has an order of its own (a manifest), one more column tells it, a file that is named twice twice:
+
+======================  ========  ==============================================================================
+``source_order``        uint32    rows of files, as many as the source names
+======================  ========  ==============================================================================
+
+The paths of a table of several buckets are ``bucket/key``, and its `TableMetadata.bucket` is empty.
+
 The columns may lie in a mapped snapshot: nothing is copied and nothing is written.
 """
 
@@ -56,6 +64,7 @@ __all__ = [
     "COLUMN_TYPES",
     "INODE_COLUMN_TYPES",
     "MADE_COLUMN_TYPES",
+    "ORDER_COLUMN_TYPES",
     "ROOT",
     "Attributes",
     "InodeTable",
@@ -80,6 +89,7 @@ COLUMN_TYPES: Mapping[str, str] = {
 
 INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint32"}
 
+ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
 MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")
@@ -110,6 +120,7 @@ class Attributes(NamedTuple):
 class TableMetadata:
     """What is said once for the whole table."""
 
+    # Empty where the objects lie in several: then the first segment of each path is its bucket.
     bucket: str
     # What stands before every path to make it a key: empty or ending in "/".
     key_prefix: str
@@ -236,8 +247,8 @@ class InodeTable:
     def storage_class(self, inode: int) -> str:
         return self.metadata.storage_classes[self._storage_classes[self.row(inode)]]
 
-    def key(self, inode: int) -> str:
-        """The whole S3 key of a file, or the prefix with its ``/`` of a directory."""
+    def path(self, inode: int) -> str:
+        """Below the root, without a ``/`` at the beginning; of a directory with one at the end. The root's is empty."""
         segments = [b"/" if self.is_directory(inode) and inode != ROOT else b""]
         row = self.row(inode)
         while row:
@@ -248,7 +259,37 @@ class InodeTable:
             row = parent
             if row:
                 segments.append(b"/")
-        return self.metadata.key_prefix + b"".join(reversed(segments)).decode()
+        return b"".join(reversed(segments)).decode()
+
+    def bucket_and_key(self, inode: int) -> tuple[str, str]:
+        """The bucket and the whole S3 key of a file, or the prefix with its ``/`` of a directory.
+
+        Both are empty for what lies above the buckets of a table of several.
+        """
+        path = self.path(inode)
+        if self.metadata.bucket:
+            return self.metadata.bucket, self.metadata.key_prefix + path
+        bucket, _, key = path.partition("/")
+        return bucket, key
+
+    def key(self, inode: int) -> str:
+        """As `bucket_and_key`, without the bucket."""
+        return self.bucket_and_key(inode)[1]
+
+    def buckets(self) -> list[str]:
+        """Where the objects are, in order."""
+        if self.metadata.bucket:
+            return [self.metadata.bucket]
+        found = [name.decode() for _, name, attributes in self.children(ROOT) if attributes.is_directory]
+        return [name for name in found if not name.startswith(".")]  # as no bucket's name does
+
+    def source_order(self) -> npt.NDArray[np.uint32] | None:
+        """The rows of files in the order in which the source names them, one that is named twice twice.
+
+        None where the source has no order of its own: it is that of keys then, see `inodes.part.key_order`.
+        """
+        order = self.columns.get("source_order")
+        return None if order is None else order.view("uint32")
 
     def etag(self, inode: int) -> str:
         """As the service listed it, quotes included."""
@@ -289,11 +330,11 @@ class InodeTable:
         """
         row = self.row(inode)
         if self._kinds[row] == Kind.FILE_MADE:
-            path = self.key(inode)[len(self.metadata.key_prefix) :]
-            return ObjectRef("", path, self._sizes[row], self.etag(inode), self._mtimes_ns[row])
+            return ObjectRef("", self.path(inode), self._sizes[row], self.etag(inode), self._mtimes_ns[row])
+        bucket, key = self.bucket_and_key(inode)
         return ObjectRef(
-            bucket=self.metadata.bucket,
-            key=self.key(inode),
+            bucket=bucket,
+            key=key,
             size_bytes=self._sizes[row],
             etag=self.etag(inode),
             modified_ns=self._mtimes_ns[row],
@@ -330,6 +371,8 @@ class InodeTable:
         assert self.metadata.total_bytes == int(self.columns["sizes"][is_object].sum())
         for row in np.flatnonzero(self.columns["kinds"] == Kind.FILE_MADE).tolist():
             assert len(self.made(self.inode(row))) == self._sizes[row]
+        order = self.source_order()
+        assert order is None or all(self._kinds[row] != Kind.DIRECTORY for row in order)
         inodes = [self.inode(row) for row in range(count)]
         assert inodes[0] == ROOT
         assert len(set(inodes)) == count

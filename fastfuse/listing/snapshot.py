@@ -3,14 +3,15 @@
 Layout, little-endian::
 
     0   8 bytes   magic "FASTFUSE"
-    8   uint32    format version: 1, or 2 with made files, which readers of version 1 do not know
+    8   uint32    format version: 1, or 2 with what readers of version 1 do not know (made files, views, orders)
     12  uint32    bytes of the header
     16  uint32    CRC-32 of the header
     20  uint32    CRC-32 of everything behind the padded header
     24  header    JSON, padded with zeros to a multiple of 64 bytes; see below
     ..  columns   each at a multiple of 64 bytes behind the header, in the types of `inodes.table`
 
-The header is ``{"source": URI, "listed_at_ns": int, "refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
+The header is ``{"source": URI, "view": str, "listed_at_ns": int,
+"refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
 "metadata": {...}, "columns": {name: {"type", "offset", "count"}}, "columns_bytes": int}``.
 
 Not compressed: zstd makes it a third (the ETags are random), but then opening takes two to four times as long, and what
@@ -42,6 +43,7 @@ from fastfuse.inodes.table import (
     COLUMN_TYPES,
     INODE_COLUMN_TYPES,
     MADE_COLUMN_TYPES,
+    ORDER_COLUMN_TYPES,
     InodeTable,
     Kind,
     TableMetadata,
@@ -50,13 +52,14 @@ from fastfuse.inodes.table import (
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
 
 _MAGIC = b"FASTFUSE"
-_PLAIN_VERSION, _MADE_VERSION = 1, 2
+_PLAIN_VERSION, _FULL_VERSION = 1, 2
 _HEAD = struct.Struct("<8sIIII")
 _ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
-_OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **MADE_COLUMN_TYPES}
+_OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **MADE_COLUMN_TYPES, **ORDER_COLUMN_TYPES}
 _TYPES = {**COLUMN_TYPES, **_OPTIONAL_TYPES}
+_PLAIN_COLUMNS = {*COLUMN_TYPES, *INODE_COLUMN_TYPES}
 # Columns whose length is not the number of rows.
-_BLOBS = {"names", *MADE_COLUMN_TYPES}
+_BLOBS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,8 @@ class Snapshot:
     listed_at_ns: int  # since the epoch; when the listing began
     table: InodeTable
     refusals: Refusals
+    # How the source was taken and what of it is shown, in words; empty: as a prefix, and all of it.
+    view: str = ""
 
 
 def save_snapshot(snapshot: Snapshot, fd: int) -> None:
@@ -82,7 +87,7 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         offset = _aligned(offset + column.nbytes)
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
-    version = _MADE_VERSION if columns.keys() & MADE_COLUMN_TYPES.keys() else _PLAIN_VERSION
+    version = _PLAIN_VERSION if not snapshot.view and columns.keys() <= _PLAIN_COLUMNS else _FULL_VERSION
     with os.fdopen(os.dup(fd), "wb") as file:
         file.seek(0)  # somebody may have read it before
         file.write(_HEAD.pack(_MAGIC, version, len(header), zlib.crc32(header), body_crc) + header)
@@ -103,9 +108,9 @@ def open_snapshot(fd: int) -> Snapshot:
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
         raise ConfigurationError("it is not a fastfuse index", hint=_MAKE_ANEW)
-    if not _PLAIN_VERSION <= version <= _MADE_VERSION:
+    if not _PLAIN_VERSION <= version <= _FULL_VERSION:
         raise ConfigurationError(
-            f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_MADE_VERSION}", hint=_MAKE_ANEW
+            f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_FULL_VERSION}", hint=_MAKE_ANEW
         )
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or zlib.crc32(text) != header_crc:
@@ -134,7 +139,8 @@ def verify_snapshot(fd: int) -> Snapshot:
             is_sound = zlib.crc32(body) == body_crc
     table = snapshot.table
     is_new = not table.metadata.next_inode and not table.columns.keys() & INODE_COLUMN_TYPES.keys()
-    if not (is_sound and is_new and _is_tree(table) and _has_its_words(table) and _has_its_contents(table)):
+    is_whole = is_sound and is_new and _is_tree(table) and _has_its_words(table)
+    if not (is_whole and _has_its_contents(table) and _orders_its_files(table)):
         raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
     return snapshot
 
@@ -147,6 +153,7 @@ def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_byte
     refusals = snapshot.refusals
     return {
         "source": snapshot.source,
+        "view": snapshot.view,
         "listed_at_ns": snapshot.listed_at_ns,
         "refusals": {
             "counts": refusals.counts,
@@ -172,6 +179,7 @@ def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
             Counter({Reason(reason): _number(count) for reason, count in refusals["counts"].items()}),
             [(key.encode("utf-8", "surrogateescape"), Reason(reason)) for key, reason in refusals["examples"]],
         ),
+        view=_text(header.get("view", "")),
     )
 
 
@@ -213,6 +221,14 @@ def _has_its_words(table: InodeTable) -> bool:
     return bool(
         columns["storage_classes"].max() < len(metadata.storage_classes) and np.all(odd < len(metadata.other_etags))
     )
+
+
+def _orders_its_files(table: InodeTable) -> bool:
+    """Whether the source's order, if it has one, is made of rows of files."""
+    order = table.source_order()
+    if order is None or not len(order):
+        return True
+    return bool(order.max() < len(table) and np.all(table.columns["kinds"][order] != Kind.DIRECTORY))
 
 
 def _has_its_contents(table: InodeTable) -> bool:

@@ -360,7 +360,8 @@ class MountOperations(InitialisedOperations):
         table = self._table
         if table.is_made(inode):
             return {}
-        xattrs = {b"user.s3.bucket": table.metadata.bucket.encode(), b"user.s3.key": table.key(inode).encode()}
+        bucket, key = table.bucket_and_key(inode)
+        xattrs = {b"user.s3.bucket": bucket.encode(), b"user.s3.key": key.encode()}
         if not table.is_directory(inode):
             xattrs[b"user.s3.etag"] = table.etag(inode).encode()
             xattrs[b"user.s3.storage_class"] = table.storage_class(inode).encode()

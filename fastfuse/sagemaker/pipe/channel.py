@@ -4,12 +4,11 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import trio
 
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, first_of
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
 from fastfuse.objects import Buffer, ObjectRef
@@ -17,20 +16,17 @@ from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.sagemaker.pipe.epoch import EpochWriter
 from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
 from fastfuse.sagemaker.pipe.guard import Guard
-from fastfuse.sagemaker.pipe.lookahead import File, Lookahead
+from fastfuse.sagemaker.pipe.lookahead import Lookahead
 from fastfuse.sagemaker.pipe.sequence import Sequence, sequence_of
 from fastfuse.sagemaker.pipe.settings import PipeProgress, PipeSettings
 from fastfuse.store.base import ConnectionConfig, RangeReader
-from fastfuse.store.router import RoutingReader, open_reader
+from fastfuse.store.router import open_reader
 
 __all__ = ["stream_channel"]
 
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 1.0
-# What is fetched before anybody has opened the FIFO: enough to begin at full speed, and little to have wasted after the
-# last epoch.
-_UNREAD_DIVISOR = 16
 # As `fastfuse mount`: the S3 client's buffers and the allocator's slack.
 _CLIENT_OVERHEAD_BYTES = 80 << 20
 
@@ -56,22 +52,24 @@ def stream_channel(
     """
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     tune_malloc()
-    gc.freeze()
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    sequence = sequence_of(table, settings)
-    trio.run(_run, _Channel(sequence, settings, connection, ready, report, guard))
-
-
-async def _run(channel: "_Channel") -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(channel.run)
-            async for _ in signals:
-                break
-            nursery.cancel_scope.cancel()
+    channel = _Channel(sequence_of(table, settings), settings, connection, report, guard)
+    gc.freeze()
+    trio.run(_run_until_told, channel, ready)
     if channel.failure is not None:
         raise channel.failure
+
+
+async def _run_until_told(channel: "_Channel", ready: Callable[[], None]) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(channel.run, ready)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+        except ExceptionGroup as group:
+            raise first_of(group) from None
 
 
 class _CountingReader:
@@ -98,36 +96,136 @@ class _CountingReader:
 
 
 class _Channel:
+    """`failure` is why the epoch that is open will have no end, if that is so."""
+
     def __init__(
         self,
         sequence: Sequence,
         settings: PipeSettings,
         connection: ConnectionConfig,
-        ready: Callable[[], None],
         report: Callable[[PipeProgress], None],
         guard: Guard | None,
     ) -> None:
+        self.failure: Exception | None = None
         self._sequence = sequence
         self._settings = settings
         self._config = _readahead_config(settings, connection)
-        self._connection = connection
-        self._ready = ready
+        self._reader = _CountingReader(open_reader(connection), self._wake)
         self._report = report
         self._guard = guard
         self._lookahead: Lookahead | None = None
-        self._reader = _CountingReader(open_reader(connection), self._wake)
+        # Those that are there, earliest first.
+        self._fifos: list[Fifo] = []
         self._epoch = settings.first_epoch
         self._objects = self._written_bytes = 0
-        # Why the epoch that is open has no end.
-        self.failure: Exception | None = None
 
-    async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            engine = ReadEngine(self._reader, self._config, nursery, _no_listing)
-            nursery.start_soon(self._report_often)
-            with ExitStack() as fifos:
-                await self._stream(engine, fifos)
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Epoch after epoch, until cancelled; an epoch that fails is the last and does not end."""
+        try:
+            async with trio.open_nursery() as nursery:
+                engine = ReadEngine(self._reader, self._config, nursery, lambda: self._sequence.table)
+                self._settings.directory.mkdir(parents=True, exist_ok=True)
+                remove_stale(self._settings.directory, self._settings.channel)
+                self._make_fifo(self._epoch)
+                ready()
+                nursery.start_soon(self._report_often)
+                await self._stream(engine)
+        finally:
+            for fifo in self._fifos:
+                fifo.close()
+
+    async def _stream(self, engine: ReadEngine) -> None:
+        try:
+            while True:
+                await self._stream_epoch(engine)
+                self._tell()
+                self._epoch += 1
+        except Exception as error:  # noqa: BLE001 - of whatever kind: the reader must not take it for an end
+            self.failure = first_of(error)
+            is_foreseen = isinstance(self.failure, FastfuseError)
+            _log.error(
+                "epoch %d of channel %s has failed, and its reader waits: %s",
+                *(self._epoch, self._settings.channel, self.failure),
+                exc_info=None if is_foreseen else self.failure,
+            )
+            self._tell()
+            await trio.sleep_forever()
+
+    async def _stream_epoch(self, engine: ReadEngine) -> None:
+        fifo = self._fifos[0]
+        self._lookahead = lookahead = Lookahead(engine, self._config)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lookahead.run, self._sequence.files(self._epoch))
+                await fifo.opened()
+                # Before this epoch ends, for readers that look for it then, or open it even before.
+                self._make_fifo(self._epoch + 1)
+                lookahead.begin()
+                await self._write_epoch(fifo, lookahead)
+                nursery.cancel_scope.cancel()
+        finally:
+            lookahead.close()
+        fifo.close()
+        self._fifos.remove(fifo)
+        if self._guard is not None:
+            self._guard.let_go()
+
+    async def _write_epoch(self, fifo: Fifo, lookahead: Lookahead) -> None:
+        async def write(data: Buffer) -> None:
+            await fifo.write(data)
+            self._written_bytes += len(data)
+
+        writer = EpochWriter(
+            lookahead=lookahead,
+            write=write,
+            finished=self._finished,
+            is_gzip=self._settings.is_gzip,
+            wraps_records=self._settings.wraps_records,
+        )
+        try:
+            await writer.run(self._sequence.items(self._epoch))
+        except BrokenPipeError:
+            _log.info("epoch %d of channel %s: its reader has closed it early", self._epoch, self._settings.channel)
+
+    def _make_fifo(self, epoch: int) -> None:
+        fifo = Fifo(self._settings.directory / f"{self._settings.channel}_{epoch}")
+        self._fifos.append(fifo)
+        if self._guard is not None:
+            self._guard.hold(fifo.fileno())
+
+    def _finished(self) -> None:
+        self._objects += 1
 
     def _wake(self) -> None:
         if self._lookahead is not None:
             self._lookahead.wake()
+
+    async def _report_often(self) -> None:
+        while True:
+            await trio.sleep(_REPORT_EVERY_S)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._report(
+            PipeProgress(
+                epoch=self._epoch,
+                objects=self._objects,
+                written_bytes=self._written_bytes,
+                fetched_bytes=self._reader.fetched_bytes,
+                requests=self._reader.requests,
+                error="" if self.failure is None else str(self.failure) or type(self.failure).__name__,
+            )
+        )
+
+
+def _readahead_config(settings: PipeSettings, connection: ConnectionConfig) -> ReadaheadConfig:
+    default = ReadaheadConfig()
+    target_bytes = settings.memory_target_bytes
+    return ReadaheadConfig(
+        part_size_bytes=settings.part_size_bytes,
+        first_part_bytes=min(default.first_part_bytes, settings.part_size_bytes),
+        memory_limit_bytes=max(target_bytes - _CLIENT_OVERHEAD_BYTES, target_bytes // 2),
+        # The engine leaves a quarter to readers of other files, of which there are none: what is ahead of this one may
+        # have every connection.
+        max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
+    )

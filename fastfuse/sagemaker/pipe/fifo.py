@@ -3,21 +3,20 @@
 We have both ends open from before the FIFO can be seen, so whoever opens it for reading, with ``O_NONBLOCK`` or
 without, finds a writer, and waits for data: no reader takes an epoch that has not begun for an empty one. That somebody
 has opened it is told by inotify (open for reading does not wake who polls the writing end, and a blocking open in a
-thread could not be cancelled). Then our reading end is closed, and from there on the end of the last reader is an
+thread could not be cancelled). Then our reading end is closed, and from there on the end of the last reader is a
 `BrokenPipeError`.
 
-`os.write` copies; ``vmsplice`` does not and was twice as fast (5.7 GB/s and 0.08 CPU seconds per GB against 3.2 and 0.22,
-to a reader with a buffer of 16 MiB). But then the pages in the pipe are those of a part whose memory is used again,
-and a reader that splices them on (``pv``, ``tee``) holds them for as long as it likes: it would get wrong bytes.
+`os.write` copies; ``vmsplice`` does not and was twice as fast (5.7 GB/s and 0.08 CPU seconds per GB against 3.2 and
+0.22, to a reader with a buffer of 16 MiB). But then the pages in the pipe are those of a part whose memory is used
+again, and a reader that splices them on (``pv``, ``tee``) holds them for as long as it likes: it would get wrong bytes.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import trio
 
@@ -49,6 +48,8 @@ class Fifo:
         """
         self.path = path
         self._write_fd = self._read_fd = self._opens_fd = -1
+        # Written since other tasks had their turn.
+        self._turn_bytes = 0
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             hidden.unlink(missing_ok=True)
@@ -68,18 +69,11 @@ class Fifo:
                 f"the FIFO {str(path)!r} cannot be made: {error.strerror}", hint="it takes a file system with FIFOs"
             ) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove it. What was written is there for its reader, and then its end."""
-        try:
+    def close(self) -> None:
+        """Remove it. What was written is there for its reader, and then its end. Idempotent."""
+        with contextlib.suppress(OSError):  # somebody else has removed it, or its directory
             if os.path.samestat(os.lstat(self.path), os.fstat(self._write_fd)):
                 self.path.unlink()
-        except OSError:
-            pass  # somebody else has removed it, or its directory
         self._close()
 
     def fileno(self) -> int:
@@ -102,12 +96,16 @@ class Fifo:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[os.write(self._write_fd, rest[:_WRITE_BYTES]) :]
+                written = os.write(self._write_fd, rest[:_WRITE_BYTES])
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._write_fd)
-            else:
-                if rest:
-                    await trio.lowlevel.checkpoint()
+                self._turn_bytes = 0
+                continue
+            rest = rest[written:]
+            self._turn_bytes += written
+            if self._turn_bytes >= _WRITE_BYTES:
+                await trio.lowlevel.checkpoint()
+                self._turn_bytes = 0
 
     def _open(self, hidden: Path) -> None:
         os.chmod(hidden, _MODE)  # whatever the umask is

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead import ReadEngine
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
 
 __all__ = ["File", "Lookahead", "Sink", "part_ranges"]
 
@@ -23,6 +23,9 @@ Sink = Callable[[Buffer], Awaitable[None]]
 # engine do.
 _FIRST_PART_BYTES = 256 << 10
 _PARTS_PER_RUN = 4
+# What is fetched before anybody has opened the FIFO: enough to begin at full speed, and little to have wasted after the
+# last epoch. 64 MiB by default.
+_UNREAD_DIVISOR = 16
 # Each takes a few kB beside its bytes. Ten times what 64 connections have on their way.
 _MAX_FILES = 640
 
@@ -52,19 +55,20 @@ class Lookahead:
     Files are read in the order of `run`'s, each from its beginning, and `done` when they are through.
     """
 
-    def __init__(self, engine: ReadEngine, part_bytes: int, first_bytes: int) -> None:
-        """Until `begin`, no more than about `first_bytes` are fetched."""
+    def __init__(self, engine: ReadEngine, config: ReadaheadConfig) -> None:
         self._engine = engine
-        self._part_bytes = part_bytes
-        self._limit_bytes: int | None = first_bytes
+        self._part_bytes = config.part_size_bytes
+        self._max_bytes = config.max_window_bytes
+        # How far ahead, until `begin`.
+        self._limit_bytes = min(config.max_window_bytes, config.memory_limit_bytes // _UNREAD_DIVISOR)
         # Where something may have changed that `run` waits for.
         self._changed = trio.lowlevel.ParkingLot()
         # How many files are planned, and done; and how often each of those between is to come.
         self._planned = self._done = 0
         self._coming: Counter[int] = Counter()
         self._planned_bytes = 0
-        # Before the file that is read.
-        self._before_bytes = 0
+        # Before the file that is read, and up to where the reader has come.
+        self._before_bytes = self._read_bytes = 0
 
     async def run(self, files: Iterable[File]) -> None:
         """Fetch ahead until all is fetched. Ends with its task."""
@@ -74,6 +78,8 @@ class Lookahead:
             before_bytes = self._planned_bytes
             self._planned += 1
             self._planned_bytes += file.ref.size_bytes
+            if self._planned <= self._done:  # who reads was faster
+                continue
             self._coming[file.inode] += 1
             for start, end in part_ranges(file.ref.size_bytes, self._part_bytes, before_bytes):
                 while self._planned > self._done and not self._fetch(file, start, end, before_bytes):
@@ -84,8 +90,8 @@ class Lookahead:
         self._changed.unpark()
 
     def begin(self) -> None:
-        """Somebody reads: as much is fetched as there is room for."""
-        self._limit_bytes = None
+        """Somebody reads."""
+        self._limit_bytes = self._max_bytes
         self._changed.unpark()
 
     async def read(self, file: File, sink: Sink) -> None:
@@ -95,8 +101,10 @@ class Lookahead:
             ReadError: it cannot be read.
         """
         for start, end in part_ranges(file.ref.size_bytes, self._part_bytes, self._before_bytes):
-            await sink(await self._engine.read(file.inode, file.ref, start, end - start))
+            data = await self._engine.read(file.inode, file.ref, start, end - start)
+            self._read_bytes = max(self._read_bytes, self._before_bytes + end)
             self._changed.unpark()
+            await sink(data)
 
     def done(self, file: File) -> None:
         """It is through."""
@@ -116,6 +124,6 @@ class Lookahead:
         self._coming.clear()
 
     def _fetch(self, file: File, start: int, end: int, before_bytes: int) -> bool:
-        if self._limit_bytes is not None and before_bytes + start >= self._limit_bytes:
+        if before_bytes + end > self._read_bytes + self._limit_bytes:
             return False
         return self._engine.fetch(file.inode, file.ref, start, end)

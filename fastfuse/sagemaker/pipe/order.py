@@ -3,39 +3,22 @@
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.inodes.table import ROOT, InodeTable, Kind
+from fastfuse.inodes.part import key_order
+from fastfuse.inodes.table import ROOT, InodeTable, are_objects
 from fastfuse.sources.shuffle import shuffled
 
-__all__ = ["epoch_order", "find_object", "key_order"]
+__all__ = ["epoch_order", "find_object", "source_order"]
 
 Inodes = npt.NDArray[np.int64]
 
 
-def key_order(table: InodeTable) -> Inodes:
-    """All files, ascending by the bytes of their keys: as S3 lists them."""
-    found: list[npt.NDArray[np.int64]] = []
-    # Rows in the order to come; directories are replaced by what is in them.
-    stack = [table.row(ROOT)]
-    while stack:
-        row = stack.pop()
-        if table.columns["kinds"][row] != Kind.DIRECTORY:
-            found.append(np.array([row]))
-            continue
-        first, count = table.span(row)
-        children = np.arange(first, first + count)
-        if np.any(table.columns["kinds"][first : first + count] == Kind.DIRECTORY):
-            stack += sorted(children.tolist(), key=lambda child: _sorted_name(table, child), reverse=True)
-        else:
-            found.append(children)
-    rows = np.concatenate([np.array([], "int64"), *found])
+def source_order(table: InodeTable) -> Inodes:
+    """The inodes of all objects: as the source names them (twice where it does), or by key, as S3 lists them."""
+    given = table.source_order()
+    rows = key_order(table) if given is None else given.astype("int64")
+    rows = rows[are_objects(table.columns["kinds"][rows])]
     inodes = table.columns.get("inodes")
     return rows + 1 if inodes is None else inodes[rows].astype("int64")
-
-
-def _sorted_name(table: InodeTable, row: int) -> bytes:
-    """A directory's place among files is that of its keys."""
-    name = table.name_at(row)
-    return name + b"/" if table.columns["kinds"][row] == Kind.DIRECTORY else name
 
 
 def epoch_order(items: Inodes, seed: int | None, epoch: int) -> Inodes:
