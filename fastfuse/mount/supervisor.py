@@ -56,9 +56,7 @@ _ROOM_RETRY_S = 1.0
 _T = TypeVar("_T")
 
 
-def run(
-    settings: MountSettings, *, ready: Callable[[], None] | None = None, counters: Counters | None = None
-) -> int:
+def run(settings: MountSettings, *, ready: Callable[[], None] | None = None, counters: Counters | None = None) -> int:
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
     `ready` is called once the first open would work (clause L1). Whoever made `counters` before this process was

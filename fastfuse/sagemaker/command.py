@@ -104,11 +104,15 @@ class CommandProcess:
 
     def enforce(self) -> None:
         """Kill it with all that it started if its time is over."""
-        if self.is_over or self.left_s != 0.0:
-            return
-        _log.warning("the command did not end in time and is killed")
-        for pid in (*_descendants(self.pid), self.pid):
-            _send(pid, signal.SIGKILL)
+        if not self.is_over and self.left_s == 0.0:
+            _log.warning("the command did not end in time and is killed")
+            self.kill()
+
+    def kill(self) -> None:
+        """With all that it started."""
+        if not self.is_over:
+            for pid in (*_descendants(self.pid), self.pid):
+                _send(pid, signal.SIGKILL)
 
 
 class Leftovers:

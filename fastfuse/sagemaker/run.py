@@ -190,25 +190,29 @@ class _Run:
             return _Outcome(Phase.STOPPED, f"by {self._stopped_by.name}", 0)
         return _Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
 
-    def _take_signal(self, timeout_s: float) -> None:
-        """Wait for the next signal and do what it asks for; take in what children say and how they end."""
+    def _take_signal(self, timeout_s: float) -> bool:
+        """Wait for the next signal and do what it asks for; take in what children say and how they end.
+
+        Whether we were told to stop.
+        """
         caught = signal.sigtimedwait(self._signals, timeout_s)
         self._reap()
         for channel in self._channels:
             channel.listen(self._phases)
         if caught is None or caught.si_signo in {signal.SIGCHLD, signal.SIGIO}:
-            return
+            return False
         number = signal.Signals(caught.si_signo)
         is_lost = number == signal.SIGHUP and self._has_terminal and not os.isatty(2)
         if number == signal.SIGHUP and not is_lost:
             for channel in self._channels:
                 channel.refresh()
-            return
+            return False
         self._stopped_by = self._stopped_by or number
         if self._command is not None:
             # A terminal and who hangs it up tell the whole process group; who sends a signal tells one.
             has_it = is_lost or caught.si_code == _SI_KERNEL
             self._command.stop(number, self._settings.stop_timeout_s, has_it=has_it)
+        return True
 
     def _reap(self) -> None:
         while True:
@@ -254,17 +258,17 @@ class _Run:
         alive = [channel for channel in self._channels if channel.exit_code is None]
         if alive:
             self._phases.enter(Phase.STOPPING, f"Taking down {', '.join(channel.channel.name for channel in alive)}")
+        if self._command is not None:
+            self._command.kill()  # still there only if we fail for an unforeseen reason
         for channel in self._channels:
             channel.stop()
-        self._stopped_by = None
         kill_at_s = time.monotonic() + self._settings.grace_s + _TAKE_DOWN_S
         while any(channel.exit_code is None for channel in self._channels):
-            self._take_signal(_LOOK_EVERY_S)
+            is_told_again = self._take_signal(_LOOK_EVERY_S)
             is_late = time.monotonic() >= kill_at_s
             for channel in self._channels:
                 if is_late:
                     channel.kill()
-                elif self._stopped_by is not None:  # once more: nobody waits for what is open
+                elif is_told_again:  # nobody waits for what is open
                     channel.stop()
-            self._stopped_by = None
         sweep(self._settings.channels, self._settings.paths.data)

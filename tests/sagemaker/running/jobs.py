@@ -20,7 +20,7 @@ from typing import Any
 from tests.mount.waiting import PATIENCE_S, wait_until
 from tests.mounting import ENVIRONMENT
 
-__all__ = ["CHECKSUMS", "BUCKET", "Job", "Script", "channel", "checksums", "running", "script"]
+__all__ = ["BUCKET", "CHECKSUMS", "Job", "Script", "channel", "checksums", "running", "script"]
 
 BUCKET = "bucket"
 

@@ -96,7 +96,7 @@ def test_with_json_logs_every_line_of_the_console_is_json(server: LoopbackServer
     with running(server.endpoint_url, channels, "--log-format", "json", command=script(CHECKSUMS)) as job:
         assert job.wait() == 0, job.log
         records = [json.loads(line) for line in job.log.splitlines()]
-        assert [record["phase"] for record in records if "phase" in record][0] == "Starting"
+        assert next(record["phase"] for record in records if "phase" in record) == "Starting"
         assert {record["channel"] for record in records if "channel" in record} == {"train", "test"}
 
 
