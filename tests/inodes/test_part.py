@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.inodes.part import key_order, take_part
 from fastfuse.inodes.table import ROOT, InodeTable
+from fastfuse.objects import ObjectRef
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 SEGMENTS = st.text(alphabet="ab!-/0é", min_size=1, max_size=5)
@@ -29,7 +30,7 @@ def table_of(keys: list[str], made: Sequence[str] = (), order: Sequence[int] | N
     return table
 
 
-def files(table: InodeTable) -> dict[str, tuple[object, ...]]:
+def files(table: InodeTable) -> dict[str, tuple[ObjectRef, bytes]]:
     """Everything that is said of each file, by its path."""
     found = {}
     for row in range(len(table)):
@@ -62,7 +63,7 @@ def test_a_part_has_the_chosen_objects_as_they_were_and_only_their_directories(
     source_order = [at for at in order if at < len(keys)]
     whole = table_of(keys, made=[".x/made", "made.txt"], order=source_order)
     before = files(whole)
-    objects = sorted((path for path, (ref, _) in before.items() if ref.bucket), key=str.encode)  # type: ignore[attr-defined]
+    objects = sorted((path for path, (ref, _) in before.items() if ref.bucket), key=str.encode)
     sizes_seen: list[int] = []
 
     def choose(sizes: Sequence[int]) -> Sequence[int]:
@@ -72,7 +73,7 @@ def test_a_part_has_the_chosen_objects_as_they_were_and_only_their_directories(
     part = take_part(whole, choose)
     part.check_invariants()
     chosen = {*objects[first::step], ".x/made", "made.txt"}
-    assert sizes_seen == [before[path][0].size_bytes for path in objects]  # type: ignore[attr-defined]
+    assert sizes_seen == [before[path][0].size_bytes for path in objects]
     assert files(part) == {path: told for path, told in before.items() if path in chosen}
     directories = {path[: at + 1] for path in chosen for at, letter in enumerate(path) if letter == "/"}
     inodes = map(part.inode, range(len(part)))
