@@ -50,6 +50,8 @@ LAYERS: Mapping[str, Row] = {
     "inodes.builder": row("errors inodes.names inodes.table inodes.tree", "numpy"),
     "inodes.changes": row("inodes.table", "numpy"),
     "inodes.part": row("inodes.builder inodes.table", "numpy"),
+    "inodes.orders": row("inodes.builder inodes.part inodes.table", "numpy"),
+    "inodes.order_text": row("inodes.orders inodes.table sources.shuffle", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
     "sources.shuffle": row("", "numpy"),
@@ -59,6 +61,7 @@ LAYERS: Mapping[str, Row] = {
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
     "store.plain": row("errors objects store.*", "botocore numpy trio"),
+    "store.made": row("errors inodes.order_text inodes.table objects store.base", "numpy trio"),
     "store.http1": row(),
     "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
@@ -79,7 +82,9 @@ LAYERS: Mapping[str, Row] = {
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* inodes.part listing.* sources.uri store.base store.boto store.session store.whole", "trio"
+        "errors indexing.* inodes.orders inodes.part listing.* sources.uri store.base store.boto store.session "
+        "store.whole",
+        "trio",
     ),
     "readahead.announced": row(),
     "readahead.delivered": row(),
@@ -101,6 +106,7 @@ LAYERS: Mapping[str, Row] = {
     "mount.sockets": row(),
     "mount.hint_wire": row(),
     "mount.hints": row("inodes.table metrics mount.hint_wire mount.sockets", "trio"),
+    "mount.orders": row("errors metrics", "numpy trio"),
     "mount.notices": row("inodes.changes"),
     "mount.refresh": row(
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
@@ -110,8 +116,8 @@ LAYERS: Mapping[str, Row] = {
     "mount.session": row("errors mount.loop mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations readahead store.base "
-        "store.counted store.router",
+        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders readahead "
+        "store.base store.counted store.made store.router",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.
@@ -216,6 +222,7 @@ PURE = {
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
+    *("inodes.orders", "inodes.order_text", "inodes.part"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("sagemaker.budget", "sagemaker.usage"),

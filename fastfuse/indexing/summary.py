@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from fastfuse.inodes.table import InodeTable, Kind, are_objects
+from fastfuse.inodes.table import InodeTable, are_made, are_objects
 from fastfuse.listing.snapshot import Snapshot
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 
@@ -111,7 +111,7 @@ def summarise(snapshot: Snapshot) -> Summary:
         source=snapshot.source,
         listed_at=listed_at.isoformat(timespec="seconds"),
         objects=metadata.file_count,
-        made_files=int(np.count_nonzero(table.columns["kinds"] == Kind.FILE_MADE)),
+        made_files=int(np.count_nonzero(are_made(table.columns["kinds"]))),
         directories=metadata.directory_count,
         total_bytes=metadata.total_bytes,
         sizes=_sizes(table.columns["sizes"][is_object]),

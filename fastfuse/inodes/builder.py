@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from fastfuse.errors import ServiceError
 from fastfuse.inodes.names import Reason, Refusals
-from fastfuse.inodes.table import InodeTable, Kind, TableMetadata, are_objects
+from fastfuse.inodes.table import MADE, InodeTable, Kind, TableMetadata, are_objects
 from fastfuse.inodes.tree import Layout, Tree
 
 __all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
@@ -29,7 +29,6 @@ __all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
 _ETAG_INDEX = struct.Struct("<Q8x")
-_MADE = struct.Struct("<Q8s")
 # What the column's uint8 can tell apart; AWS has twelve.
 _MAX_STORAGE_CLASSES = 256
 # Between the keys of a page: no key that can be shown holds it.
@@ -182,7 +181,7 @@ class TableBuilder:
         self._mtimes_ns.append(mtime_ns)
         self._kinds.append(Kind.FILE_MADE)
         self._etag_parts.append(0)
-        self._etags += _MADE.pack(len(self._contents), hashlib.blake2b(content, digest_size=8).digest())
+        self._etags += MADE.pack(len(self._contents), hashlib.blake2b(content, digest_size=8).digest())
         self._class_rows.append(0)
         self._contents += content
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.inodes.table import InodeTable, Kind
+from fastfuse.inodes.table import InodeTable, Kind, are_made
 
 __all__ = ["Changes", "take_over"]
 
@@ -125,7 +125,8 @@ class _Numbering:
         other = kinds == Kind.FILE_OTHER_ETAG
         before[other, 0] = self._other_etags[before[other, 0]]
         # Where the bytes of a made file lie says nothing about them.
-        before[kinds == Kind.FILE_MADE, 0] = after[kinds == Kind.FILE_MADE, 0] = 0
+        made = are_made(kinds)
+        before[made, 0] = after[made, 0] = 0
         same &= np.all(before == after, axis=1)
         return same
 
@@ -135,7 +136,7 @@ class _Numbering:
         if Kind.DIRECTORY in {self._old.columns["kinds"][old_row], self._new.columns["kinds"][new_row]}:
             self.changes.removed += _files_below(self._old, old_row)
             self.changes.added += _files_below(self._new, new_row)
-        else:
+        elif self._new.columns["kinds"][new_row] != Kind.FILE_ORDER:
             self.changes.replaced += 1
 
 
@@ -163,7 +164,7 @@ def _pairs(old_rows: _Rows, new_rows: _Rows, which: npt.NDArray[np.bool_]) -> li
 
 
 def _files_below(table: InodeTable, row: int) -> int:
-    """How many files `row` is or holds."""
+    """How many files `row` is or holds, but for orders of them: a name more changes every one of those."""
     count, waiting = 0, [row]
     kinds = table.columns["kinds"]
     while waiting:
@@ -171,7 +172,7 @@ def _files_below(table: InodeTable, row: int) -> int:
         if kinds[at] == Kind.DIRECTORY:
             first, children = table.span(at)
             waiting += range(first, first + children)
-        else:
+        elif kinds[at] != Kind.FILE_ORDER:
             count += 1
     return count
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fastfuse.inodes.builder import child_spans, raise_directory_mtimes
 from fastfuse.inodes.table import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, InodeTable, Kind, are_objects
 
-__all__ = ["key_order", "take_part"]
+__all__ = ["keep_rows", "key_order", "levels_of", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
@@ -33,18 +33,18 @@ def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]
     is_kept = kinds == Kind.FILE_MADE  # nobody's share: they are on every host
     is_kept[chosen] = True
     is_kept[0] = True
-    levels = _levels(table)
+    levels = levels_of(table)
     parents = table.columns["parents"]
     for start, end in reversed(levels[1:]):
         is_kept[parents[start:end][is_kept[start:end]]] = True
-    return _kept(table, is_kept, levels)
+    return keep_rows(table, is_kept)
 
 
 def key_order(table: InodeTable) -> _Rows:
     """The rows of all files in the order of their keys as bytes."""
     is_file = table.columns["kinds"] != Kind.DIRECTORY
     parents = table.columns["parents"].astype("int64")
-    levels = _levels(table)
+    levels = levels_of(table)
     counts = is_file.astype("int64")  # of files at or below each row
     for start, end in reversed(levels[1:]):
         np.add.at(counts, parents[start:end], counts[start:end])
@@ -65,7 +65,7 @@ def key_order(table: InodeTable) -> _Rows:
     return ordered
 
 
-def _levels(table: InodeTable) -> list[tuple[int, int]]:
+def levels_of(table: InodeTable) -> list[tuple[int, int]]:
     """The rows ``[start, end)`` of each depth, from the root down."""
     is_directory = table.columns["kinds"] == Kind.DIRECTORY
     spans = table.columns["etags"].view("uint64").reshape(-1, 2)[:, 1]
@@ -104,7 +104,7 @@ def _by_key(table: InodeTable, first: int, count: int) -> list[int]:
     return sorted(rows, key=lambda row: table.name_at(row) + (b"/" if kinds[row] == Kind.DIRECTORY else b""))
 
 
-def _kept(table: InodeTable, is_kept: npt.NDArray[np.bool_], levels: Sequence[tuple[int, int]]) -> InodeTable:
+def keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
     """The rows that are kept, in the same order: children still follow on, and are sorted."""
     old = table.columns
     new_rows = np.cumsum(is_kept) - 1
@@ -117,7 +117,7 @@ def _kept(table: InodeTable, is_kept: npt.NDArray[np.bool_], levels: Sequence[tu
     is_file = columns["kinds"] != Kind.DIRECTORY
     columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(parents, is_file)
     columns["mtimes_ns"][~is_file] = 0
-    level_starts = [int(new_rows[start]) for start, _ in _without_empty(levels, is_kept)]
+    level_starts = [int(new_rows[start]) for start, _ in _without_empty(levels_of(table), is_kept)]
     raise_directory_mtimes(columns["mtimes_ns"], parents, [*level_starts, len(is_file)])
     order = table.source_order()
     if order is not None:

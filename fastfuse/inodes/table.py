@@ -19,13 +19,14 @@ column                  type      meaning
 ``mtimes_ns``           int64     file: LastModified. directory: the newest below it
 ``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
                                   directory: row of the first child and number of children, two uint64.
-                                  made file: where its bytes begin in ``made``, uint64, and 8 bytes of digest
+                                  made file: where in ``made`` it begins, uint64, and 8 bytes of digest
 ======================  ========  ==============================================================================
 
 *Made* files are no objects: the table carries their bytes, in one more column, which only tables have that need it.
 
 ======================  ========  ==============================================================================
-``made``                bytes     contents of made files, concatenated
+``made``                bytes     contents of made files, concatenated; of an order of files what it is made of,
+                                  seed and epoch, two int64
 ======================  ========  ==============================================================================
 
 Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
@@ -63,13 +64,16 @@ from fastfuse.objects import ObjectRef
 __all__ = [
     "COLUMN_TYPES",
     "INODE_COLUMN_TYPES",
+    "MADE",
     "MADE_COLUMN_TYPES",
     "ORDER_COLUMN_TYPES",
+    "ORDER_RECIPE",
     "ROOT",
     "Attributes",
     "InodeTable",
     "Kind",
     "TableMetadata",
+    "are_made",
     "are_objects",
 ]
 
@@ -94,7 +98,9 @@ MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 _ETAG_INDEX = struct.Struct("<Q8x")
-_MADE = struct.Struct("<Q8s")
+# What the ``etags`` of made files hold, and what ``made`` holds of orders.
+MADE = struct.Struct("<Q8s")
+ORDER_RECIPE = struct.Struct("<qq")
 
 
 class Kind(IntEnum):
@@ -105,6 +111,10 @@ class Kind(IntEnum):
     FILE_MULTIPART = 2  # "0123...ef-12"
     FILE_OTHER_ETAG = 3  # anything else, none included
     FILE_MADE = 4  # no object: its bytes are in the column ``made``
+    FILE_ORDER = 5  # no object: the order of an epoch, see `inodes.orders`
+
+
+_MADE_KINDS = frozenset({Kind.FILE_MADE, Kind.FILE_ORDER})
 
 
 class Attributes(NamedTuple):
@@ -220,6 +230,15 @@ class InodeTable:
                 high = middle
         return self.inode(low) if low < end and self.name_at(low) == name else None
 
+    def find(self, path: bytes) -> int | None:
+        """The inode at `path` below the root, or None; the segments are as they are in a key."""
+        inode: int | None = ROOT
+        for name in path.split(b"/"):
+            if inode is None or not self.is_directory(inode):
+                return None
+            inode = self.lookup(inode, name)
+        return inode
+
     def child_count(self, directory: int) -> int:
         return self.span(self.row(directory))[1]
 
@@ -303,24 +322,35 @@ class InodeTable:
             case Kind.FILE_OTHER_ETAG:
                 (index,) = _ETAG_INDEX.unpack(packed)
                 return self.metadata.other_etags[int(index)]
-            case Kind.FILE_MADE:
+            case Kind.FILE_MADE | Kind.FILE_ORDER:
                 return f'"made-{packed[8:].hex()}"'
             case _:
                 raise ValueError(f"inode {inode} is a directory and has no ETag")
 
     def is_made(self, inode: int) -> bool:
         """Whether it is a file and no object."""
-        return self._kinds[self.row(inode)] == Kind.FILE_MADE
+        return self._kinds[self.row(inode)] in _MADE_KINDS
 
     def made(self, inode: int) -> memoryview:
-        """The bytes of a made file; `ValueError` for everything else."""
+        """The bytes of a made file that the table carries; `ValueError` for everything else."""
         row = self.row(inode)
         if self._kinds[row] != Kind.FILE_MADE:
             raise ValueError(f"inode {inode} is no made file")
-        start, _ = _MADE.unpack_from(self._etags, 16 * row)
-        content = self._made[start : start + self._sizes[row]]
-        if len(content) != self._sizes[row]:
-            raise ValueError(f"the bytes of inode {inode} are not all there")
+        return self._content(row, self._sizes[row])
+
+    def recipe(self, inode: int) -> tuple[int, int] | None:
+        """``(seed, epoch)`` of the order that a file holds; None for everything else."""
+        row = self.row(inode)
+        if self._kinds[row] != Kind.FILE_ORDER:
+            return None
+        seed, epoch = ORDER_RECIPE.unpack(self._content(row, ORDER_RECIPE.size))
+        return seed, epoch
+
+    def _content(self, row: int, size_bytes: int) -> memoryview:
+        start, _ = MADE.unpack_from(self._etags, 16 * row)
+        content = self._made[start : start + size_bytes]
+        if len(content) != size_bytes:
+            raise ValueError(f"the bytes of row {row} are not all there")
         return content
 
     def ref(self, inode: int) -> ObjectRef:
@@ -329,7 +359,7 @@ class InodeTable:
         A made file has one of no bucket, whose key is its path, and whose ETag changes with its bytes.
         """
         row = self.row(inode)
-        if self._kinds[row] == Kind.FILE_MADE:
+        if self._kinds[row] in _MADE_KINDS:
             return ObjectRef("", self.path(inode), self._sizes[row], self.etag(inode), self._mtimes_ns[row])
         bucket, key = self.bucket_and_key(inode)
         return ObjectRef(
@@ -385,5 +415,9 @@ class InodeTable:
 
 def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Which rows are objects, by their kinds: neither directories nor made files."""
-    is_object: npt.NDArray[np.bool_] = (kinds != Kind.DIRECTORY) & (kinds != Kind.FILE_MADE)
-    return is_object
+    return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
+
+
+def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which rows are files and no objects, by their kinds."""
+    return np.isin(kinds, (Kind.FILE_MADE, Kind.FILE_ORDER))

@@ -44,9 +44,11 @@ from fastfuse.inodes.table import (
     INODE_COLUMN_TYPES,
     MADE_COLUMN_TYPES,
     ORDER_COLUMN_TYPES,
+    ORDER_RECIPE,
     InodeTable,
     Kind,
     TableMetadata,
+    are_made,
 )
 
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
@@ -233,12 +235,16 @@ def _orders_its_files(table: InodeTable) -> bool:
 
 def _has_its_contents(table: InodeTable) -> bool:
     """Whether the bytes of all made files are there."""
-    is_made = table.columns["kinds"] == Kind.FILE_MADE
+    kinds, sizes = table.columns["kinds"], table.columns["sizes"].view("int64")
+    is_made = are_made(kinds)
     starts = table.columns["etags"][is_made].view("uint64")[::2]
-    sizes = table.columns["sizes"][is_made]
+    # Of an order there is only what it is made of.
+    held = np.where(kinds == Kind.FILE_ORDER, ORDER_RECIPE.size, sizes)[is_made]
     made_bytes = len(table.columns.get("made", ()))
     return bool(
-        np.all(starts <= made_bytes) and np.all(sizes >= 0) and np.all(sizes <= made_bytes - starts.astype("int64"))
+        np.all(sizes[is_made] >= 0)
+        and np.all(starts <= made_bytes)
+        and np.all(held <= made_bytes - starts.astype("int64"))
     )
 
 

@@ -50,8 +50,8 @@ class Shard:
         index, count = int(numbers[1]), int(numbers[2])
         if index >= count:
             raise ConfigurationError(
-                f"{text} is no part of {count}: they are counted from 0",
-                hint="the first of four is 0/4, the last one is 3/4",
+                f"{text} is no part of {count}: parts are counted from 0",
+                hint="of four, the last one is 3/4",
             )
         return cls(index=index, count=count, by_bytes=by_bytes)
 

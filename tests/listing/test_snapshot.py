@@ -6,6 +6,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,43 @@ def test_what_was_listed_and_when_and_what_was_refused_is_saved_too(snapshot: by
     again = read(snapshot, verify_snapshot)
     assert (again.source, again.listed_at_ns) == ("s3://bucket/prefix/", 17)
     assert again.refusals == refusals()
+
+
+def ordered_table(order: list[int]) -> InodeTable:
+    builder = TableBuilder("", "")
+    builder.add([b"one/a", b"two/b"], [7, 8], [3, 4], [_MD5] * 2, ["STANDARD"] * 2)
+    builder.set_source_order(order)
+    return builder.build()[0]
+
+
+@pytest.mark.parametrize("order", [[], [1, 0], [1, 1, 0, 1]])
+def test_the_order_of_the_source_and_its_buckets_are_saved_in_a_format_that_older_readers_refuse(
+    order: list[int],
+) -> None:
+    data = saved(ordered_table(order))
+    assert struct.unpack_from("<I", data, 8) == (2,)
+    again = read(data, verify_snapshot).table
+    again.check_invariants()
+    rows = again.source_order()
+    assert rows is not None
+    assert [again.ref(again.inode(row)).bucket for row in rows.tolist()] == [("one", "two")[at] for at in order]
+
+
+@pytest.mark.parametrize("row", [0, 1, 5, (1 << 32) - 1])
+def test_an_order_of_what_is_no_file_is_refused(row: int) -> None:
+    data = with_item(saved(ordered_table([0])), "source_order", "<I", 0, row)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(data, verify_snapshot)
+
+
+def test_a_view_is_saved_in_a_format_that_older_readers_refuse(snapshot: bytes) -> None:
+    assert (struct.unpack_from("<I", snapshot, 8), read(snapshot, verify_snapshot).view) == ((1,), "")
+    fd = memfd()
+    try:
+        save_snapshot(replace(read(snapshot, verify_snapshot), view="part 0/2 by count"), fd)
+        assert (os.pread(fd, 4, 8), verify_snapshot(fd).view) == (b"\2\0\0\0", "part 0/2 by count")
+    finally:
+        os.close(fd)
 
 
 def made_table(made: dict[bytes, bytes]) -> InodeTable:
