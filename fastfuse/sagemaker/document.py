@@ -20,6 +20,8 @@ __all__ = ["Document", "FieldError", "FieldPath", "Tree", "read_bytes", "read_js
 MAX_BYTES: Final = 4 << 20
 # The deepest field of the API lies ten levels down.
 MAX_DEPTH: Final = 64
+# Twenty channels, and all that an answer tells of a job, are a few thousand.
+MAX_VALUES: Final = 100_000
 # More digits than any number of the API has; Python refuses to convert thousands of them.
 _MAX_DIGITS: Final = 40
 
@@ -101,7 +103,7 @@ def read_json(data: bytes, name: str) -> Document:
     except RecursionError as error:
         raise ConfigurationError(f"{name}: nested too deeply for a job description") from error
     document = Document(name, tree, text)
-    for path, value in _walk(tree):
+    for path, value in _walk(name, tree):
         if problem := _problem(path, value):
             where, message = problem
             raise ConfigurationError(f"{document.place(where)}: {message}", hint=_JSON_HINT)
@@ -124,7 +126,7 @@ def read_toml(data: bytes, name: str) -> Document:
     except (RecursionError, ValueError) as error:  # ValueError: a number with thousands of digits
         what = "nested too deeply for" if isinstance(error, RecursionError) else "a number too long for"
         raise ConfigurationError(f"{name}: {what} a job description") from error
-    for path, _ in _walk(tree):
+    for path, _ in _walk(name, tree):
         if len(path) > MAX_DEPTH:
             raise ConfigurationError(f"{name}: nested too deeply for a job description")
     return Document(name, tree)
@@ -166,22 +168,28 @@ def _problem(path: FieldPath, value: object) -> tuple[FieldPath, str] | None:
     if isinstance(value, _Refused):
         return path, value.message
     if isinstance(value, _Object) and value.repeated is not None:
-        return (*path, value.repeated), f"{value.repeated!r} is given twice in one object"
+        return (*path, value.repeated), f"{value.repeated[:100]!r} is given twice in one object"
     return None
 
 
-def _walk(tree: object) -> Iterator[tuple[FieldPath, object]]:
-    """Every value with its path, parents first, no deeper than one level too deep."""
+def _walk(name: str, tree: object) -> Iterator[tuple[FieldPath, object]]:
+    """Every value with its path, parents first, no deeper than one level too deep.
+
+    Raises:
+        ConfigurationError: more values than any job description has.
+    """
+    count = 0
     waiting: list[tuple[FieldPath, object]] = [((), tree)]
     while waiting:
         path, value = waiting.pop()
         yield path, value
-        if len(path) > MAX_DEPTH:
+        if len(path) > MAX_DEPTH or not isinstance(value, dict | list):
             continue
-        if isinstance(value, dict):
-            waiting += [((*path, name), item) for name, item in reversed(value.items())]
-        elif isinstance(value, list):
-            waiting += [((*path, index), item) for index, item in reversed(list(enumerate(value)))]
+        count += len(value)
+        if count > MAX_VALUES:
+            raise ConfigurationError(f"{name}: has more than {MAX_VALUES} values", hint="is this the data?")
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        waiting += reversed([((*path, step), item) for step, item in items])
 
 
 def _line_and_column(text: str, offset: int) -> str:

@@ -45,7 +45,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**31)]
 class _Shape(BaseModel):
     """A structure of the API: no field but its own; null is left out, as the AWS tools print it for what is not set."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     # Fields that the API knows and that say nothing to us.
     ignored: ClassVar[frozenset[str]] = frozenset()

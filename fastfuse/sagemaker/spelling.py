@@ -98,6 +98,10 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
     "TrainingInputMode": {"file": "File", "fastfile": "FastFile", "pipe": "Pipe"},
 }
 
+# A name that is shown as it is; others are quoted, and long ones cut: the longest of the API has 512 characters.
+_MAX_SHOWN: Final = 520
+_PLAIN: Final = re.compile(rf"[\w.-]{{1,{_MAX_SHOWN}}}")
+
 # Options of --channel that may come more than once, and the list that they fill.
 _LISTS: Final = {"attribute": "attributes", "instance_group": "instance_groups"}
 
@@ -133,7 +137,7 @@ def path_text(path: FieldPath) -> str:
 
 def _steps(path: FieldPath) -> str:
     return "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" if re.fullmatch(r"[\w.-]+", step) else f"[{step!r}]"
+        f"[{step}]" if isinstance(step, int) else f".{step}" if _PLAIN.fullmatch(step) else f"[{step[:_MAX_SHOWN]!r}]"
         for step in path
     )
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.document import MAX_BYTES, MAX_DEPTH, read_bytes, read_json, read_toml
+from fastfuse.sagemaker.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_bytes, read_json, read_toml
+from fastfuse.sagemaker.job import parse_json_job
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,26 @@ def test_what_is_not_json_is_refused_at_its_line_and_column(data: bytes, place: 
 def test_a_nesting_beyond_the_parsers_own_depth_is_refused(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match=r"job\.json: nested too deeply"):
         read_json(data, "job.json")
+
+
+def test_more_values_than_any_description_has_are_refused() -> None:
+    data = b'{"a": [' + b"1," * (MAX_VALUES - 2) + b"1]}"
+    assert len(read_json(data, "job.json").text) == len(data)
+    for more in (data.replace(b"1]", b"1,1]"), data.replace(b"1]}", b'1], "b": 2}')):
+        with pytest.raises(ConfigurationError, match=r"job\.json: has more than 100000 values"):
+            read_json(more, "job.json")
+    with pytest.raises(ConfigurationError, match=r"job\.toml: has more than 100000 values"):
+        read_toml(b"a = [" + b"1," * MAX_VALUES + b"]", "job.toml")
+
+
+def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
+    for text in (
+        b'{"' + b"x" * 1_000_000 + b'": 1}',
+        b'{"y": {"' + b"x" * 100_000 + b'": 1, "' + b"x" * 100_000 + b'": 1}}',
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            parse_json_job(text, "job.json")
+        assert len(str(caught.value)) < 700
 
 
 def test_a_nesting_just_deep_enough_is_read() -> None:
