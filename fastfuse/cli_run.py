@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from fastfuse.sagemaker.budget import divide_memory, minimum_job_bytes
 from fastfuse.sagemaker.channel import TrainingJob
 from fastfuse.store.base import ConnectionConfig
 
-__all__ = ["EPILOG", "ShardBy", "run"]
+__all__ = ["EPILOG", "run"]
 
 _JOB = "Job"
 _MEMORY = "Memory and speed"
@@ -28,19 +27,12 @@ EPILOG = (
 )
 
 
-class ShardBy(StrEnum):
-    """What hosts that share a channel have about as much of."""
-
-    COUNT = "count"
-    BYTES = "bytes"
-
-
 @options.takes(connection=options.connection, logs=options.logs)
 def run(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="COMMAND [ARGS]...",
+            metavar="COMMAND ARGS",
             help="What to run once every channel can be read. Left out, the channels stay up until SIGTERM or Ctrl-C.",
         ),
     ] = None,
@@ -86,13 +78,13 @@ def run(
         ),
     ] = None,
     shard_by: Annotated[
-        ShardBy,
+        options.ShardBy,
         typer.Option(
             envvar="FASTFUSE_SHARD_BY",
             rich_help_panel=_JOB,
             help="Of a channel that is ShardedByS3Key, hosts get about as many objects, or about as many bytes.",
         ),
-    ] = ShardBy.COUNT,
+    ] = options.ShardBy.COUNT,
     stop_timeout: Annotated[
         float,
         typer.Option(
@@ -153,13 +145,16 @@ def run(
 ) -> int:
     """Run a training job as SageMaker does: its channels where a script expects them, then the script.
 
-    Each channel is mounted (FastFile), downloaded (File) or streamed through FIFOs (Pipe), all side by side, below
-    /opt/ml/input/data; SM_CHANNEL_TRAIN and the like say where. When the command ends, everything is taken down.
-
     [bold]fastfuse run --job job.json -- python train.py --epochs 3[/bold]
 
-    SageMaker's FastFile takes prefixes only. Here it takes ManifestFile and AugmentedManifestFile, too, and so does
-    File: that is an extension, and so are the ways in which the objects of a ShardedByS3Key channel are dealt out.
+    Each channel is mounted (FastFile), downloaded (File) or streamed through FIFOs (Pipe), below /opt/ml/input/data.
+
+    The script finds SM_CHANNEL_TRAIN and the like, and /opt/ml/input/config; all is taken down when it ends.
+
+    Extensions: SageMaker's FastFile takes prefixes only; here it takes both kinds of manifests, too, and so does File.
+
+    How the objects of a ShardedByS3Key channel are dealt out is fastfuse's own rule, for SageMaker tells none.
+
     --max-connections is for each channel.
     """
     from fastfuse.sagemaker.cluster import find_cluster
@@ -184,7 +179,7 @@ def run(
         ),
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
-        shard_by_bytes=shard_by is ShardBy.BYTES,
+        shard_by_bytes=shard_by is options.ShardBy.BYTES,
         allow_other=allow_other,
         grace_s=grace_s,
         command=tuple(command or ()),

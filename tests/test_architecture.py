@@ -155,7 +155,7 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.survey": row("errors inodes.table objects sagemaker.download.* sizes", "numpy"),
     "sagemaker.download.fetch": row("objects sagemaker.download.* store.base", "trio"),
     "sagemaker.download.channel": row(
-        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.router", "trio"
+        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.made store.router", "trio"
     ),
     "sagemaker.pipe.settings": row(),
     "sagemaker.pipe.guard": row(),
