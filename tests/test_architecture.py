@@ -177,11 +177,12 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.lines": row(),
     "sagemaker.phases": row("sizes", "rich"),
     "sagemaker.settings": row("indexing.origin sagemaker.channel sagemaker.files store.base"),
+    "sagemaker.claim": row("errors sagemaker.files"),
     "sagemaker.command": row("errors mount.children"),
     "sagemaker.guardian": row("errors mount.children mount.mountpoint sagemaker.channel sagemaker.pipe"),
     "sagemaker.serving": row(
-        "errors indexing.origin metrics mount.children mount.indexing mount.settings mount.supervisor "
-        "sagemaker.channel sagemaker.download sagemaker.pipe sagemaker.settings sizes"
+        "errors indexing.origin metrics mount.children mount.indexing mount.mountpoint mount.settings "
+        "mount.supervisor sagemaker.channel sagemaker.download sagemaker.pipe sagemaker.settings sizes"
     ),
     "sagemaker.channels": row(
         "errors indexing.origin metrics mount.children sagemaker.channel sagemaker.lines sagemaker.phases "

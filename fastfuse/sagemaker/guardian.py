@@ -21,7 +21,7 @@ from pathlib import Path
 from fastfuse.errors import FastfuseError
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.mount.mountpoint import find_mount, is_dead, unmount
-from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sagemaker.channel import Channel
 from fastfuse.sagemaker.pipe import Guard
 
 __all__ = ["Guardian", "sweep"]
@@ -75,13 +75,11 @@ class Guardian:
 
 
 def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
-    """Take away what dead processes left of these channels: mounts and FIFOs. What is alive is not touched."""
+    """Take away what dead processes left of these channels, in whatever mode: mounts and FIFOs."""
     for channel in channels:
         try:
-            if channel.input_mode is InputMode.FAST_FILE:
-                _unmount_dead(data_dir / channel.name)
-            elif channel.input_mode is InputMode.PIPE:
-                _remove_fifos(data_dir, channel.name)
+            _unmount_dead(data_dir / channel.name)
+            _remove_fifos(data_dir, channel.name)
         except (FastfuseError, OSError) as error:
             _log.warning("channel %s left something behind: %s", channel.name, error)
 

@@ -98,7 +98,12 @@ class Phases:
         if self._bar is None:
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
             self._bar = Progress(
-                *columns, console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stderr=False
+                *columns,
+                console=Console(stderr=True),
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
             self._bar.start()
         if channel not in self._tasks:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
+from fastfuse.sagemaker.claim import claim
 from fastfuse.sagemaker.command import CommandProcess, Leftovers, adopt_orphans, find_command, ignored_signals
 from fastfuse.sagemaker.environment import count_gpus, script_environment
 from fastfuse.sagemaker.files import write_job_files
@@ -94,7 +95,10 @@ class _Run:
     def _run_and_take_down(self) -> _Outcome:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
+        claimed_fd = claim(settings.paths)
         write_job_files(settings.job, settings.cluster, settings.paths)
+        # What a whole control group left that was killed at once, in whatever mode.
+        sweep(settings.channels, settings.paths.data)
         # They stay blocked until the end: one signal too many must not turn the exit code into a death.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         adopt_orphans()
@@ -119,6 +123,7 @@ class _Run:
         finally:
             self._take_down()
             self._guardian.dismiss()
+            os.close(claimed_fd)
 
     def _environment(self) -> dict[str, str]:
         """The command's, which is ours and the job's."""

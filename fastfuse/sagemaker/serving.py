@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, MountError
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
 from fastfuse.mount.indexing import IndexReport, run_lister
+from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.settings import MountSettings
 from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sagemaker.download import DownloadProgress, DownloadSettings, download_channel, settle_channel
@@ -134,6 +135,12 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
 
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.settings.paths.channel(task.channel.name)
+    # A mount that is there says so itself, and one that is dead is cleared.
+    if find_mount(place) is None and place.is_dir() and any(place.iterdir()):
+        raise MountError(
+            f"the mountpoint {place} is not empty",
+            hint="File mode keeps what it has downloaded: remove it, or give another --base-dir",
+        )
     settings = MountSettings(
         source=task.channel.source,
         mountpoint=place,

@@ -128,7 +128,7 @@ def running(
         arguments += ["--force-path-style", *options, *(["--", *command] if command else [])]
         with (directory / "log").open("wb") as log, (directory / "output").open("wb") as output:
             process = subprocess.Popen(
-                arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=log,
+                arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=log if terminal is None else terminal,
                 preexec_fn=None if terminal is None else _take_terminal,
             )  # fmt: skip
         job = Job(process, place, directory)

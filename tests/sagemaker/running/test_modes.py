@@ -1,8 +1,10 @@
 """The same script, unchanged, in every mode; what it finds, and what the console says."""
 
+import contextlib
 import hashlib
 import json
 import os
+import pty
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing import ACCESS_DENIED, FaultRule, Limit, LoopbackServer, MemoryObjects
 from tests.mounting import run_fastfuse
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script
 from tests.semantics.places import block_bytes
@@ -171,3 +173,39 @@ def test_a_base_directory_that_cannot_be_written_is_named_with_a_way_out(tmp_pat
     done = run_fastfuse("run", "--base-dir", str(tmp_path / "file"), "--channel", "train=s3://bucket/", "true")
     assert done.returncode == 2
     assert "--base-dir" in done.stderr
+
+
+def test_a_second_run_below_the_same_base_directory_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+    channels = [channel("train", "Pipe", "train/")]
+    with running(server.endpoint_url, channels, base=tmp_path) as first:
+        first.wait_for_log("All channels are ready")
+        with running(server.endpoint_url, channels, base=tmp_path) as second:
+            assert second.wait() == 2
+            assert f"another fastfuse run uses {tmp_path}" in second.log
+        assert (tmp_path / "input/data/train_0").read_bytes() == OBJECTS["train/a"] + OBJECTS["train/b/c"]
+        assert first.stop() == 0
+
+
+def test_nothing_is_mounted_over_what_file_mode_has_downloaded(server: LoopbackServer, tmp_path: Path) -> None:
+    (tmp_path / "input/data/train").mkdir(parents=True)
+    (tmp_path / "input/data/train/a").write_bytes(b"mine")
+    with running(server.endpoint_url, [channel("train", "FastFile", "train/")], base=tmp_path) as job:
+        assert job.wait() == 5
+        assert "channel train: the mountpoint" in job.log
+        assert "hint: File mode keeps what it has downloaded" in job.log
+
+
+def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=Limit(8 << 20), operation="GetObject"))
+    ours, theirs = pty.openpty()
+    with running(server.endpoint_url, [channel("train", "File", "train/")], terminal=theirs) as job:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        assert job.wait() == 0
+    os.close(ours)
+    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
+    assert re.search(r"train \S*━\S* +[\d./]+ MiB", text), text
+    assert re.search(r"Completed - train \(File\): 3.1 MiB", text)
