@@ -227,3 +227,15 @@ def test_sighup_refreshes_what_is_mounted(server: LoopbackServer) -> None:
         job.wait_for_log("refreshed s3://bucket/data/: 0 added, 0 removed, 0 replaced")
         assert job.stop() == 40 + signal.SIGTERM
         assert "SIGHUP" not in job.output
+
+
+def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(server: LoopbackServer) -> None:
+    ours, theirs = pty.openpty()
+    with running(server.endpoint_url, CHANNELS, terminal=theirs) as job:
+        os.close(theirs)
+        shown = b""
+        while b"All channels are ready" not in shown:
+            shown += os.read(ours, 65536)
+        os.close(ours)
+        assert job.wait() == 0
+        assert_nothing_is_left(job)
