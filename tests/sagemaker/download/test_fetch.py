@@ -66,7 +66,7 @@ async def test_bytes_on_their_way_never_exceed_the_memory_target(
     reader = WeighingReader(SlowReader(store, 1.0))
     await fetch(refs, reader, tmp_path)
     assert files_below(tmp_path) == objects
-    assert MEMORY_BYTES // 2 < reader.most_bytes <= MEMORY_BYTES
+    assert PART_BYTES <= reader.most_bytes <= MEMORY_BYTES
 
 
 async def test_no_more_gets_are_on_their_way_than_there_are_connections(
@@ -77,7 +77,7 @@ async def test_no_more_gets_are_on_their_way_than_there_are_connections(
     reader = CountingReader(SlowReader(store, 1.0))
     await fetch(refs, reader, tmp_path, most=16)
     assert files_below(tmp_path) == objects
-    assert reader.most_in_flight == 16
+    assert 4 < reader.most_in_flight <= 16
 
 
 async def test_a_line_on_which_gets_take_long_gets_fewer_of_them(
