@@ -18,6 +18,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
+from fastfuse.sources.augmented import check_attribute_names
 from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
@@ -35,7 +36,6 @@ __all__ = [
     "parse_index_place",
     "parse_listen_address",
     "parse_part_size",
-    "parse_shard",
     "parse_size",
 ]
 
@@ -55,10 +55,6 @@ MINIMUM_PART_BYTES: Final = MIB
 MAXIMUM_PART_BYTES: Final = 64 * MIB
 # Parts meet at page borders, so that a page comes from one part.
 PAGE_BYTES: Final = 4 * KIB
-
-# https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html, AttributeNames.
-MAXIMUM_ATTRIBUTES: Final = 16
-MAXIMUM_ATTRIBUTE_LETTERS: Final = 256
 
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -253,6 +249,11 @@ def index_origin(
             f"{named[0]} and --source-type {source_type} contradict each other: the manifest says what there is",
             hint="give one of them",
         )
+    if attribute_names and source_type is not SourceKind.AUGMENTED_MANIFEST:
+        raise ConfigurationError(
+            "--attribute-name picks attributes of an augmented manifest",
+            hint=f"give --source-type {SourceKind.AUGMENTED_MANIFEST} too",
+        )
     if shard is None and shard_by is not None:
         raise ConfigurationError("--shard-by says how to divide what --shard divides", hint="give --shard I/N too")
     return IndexOrigin(
@@ -265,48 +266,9 @@ def index_origin(
         strict=strict,
         allow_empty=allow_empty,
         kind=source_type,
-        attribute_names=_attribute_names(attribute_names, source_type),
-        shard=None if shard is None else parse_shard(shard, by_bytes=shard_by == "bytes"),
+        attribute_names=check_attribute_names(attribute_names),
+        shard=None if shard is None else Shard.parse(shard, by_bytes=shard_by == "bytes"),
     )
-
-
-def parse_shard(text: str, *, by_bytes: bool = False) -> Shard:
-    """``I/N``: part I of N, counted from 0.
-
-    Raises:
-        ConfigurationError: `text` is nothing like it, or there is no such part.
-    """
-    numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip(), re.ASCII)
-    if numbers is None:
-        raise ConfigurationError(
-            f"--shard {text!r} is not a part of several", hint="write it as I/N: 0/4, 1/4, 2/4 and 3/4 are all of four"
-        )
-    index, count = int(numbers[1]), int(numbers[2])
-    if index >= count:
-        raise ConfigurationError(
-            f"--shard {text} is no part of {count}: parts are counted from 0",
-            hint=f"the last one is {count - 1}/{count}" if count else "there is at least one part",
-        )
-    return Shard(index=index, count=count, by_bytes=by_bytes)
-
-
-def _attribute_names(names: Sequence[str], kind: SourceKind) -> tuple[str, ...]:
-    if names and kind is not SourceKind.AUGMENTED_MANIFEST:
-        raise ConfigurationError(
-            "--attribute-name picks attributes of an augmented manifest",
-            hint=f"give --source-type {SourceKind.AUGMENTED_MANIFEST} too",
-        )
-    if len(names) > MAXIMUM_ATTRIBUTES:
-        raise ConfigurationError(f"--attribute-name is given {len(names)} times, more than {MAXIMUM_ATTRIBUTES}")
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            raise ConfigurationError(f"--attribute-name {name!r} is given twice", hint="name each attribute once")
-        if not 0 < len(name) <= MAXIMUM_ATTRIBUTE_LETTERS or not name.isprintable():
-            raise ConfigurationError(
-                f"--attribute-name {name[:40]!r} is no name of an attribute",
-                hint=f"it has 1 to {MAXIMUM_ATTRIBUTE_LETTERS} letters that can be printed",
-            )
-    return tuple(names)
 
 
 def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:

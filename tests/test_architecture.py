@@ -54,7 +54,7 @@ LAYERS: Mapping[str, Row] = {
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
     "sources.shuffle": row("", "numpy"),
-    "sources.shard": row(),
+    "sources.shard": row("errors"),
     "sources.*": row("errors sources.located sources.uri"),
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
@@ -128,7 +128,9 @@ LAYERS: Mapping[str, Row] = {
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
-    "config": row("cgroup errors indexing.origin mount.settings sizes sources.shard sources.uri store.base"),
+    "config": row(
+        "cgroup errors indexing.origin mount.settings sizes sources.augmented sources.shard sources.uri store.base"
+    ),
     "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(

@@ -36,8 +36,8 @@ async def list_manifest(
 ) -> Listing:
     """The objects that the manifest `source` names, or the part of them that is `shard`, under their whole keys.
 
-    What is divided are the objects, in the order of their keys: one that is named twice is in one part, and is there
-    twice in the table's source order.
+    What is divided are the objects, in the order of their keys, before any is left out that cannot be shown: one that
+    is named twice is in one part, and is there twice in the table's source order.
 
     Raises:
         ConfigurationError: it is no manifest.

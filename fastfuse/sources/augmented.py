@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from fastfuse.errors import ConfigurationError
 from fastfuse.sources.located import JsonText, Member, Reference, decoded, shown
 
-__all__ = ["AugmentedLine", "filtered_manifest", "read_augmented_manifest"]
+__all__ = ["AugmentedLine", "check_attribute_names", "filtered_manifest", "read_augmented_manifest"]
 
+# https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html, AttributeNames.
+_MAX_ATTRIBUTES = 16
+_MAX_NAME_LETTERS = 256
 # Of one line: the labels of an image may be masks, of a text whole documents.
 _MAX_LINE_BYTES = 64 << 20
 _REFERENCE_SUFFIX = "-ref"
@@ -31,6 +34,27 @@ class AugmentedLine:
 
     text: str
     references: tuple[Reference, ...]
+
+
+def check_attribute_names(names: Sequence[str]) -> tuple[str, ...]:
+    """`names`, which may all be attributes to pick.
+
+    Raises:
+        ConfigurationError: there are too many, one is given twice, or is no name.
+    """
+    if len(names) > _MAX_ATTRIBUTES:
+        raise ConfigurationError(
+            f"{len(names)} attribute names are given, more than {_MAX_ATTRIBUTES}", hint="name none to keep them all"
+        )
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise ConfigurationError(f"the attribute name {shown(name)} is given twice", hint="give it once")
+        if not 0 < len(name) <= _MAX_NAME_LETTERS or not name.isprintable():
+            raise ConfigurationError(
+                f"{shown(name)} is not the name of an attribute",
+                hint=f"it has 1 to {_MAX_NAME_LETTERS} characters, all of which can be printed",
+            )
+    return tuple(names)
 
 
 def read_augmented_manifest(data: bytes, name: str, attribute_names: Sequence[str] = ()) -> list[AugmentedLine]:

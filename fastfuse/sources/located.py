@@ -113,20 +113,20 @@ class JsonText:
             ConfigurationError: it is no array.
         """
         at = self.after_space(at + 1)
-        while self._is_within(at, "]"):
+        while self._is_within(at, "]", is_all=True):
             value, end = self.value(at)
             yield at, value
             at = self._after_comma(end, "]")
 
-    def members(self, at: int) -> Iterator[Member]:
-        """The members of the object that begins at `at`; nothing follows the object.
+    def members(self, at: int, *, is_all: bool = True) -> Iterator[Member]:
+        """The members of the object that begins at `at`; nothing follows the object if it `is_all` there is.
 
         Raises:
             ConfigurationError: it is no object, or has two members of the same name.
         """
         names = set()
         at = self.after_space(at + 1)
-        while self._is_within(at, "}"):
+        while self._is_within(at, "}", is_all=is_all):
             name, end = self.value(at) if self.text.startswith('"', at) else (None, at)
             colon = self.after_space(end)
             if name is None or not self.text.startswith(":", colon):
@@ -139,12 +139,12 @@ class JsonText:
             yield Member(name, at, value, start, end)
             at = self._after_comma(end, "}")
 
-    def _is_within(self, at: int, closing: str) -> bool:
-        """False at the end of an array or object, behind which there must be nothing."""
+    def _is_within(self, at: int, closing: str, *, is_all: bool) -> bool:
+        """False at the end of an array or object, behind which there must be nothing if it `is_all` there is."""
         if not self.text.startswith(closing, at):
             return True
         end = self.after_space(at + 1)
-        if end < len(self.text):
+        if is_all and end < len(self.text):
             self.fail(end, f"something follows the '{closing}' that ends it all", _CORRECT)
         return False
 

@@ -30,7 +30,7 @@ def read_manifest(data: bytes, name: str) -> list[Reference]:
     first = next(elements, None)
     if first is None:
         text.fail(start, "the array has no prefix", _FORM)
-    prefix, bucket = _prefix(text, *first)
+    prefix, bucket = _prefix(text, first[0])
     found = []
     for at, value in elements:
         if not isinstance(value, str):
@@ -39,11 +39,12 @@ def read_manifest(data: bytes, name: str) -> list[Reference]:
     return found
 
 
-def _prefix(text: JsonText, at: int, first: object) -> tuple[str, str]:
-    """The prefix in the object `first` at `at`, and its bucket."""
-    if not isinstance(first, dict) or list(first) != ["prefix"]:
+def _prefix(text: JsonText, at: int) -> tuple[str, str]:
+    """The prefix in the object at `at`, and its bucket."""
+    members = list(text.members(at, is_all=False)) if text.text.startswith("{", at) else []
+    if [member.name for member in members] != ["prefix"]:
         text.fail(at, "the first element is not an object with a prefix and nothing else", _FORM)
-    prefix = first["prefix"]
+    prefix, at = members[0].value, members[0].start
     if not isinstance(prefix, str) or not prefix:
         text.fail(at, "the prefix is not a string, or empty", _FORM)
     try:

@@ -13,8 +13,11 @@ Either way the parts have no object in common, have all objects together, and ar
 """
 
 import heapq
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from fastfuse.errors import ConfigurationError
 
 __all__ = ["Shard"]
 
@@ -31,6 +34,26 @@ class Shard:
     count: int
     # Shares of about as many bytes each, not of as many objects.
     by_bytes: bool = False
+
+    @classmethod
+    def parse(cls, text: str, *, by_bytes: bool = False) -> "Shard":
+        """``I/N``: part I of N, counted from 0.
+
+        Raises:
+            ConfigurationError: it is nothing like that, or there is no such part.
+        """
+        numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
+        if numbers is None:
+            raise ConfigurationError(
+                f"{text!r} is not a part of several", hint="write it as I/N: all of four are 0/4, 1/4, 2/4 and 3/4"
+            )
+        index, count = int(numbers[1]), int(numbers[2])
+        if index >= count:
+            raise ConfigurationError(
+                f"{text} is no part of {count}: parts are counted from 0",
+                hint="of four, the last one is 3/4",
+            )
+        return cls(index=index, count=count, by_bytes=by_bytes)
 
     def __str__(self) -> str:
         return f"part {self.index}/{self.count} by {'bytes' if self.by_bytes else 'count'}"
