@@ -1,5 +1,7 @@
 """The reader of made files: their bytes come from the table, everything else from the reader below."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -125,6 +127,17 @@ async def test_an_order_of_the_next_table_is_made_of_that_table() -> None:
     files = [b"a", b"b/c", b"b/d", b"e"]
     here.table = table_of({}, files=files)
     assert await here.read(b".fastfuse/order-0.txt") == text(0, files)
+
+
+async def test_a_table_that_was_replaced_is_not_held() -> None:
+    here = Here({})
+    await here.read(b".fastfuse/order-0.txt")
+    old = weakref.ref(here.table)
+    here.table = table_of({})
+    assert old() is not None
+    here.reader.forget()
+    gc.collect()
+    assert old() is None
 
 
 async def test_a_size_that_is_wrong_in_the_index_is_an_error_and_no_short_read() -> None:
