@@ -157,7 +157,7 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.channel": row(
         "errors inodes.table listing.snapshot sagemaker.download.* store.base store.made store.router", "trio"
     ),
-    "sagemaker.pipe.settings": row(),
+    "sagemaker.pipe.settings": row("errors"),
     "sagemaker.pipe.guard": row(),
     "sagemaker.pipe.recordio": row("objects", "numpy"),
     "sagemaker.pipe.gunzip": row("objects"),
