@@ -61,5 +61,3 @@ def train(read_epoch: Callable[[Channel, int], Iterable[str]]) -> None:
     epochs = [list(read_epoch(channel, epoch)) for epoch in range(arguments.epochs)]
     # One write: scripts of one job run side by side.
     os.write(1, json.dumps({"channel": channel.name, "epochs": epochs}).encode() + b"\n")
-
-

@@ -64,7 +64,8 @@ def _images() -> DataSet:
 def _tars() -> DataSet:
     """Fewer shards than some jobs have hosts."""
     random = Random(3)
-    objects, records = {}, {}
+    objects: dict[str, bytes] = {}
+    records: dict[str, list[str]] = {}
     for shard in range(5):
         key = f"tars/shard-{shard:06}.tar"
         file = io.BytesIO()
@@ -100,7 +101,8 @@ def _labelled() -> DataSet:
     objects, records, lines = {}, {}, []
     for number in range(30):
         key = f"labelled/{'ab'[number * 7 % 2]}/{number * 7 % 30:02}.jpg"
-        image, label = random.randbytes(random.randrange(9000)), random.choice(["a cat", "Katze: ä", 0, 17])
+        image = random.randbytes(random.randrange(9000))
+        label: str | int = ("a cat", "Katze: ä", 0, 17)[random.randrange(4)]
         objects[key] = image
         records[key] = [digest(image, label)]
         line = {"unused": [1, 2], "label": label, "image-ref": f"s3://{BUCKET}/{key}"}

@@ -30,12 +30,12 @@ class Stream(IterableDataset[str]):
 
 
 def loader(channel: Channel, epoch: int) -> Iterable[list[str]]:
+    batches: Iterable[list[str]] = []
     if channel.is_pipe:  # which has one reader
-        return DataLoader(Stream(channel.fifo(epoch)), batch_size=8, num_workers=1)
-    paths = channel.files(".npy", epoch)
-    if not paths:  # a host may have no share, and a random sampler wants one
-        return []
-    return DataLoader(Files(paths), batch_size=8, shuffle=True, num_workers=WORKERS)
+        batches = DataLoader(Stream(channel.fifo(epoch)), batch_size=8, num_workers=1)
+    elif paths := channel.files(".npy", epoch):  # a host may have no share, and a random sampler wants one
+        batches = DataLoader(Files(paths), batch_size=8, shuffle=True, num_workers=WORKERS)
+    return batches
 
 
 def read_epoch(channel: Channel, epoch: int) -> Iterator[str]:

@@ -22,7 +22,7 @@ def read_epoch(channel: Channel, epoch: int) -> Iterator[str]:
 
 
 def members(fifo: Path) -> Iterator[Mapping[str, Any]]:
-    """The members of all archives that follow one another in a stream, as webdataset's own reader yields those of one."""
+    """The members of all archives of a stream, as webdataset's own reader yields those of one."""
     with fifo.open("rb") as stream:
         if not stream.peek(1):  # tarfile takes an empty stream for a damaged one
             return

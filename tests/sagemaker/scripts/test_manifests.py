@@ -1,4 +1,4 @@
-"""Scripts over manifests of both kinds: in every mode they read the records of what is listed, on all hosts together."""
+"""Scripts over manifests of both kinds: in every mode all hosts together read what is listed."""
 
 import json
 from collections.abc import Iterator
