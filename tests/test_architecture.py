@@ -54,7 +54,8 @@ LAYERS: Mapping[str, Row] = {
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
-    "store.plain": row("errors objects store.*", "botocore numpy trio"),
+    "store.buffers": row("", "numpy"),
+    "store.plain": row("errors objects store.*", "botocore trio"),
     "store.http1": row(),
     "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
@@ -107,7 +108,7 @@ LAYERS: Mapping[str, Row] = {
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
         "errors listing.snapshot metrics mount.children mount.hints mount.operations readahead store.base "
-        "store.counted store.router",
+        "store.buffers store.counted store.router",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.

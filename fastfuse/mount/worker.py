@@ -41,6 +41,7 @@ from fastfuse.mount.hints import HintTaker
 from fastfuse.mount.operations import MountOperations
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.counted import CountingReader
 from fastfuse.store.router import open_reader
 
@@ -109,7 +110,8 @@ async def _serve(
     hints: socket.socket | None,
     hint_uids: frozenset[int] | None,
 ) -> None:
-    reader = open_reader(connection)
+    buffers = PartBuffers(slot_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
+    reader = open_reader(connection, buffers)
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(CountingReader(reader, counters), readahead, nursery, lambda: operations.table)
         bucket = _serve_table(operations, snapshot_fd, engine)

@@ -5,7 +5,6 @@ import errno
 import os
 import socket
 import struct
-from functools import partial
 
 import trio
 
@@ -21,12 +20,20 @@ _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 
 
 async def connect(
-    address: tuple[str, int], *, timeout_s: float, stall_s: float, threads: trio.CapacityLimiter
+    host: str, port: int, *, timeout_s: float, stall_s: float, threads: trio.CapacityLimiter
 ) -> "Connection":
-    """A new connection. `OSError` where there is none within `timeout_s` for each of the host's addresses."""
-    sock = await trio.to_thread.run_sync(
-        partial(socket.create_connection, address, timeout_s), abandon_on_cancel=True, limiter=threads
-    )
+    """A new connection. `OSError` where there is none within `timeout_s`."""
+    try:
+        with trio.fail_after(timeout_s):
+            stream = await trio.open_tcp_stream(host, port)
+    except trio.TooSlowError:
+        raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+    except OSError as error:
+        if error.strerror:
+            raise
+        raise _first_reason(error) from error
+    # Python's own class: a call of trio's is a checkpoint, which costs as much as the system call.
+    sock = socket.socket(fileno=stream.socket.detach())
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -180,6 +187,14 @@ class Connection:
             if self._is_closed:
                 sock.close()
         return done
+
+
+def _first_reason(error: OSError) -> OSError:
+    """Of trio's error, which says only that all addresses of the host failed; mostly that is one."""
+    cause = error.__cause__
+    first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    number = first.errno if isinstance(first, OSError) else None
+    return OSError(number, os.strerror(number)) if number else OSError(str(error))
 
 
 def _stalled() -> TimeoutError:

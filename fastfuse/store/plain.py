@@ -15,12 +15,12 @@ from email.utils import format_datetime, parsedate_to_datetime
 from functools import partial
 from urllib.parse import quote, urlsplit
 
-import numpy as np
 import trio
 from botocore.utils import get_environ_proxies
 
 from fastfuse.errors import BadReplyError, DeadlineError, StoreUnsuitableError
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.connection import Connection, connect
 from fastfuse.store.failures import Failure, Kind, failure_of_reply, read_error
 from fastfuse.store.http1 import BadHeadError, ReplyHead
@@ -53,9 +53,10 @@ def is_plain(session: S3Session) -> bool:
 class PlainRangeReader:
     """Reads ranges from one bucket of a service that `is_plain`."""
 
-    def __init__(self, session: S3Session, bucket: str) -> None:
+    def __init__(self, session: S3Session, bucket: str, buffers: PartBuffers) -> None:
         self._session = session
         self._bucket = bucket
+        self._buffers = buffers
         self._slots = trio.CapacityLimiter(session.config.max_connections)
         self._threads = trio.CapacityLimiter(session.config.max_connections)
         # The one used last at the end: the others may time out.
@@ -132,7 +133,7 @@ class PlainRangeReader:
         config = self._session.config
         try:
             return await connect(
-                self._address,
+                *self._address,
                 timeout_s=config.connect_timeout_s,
                 stall_s=stall_timeout_s(config),
                 threads=self._threads,
@@ -166,8 +167,7 @@ class PlainRangeReader:
             if head.status not in (200, 206):
                 raise await _refusal(connection, head, ref)
             _check_head(head, ref, start, end)
-            # Not cleared, unlike a bytearray; and numpy asks for huge pages.
-            data = np.empty(end - start, np.uint8).data
+            data = self._buffers.take(end - start)
             if await connection.read_into(data) < len(data):
                 raise _broken(ref, "the connection was cut off")
         except BadHeadError as error:

@@ -16,6 +16,7 @@ from fastfuse.store.plain import PlainRangeReader, is_plain
 from fastfuse.store.session import S3Session
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.store.canned import canned_server
+from tests.store.places import plain_reader
 
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
@@ -25,7 +26,7 @@ REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 def served() -> Iterator[tuple[LoopbackServer, PlainRangeReader]]:
     with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}) as server:
         config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
-        yield server, PlainRangeReader(S3Session(config), "bucket")
+        yield server, plain_reader(config)
 
 
 @pytest.mark.parametrize("size_bytes", [1000, len(DATA)])
@@ -60,7 +61,7 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
-        reader = PlainRangeReader(S3Session(config), "bucket")
+        reader = plain_reader(config)
         for _ in range(3):
             assert await reader.get_range(REF, 0, 10) == DATA[:10]
         await reader.aclose()
@@ -103,7 +104,7 @@ async def test_replies_that_cannot_be_taken(
     status: int, headers: dict[str, str], body: bytes, error: type[Exception], message: str
 ) -> None:
     with canned_server(lambda _: (status, headers, body)) as server:
-        reader = PlainRangeReader(S3Session(ConnectionConfig(endpoint_url=server.url, region="r")), "bucket")
+        reader = plain_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
         with pytest.raises(error, match=message):
             await reader.get_range(REF, 0, 10)
         await reader.aclose()
@@ -117,7 +118,7 @@ async def test_a_request_is_signed_and_asks_for_the_version() -> None:
     )
     with canned_server(reply) as server:
         config = ConnectionConfig(endpoint_url=f"{server.url}/base", region="r", request_payer=True)
-        reader = PlainRangeReader(S3Session(config), "bucket")
+        reader = plain_reader(config)
         await reader.get_range(replace(REF, key="a//../b c+ü", etag='"e"'), 5, 10)
         await reader.aclose()
     [(target, headers)] = server.seen
@@ -128,7 +129,7 @@ async def test_a_request_is_signed_and_asks_for_the_version() -> None:
 
 async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r", deadline_s=0.5)
-    reader = PlainRangeReader(S3Session(config), "bucket")
+    reader = plain_reader(config)
     with pytest.raises(UnavailableError, match="Connection refused"):
         await reader.get_range(REF, 0, 10)
     await reader.aclose()
@@ -136,7 +137,7 @@ async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("bucket", ["arn:aws:s3:us-west-2:123456789012:accesspoint/a", "b--use1-az4--x-s3"])
 async def test_other_kinds_of_buckets_are_left_to_botocore(bucket: str) -> None:
-    reader = PlainRangeReader(S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r")), bucket)
+    reader = plain_reader(ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r"), bucket)
     with pytest.raises(StoreUnsuitableError):
         await reader.prepare()
 
