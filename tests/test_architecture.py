@@ -117,6 +117,23 @@ LAYERS: Mapping[str, Row] = {
     # The training-job contract. Values first; what runs a job is at the edge.
     "sagemaker": row(),
     "sagemaker.channel": row("indexing.origin sources.shard sources.uri"),
+    # A job's description, whatever its spelling.
+    "sagemaker.api": row(),
+    "sagemaker.document": row("errors"),
+    "sagemaker.request": row(
+        "indexing.origin sagemaker.api sagemaker.channel sagemaker.document", "pydantic pydantic_core"
+    ),
+    "sagemaker.contradictions": row(
+        "errors indexing.origin sagemaker.api sagemaker.channel sagemaker.document sagemaker.request sources.uri"
+    ),
+    "sagemaker.spelling": row("errors sagemaker.channel sagemaker.document"),
+    "sagemaker.job": row(
+        "errors sagemaker.channel sagemaker.contradictions sagemaker.document sagemaker.request sagemaker.spelling"
+    ),
+    # What a script finds before it starts.
+    "sagemaker.cluster": row("errors sagemaker.channel"),
+    "sagemaker.files": row("errors sagemaker.channel"),
+    "sagemaker.environment": row("sagemaker.channel sagemaker.files"),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
@@ -144,6 +161,7 @@ PURE = {
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.uri"),
+    *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

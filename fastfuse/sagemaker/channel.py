@@ -6,12 +6,16 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from fastfuse.indexing.origin import SourceKind
 from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
 
-__all__ = ["Channel", "Cluster", "InputMode", "InstanceGroup", "TrainingJob"]
+__all__ = ["HOMOGENEOUS", "Channel", "Cluster", "InputMode", "InstanceGroup", "RequestedGroup", "TrainingJob"]
+
+# What SageMaker calls the one group of a job that asks for no groups.
+HOMOGENEOUS: Final = "homogeneousCluster"
 
 
 class InputMode(StrEnum):
@@ -64,7 +68,7 @@ class Cluster:
     hosts: tuple[str, ...]
     network_interface: str = "eth0"
     current_instance_type: str = "local"
-    current_group: str = "homogeneousCluster"
+    current_group: str = HOMOGENEOUS
     instance_groups: tuple[InstanceGroup, ...] = ()
 
     def shard(self, channel: Channel, *, by_bytes: bool = False) -> Shard | None:
@@ -86,12 +90,25 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedGroup:
+    """One of ``ResourceConfig``'s ``InstanceGroups``; a job without groups has one, `HOMOGENEOUS`."""
+
+    name: str
+    instance_type: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
     """A job description, checked."""
 
     channels: tuple[Channel, ...]
     # "" where the description is channels alone.
     name: str = ""
-    # As SageMaker has them: text by text.
-    hyperparameters: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
+    # "" where the description is not SageMaker's answer.
+    arn: str = ""
+    # Empty where the description says nothing of instances.
+    groups: tuple[RequestedGroup, ...] = ()
+    # As SageMaker has them: text by text. Not shown: people put tokens there.
+    hyperparameters: dict[str, str] = field(default_factory=dict, repr=False)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)

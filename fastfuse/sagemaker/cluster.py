@@ -1,0 +1,210 @@
+"""Which of a job's hosts this one is: from ``--host``, or from the environment that its launcher set.
+
+One fastfuse runs on each host, so what counts are hosts, not processes. The first of these that is there is taken:
+
+1. ``--host 2/3``: the second of three.
+2. ``SM_HOSTS`` and ``SM_CURRENT_HOST``: in a SageMaker container, or set by whoever wants names of his own.
+3. Variables that number hosts: ``GROUP_RANK``/``GROUP_WORLD_SIZE`` (torchrun), ``PET_NODE_RANK``/``PET_NNODES``
+   (Kubeflow), ``NODE_RANK``/``NNODES``, ``SLURM_NODEID``/``SLURM_STEP_NUM_NODES`` or ``SLURM_NNODES``,
+   ``JOB_COMPLETION_INDEX``/``JOB_COMPLETIONS`` or ``NNODES`` (an indexed Job of Kubernetes, which sets the first; the
+   manifest has to set the second).
+4. Variables that number processes, which are hosts where each host has one: ``RANK``/``WORLD_SIZE``,
+   ``SLURM_PROCID``/``SLURM_NTASKS``, ``OMPI_COMM_WORLD_RANK``/``OMPI_COMM_WORLD_SIZE``. ``RANK`` is divided by
+   ``LOCAL_WORLD_SIZE``, for torchrun numbers a host's processes in a row; the others are refused where a host has
+   several.
+5. Nothing: one host.
+
+A pair of which one half is missing is refused rather than passed over: hosts that all take themselves for the only one
+would each read everything.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.channel import HOMOGENEOUS, Cluster, InstanceGroup, TrainingJob
+
+__all__ = ["find_cluster"]
+
+_HINT: Final = "say which host this is with --host I/N, as in --host 1/1 for the only one"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two variables, a rank counted from 0 and how many there are; of several counts the first that is set counts."""
+
+    rank: str
+    counts: tuple[str, ...]
+    # Processes a host: a variable that both are divided by, or one that must be 1 if it is there.
+    divided_by: str = ""
+    alone_if: str = ""
+
+
+_PAIRS: Final = (
+    _Pair("GROUP_RANK", ("GROUP_WORLD_SIZE",)),
+    _Pair("PET_NODE_RANK", ("PET_NNODES",)),
+    _Pair("NODE_RANK", ("NNODES",)),
+    _Pair("SLURM_NODEID", ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")),
+    _Pair("JOB_COMPLETION_INDEX", ("JOB_COMPLETIONS", "NNODES")),
+    _Pair("RANK", ("WORLD_SIZE",), divided_by="LOCAL_WORLD_SIZE"),
+    _Pair("SLURM_PROCID", ("SLURM_NTASKS",), alone_if="SLURM_NTASKS_PER_NODE"),
+    _Pair("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), alone_if="OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+
+
+def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None = None) -> Cluster:
+    """The hosts of `job`, as this one sees them; `host` is the value of ``--host``.
+
+    Raises:
+        ConfigurationError: values that contradict each other or the job's instance groups.
+    """
+    # A launcher's empty variable says nothing.
+    current, hosts = _named(host, {name: value for name, value in environ.items() if value})
+    groups = _dealt(job, hosts)
+    own = next(group for group in groups if current in group.hosts)
+    _check_groups(job, groups)
+    return Cluster(
+        current_host=current,
+        hosts=hosts,
+        network_interface=environ.get("SM_NETWORK_INTERFACE_NAME") or "eth0",
+        current_instance_type=own.instance_type,
+        current_group=own.name,
+        instance_groups=groups,
+    )
+
+
+def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    if host is not None:
+        match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", host, re.ASCII)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ConfigurationError(
+                f"--host {host!r} is not I/N with I from 1 to N", hint="the second of three hosts is --host 2/3"
+            )
+        return _numbered(int(match[1]) - 1, int(match[2]))
+    if "SM_HOSTS" in environ or "SM_CURRENT_HOST" in environ:
+        return _sagemaker_hosts(environ)
+    complete = [pair for pair in _PAIRS if pair.rank in environ and _count_of(pair, environ) is not None]
+    for pair in complete:
+        return _numbered(*_ranked(pair, environ))
+    for pair in _PAIRS:
+        _refuse_half(pair, environ)
+    return _numbered(0, 1)
+
+
+def _numbered(rank: int, count: int) -> tuple[str, tuple[str, ...]]:
+    """``algo-1`` to ``algo-N``, as SageMaker calls them."""
+    return f"algo-{rank + 1}", tuple(sorted(f"algo-{number}" for number in range(1, count + 1)))
+
+
+def _sagemaker_hosts(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    text, current = environ.get("SM_HOSTS", ""), environ.get("SM_CURRENT_HOST", "")
+    try:
+        hosts = json.loads(text)
+    except (ValueError, RecursionError):
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(item, str) and item for item in hosts):
+        raise ConfigurationError(
+            f"SM_HOSTS is {text!r}, which is not a JSON list of names", hint='set it as in ["algo-1","algo-2"]'
+        )
+    if len(set(hosts)) != len(hosts):
+        raise ConfigurationError(f"SM_HOSTS is {text!r}, which names a host twice", hint="name each host once")
+    if current not in hosts:
+        raise ConfigurationError(
+            f"SM_CURRENT_HOST is {current!r}, which SM_HOSTS does not name", hint="set it to the name of this host"
+        )
+    return current, tuple(sorted(hosts))
+
+
+def _ranked(pair: _Pair, environ: Mapping[str, str]) -> tuple[int, int]:
+    count_name = _count_of(pair, environ)
+    assert count_name is not None
+    rank, count = _number(pair.rank, environ), _number(count_name, environ)
+    if pair.divided_by and pair.divided_by in environ:
+        each = _number(pair.divided_by, environ)
+        if each < 1 or count % each:
+            raise ConfigurationError(
+                f"{count_name} is {count}, which {pair.divided_by}={each} does not divide", hint=_HINT
+            )
+        rank, count = rank // each, count // each
+    elif pair.divided_by and _number("LOCAL_RANK", environ, missing=0):
+        raise ConfigurationError(
+            f"LOCAL_RANK shows that {pair.rank} numbers processes, and nothing tells how many a host has",
+            hint="set NODE_RANK and NNODES, or " + _HINT,
+        )
+    if pair.alone_if and _number(pair.alone_if, environ, missing=1) != 1:
+        raise ConfigurationError(
+            f"{pair.alone_if} is {environ[pair.alone_if]}, and {pair.rank} numbers processes, not hosts",
+            hint="start one fastfuse on each host, or " + _HINT,
+        )
+    if rank >= count:
+        raise ConfigurationError(
+            f"{pair.rank}={environ[pair.rank]} and {count_name}={environ[count_name]} contradict each other",
+            hint="ranks are counted from 0",
+        )
+    return rank, count
+
+
+def _count_of(pair: _Pair, environ: Mapping[str, str]) -> str | None:
+    return next((name for name in pair.counts if name in environ), None)
+
+
+def _number(name: str, environ: Mapping[str, str], *, missing: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and missing is not None:
+        return missing
+    if text is None or not re.fullmatch(r"\d{1,6}", text.strip(), re.ASCII):
+        raise ConfigurationError(f"{name} is {text!r}, which is not a number of hosts or of one", hint=_HINT)
+    return int(text)
+
+
+def _refuse_half(pair: _Pair, environ: Mapping[str, str]) -> None:
+    """Called where no pair is complete."""
+    count_name = _count_of(pair, environ)
+    if pair.rank in environ:
+        raise ConfigurationError(f"{pair.rank} is set and {' or '.join(pair.counts)} is not", hint=_HINT)
+    if count_name is not None and _number(count_name, environ) > 1:
+        raise ConfigurationError(f"{count_name} is {environ[count_name]} and {pair.rank} is not set", hint=_HINT)
+
+
+def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
+    """The job's groups with their hosts: `hosts` in their order, as many for each group as it asks for.
+
+    A job of one group has all hosts in it, however many it asks for on SageMaker.
+    """
+    if len(job.groups) <= 1:
+        name, kind = (job.groups[0].name, job.groups[0].instance_type) if job.groups else (HOMOGENEOUS, "local")
+        return (InstanceGroup(name=name, instance_type=kind, hosts=tuple(hosts)),)
+    wanted = sum(group.count for group in job.groups)
+    if wanted != len(hosts):
+        raise ConfigurationError(
+            f"the job's instance groups have {wanted} hosts, and there are {len(hosts)}",
+            hint=f"start it on {wanted} hosts, with --host 1/{wanted} on the first",
+        )
+    left = sorted(hosts, key=_natural)
+    dealt = []
+    for group in job.groups:
+        own, left = left[: group.count], left[group.count :]
+        dealt.append(InstanceGroup(name=group.name, instance_type=group.instance_type, hosts=tuple(sorted(own))))
+    return tuple(dealt)
+
+
+def _natural(host: str) -> tuple[str, int]:
+    """Sorts ``algo-2`` before ``algo-10``."""
+    number = re.search(r"\d{1,18}$", host)
+    return (host[: number.start()], int(number[0])) if number else (host, 0)
+
+
+def _check_groups(job: TrainingJob, groups: Sequence[InstanceGroup]) -> None:
+    """Again after the job's own check, which knows no groups where the description has no ``ResourceConfig``."""
+    known = {group.name for group in groups}
+    for index, channel in enumerate(job.channels):
+        for name in channel.instance_group_names:
+            if name not in known:
+                raise ConfigurationError(
+                    f"InputDataConfig[{index}].DataSource.S3DataSource.InstanceGroupNames: {name!r} is no group of "
+                    "the job",
+                    hint="describe the groups in ResourceConfig.InstanceGroups, or leave the names out",
+                )

@@ -1,0 +1,224 @@
+"""From a request whose fields are right one by one to a training job: what the fields mean together."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.indexing.origin import SourceKind
+from fastfuse.sagemaker.api import CompressionType, DataDistribution, RecordWrapper
+from fastfuse.sagemaker.channel import HOMOGENEOUS, Channel, InputMode, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.document import FieldError, FieldPath
+from fastfuse.sagemaker.request import ChannelRequest, Request, ResourceRequest, S3Source
+from fastfuse.sources.uri import S3Uri
+
+__all__ = ["job_of"]
+
+# The host of an HTTPS address of AWS's: s3.eu-west-1.amazonaws.com, BUCKET.s3.amazonaws.com, BUCKET.s3-us-west-2...
+_AWS_HOST: Final = re.compile(
+    r"(?:(?P<bucket>.+)\.)?s3(?:[.-](?:dualstack\.)?[a-z0-9-]+)?\.amazonaws\.com(?:\.cn)?", re.ASCII
+)
+
+
+def job_of(request: Request, *, default_mode: InputMode) -> TrainingJob:
+    """The job; `default_mode` is that of channels for which the request names none.
+
+    Raises:
+        FieldError: fields that contradict each other, or ask for what is not served here.
+    """
+    mode = request.AlgorithmSpecification.TrainingInputMode or default_mode
+    groups = _groups(request.ResourceConfig) if request.ResourceConfig else ()
+    channels = tuple(
+        _channel(("InputDataConfig", index), item, mode) for index, item in enumerate(request.InputDataConfig)
+    )
+    _check_names(channels)
+    if request.ResourceConfig is not None:
+        _check_group_names(channels, request.ResourceConfig)
+    return TrainingJob(
+        channels=channels,
+        name=request.TrainingJobName or "",
+        arn=request.TrainingJobArn or "",
+        groups=groups,
+        hyperparameters=dict(request.HyperParameters),
+        environment=dict(request.Environment),
+    )
+
+
+def _channel(path: FieldPath, item: ChannelRequest, default_mode: InputMode) -> Channel:
+    mode = item.InputMode or default_mode
+    source = _source(path, item)
+    _check_mode(path, item, mode)
+    _check_attributes(path, source, mode)
+    return Channel(
+        name=item.ChannelName,
+        input_mode=mode,
+        source=_uri((*path, "DataSource", "S3DataSource", "S3Uri"), source),
+        source_kind=source.S3DataType,
+        is_sharded=source.S3DataDistributionType is DataDistribution.SHARDED,
+        content_type=item.ContentType,
+        is_gzip=item.CompressionType is CompressionType.GZIP,
+        wraps_records=item.RecordWrapperType is RecordWrapper.RECORD_IO,
+        shuffle_seed=item.ShuffleConfig.Seed if item.ShuffleConfig else None,
+        attribute_names=source.AttributeNames,
+        instance_group_names=source.InstanceGroupNames,
+    )
+
+
+def _source(path: FieldPath, item: ChannelRequest) -> S3Source:
+    where = (*path, "DataSource")
+    given = [name for name in type(item.DataSource).model_fields if getattr(item.DataSource, name) is not None]
+    if len(given) > 1:
+        raise FieldError(where, f"has {' and '.join(given)}", hint="a channel has one data source: keep one of them")
+    if item.DataSource.FileSystemDataSource is not None:
+        raise FieldError(
+            (*where, "FileSystemDataSource"),
+            "is a file system, and fastfuse serves S3",
+            hint=f"mount it at input/data/{item.ChannelName} below the base directory and leave the channel out",
+        )
+    if item.DataSource.DatasetSource is not None:
+        raise FieldError(
+            (*where, "DatasetSource"),
+            "is a dataset of the SageMaker hub, and fastfuse serves S3",
+            hint="give the S3 prefix of its files as an S3DataSource",
+        )
+    if item.DataSource.S3DataSource is None:
+        raise FieldError(where, "names no source", hint="give it an S3DataSource")
+    return item.DataSource.S3DataSource
+
+
+def _check_mode(path: FieldPath, item: ChannelRequest, mode: InputMode) -> None:
+    if mode is InputMode.PIPE:
+        return
+    for name, is_set in (
+        ("CompressionType", item.CompressionType is not CompressionType.NONE),
+        ("RecordWrapperType", item.RecordWrapperType is not RecordWrapper.NONE),
+    ):
+        if is_set:
+            raise FieldError(
+                (*path, name),
+                f"is {getattr(item, name)}, which is for Pipe mode, and the channel's mode is {mode}",
+                hint="set InputMode to Pipe, or leave it out and let the script decompress or parse the files",
+            )
+
+
+def _check_attributes(path: FieldPath, source: S3Source, mode: InputMode) -> None:
+    # AWS's documents allow augmented manifests in Pipe mode only (API), or in File mode too (developer guide). Here
+    # they are for all modes: a job must run when nothing but its mode changes.
+    where = (*path, "DataSource", "S3DataSource", "AttributeNames")
+    is_augmented = source.S3DataType is SourceKind.AUGMENTED_MANIFEST
+    if source.AttributeNames and not is_augmented:
+        raise FieldError(
+            where,
+            f"is for augmented manifests, and S3DataType is {source.S3DataType}",
+            hint="leave it out, or set S3DataType to AugmentedManifestFile",
+        )
+    if is_augmented and mode is InputMode.PIPE and not source.AttributeNames:
+        raise FieldError(
+            where, "is missing: a pipe carries the attributes that it names, in its order", hint="name one at least"
+        )
+    for index, name in enumerate(source.AttributeNames):
+        if name in source.AttributeNames[:index]:
+            raise FieldError((*where, index), f"names {name!r} a second time", hint="name each attribute once")
+
+
+def _uri(path: FieldPath, source: S3Source) -> S3Uri:
+    try:
+        uri = _https_uri(source.S3Uri) if source.S3Uri.startswith("https://") else S3Uri.parse(source.S3Uri)
+    except ConfigurationError as error:
+        raise FieldError(path, str(error), hint=error.hint) from error
+    if not source.S3Uri.startswith(("s3://", "https://")):
+        raise FieldError(path, f"{source.S3Uri!r} is not an S3 URI", hint="the API wants s3:// in small letters")
+    if source.S3DataType is not SourceKind.PREFIX and (not uri.path or uri.path.endswith("/")):
+        raise FieldError(
+            path,
+            f"{str(uri)!r} names no file, and S3DataType is {source.S3DataType}",
+            hint="give the URI of the manifest, or set S3DataType to S3Prefix",
+        )
+    return uri
+
+
+def _https_uri(text: str) -> S3Uri:
+    """The S3 URI of an HTTPS address at AWS, in either of its styles.
+
+    Raises:
+        ConfigurationError: not such an address; its query, which may be a signature, is not shown.
+    """
+    hint = "write it as s3://BUCKET/PREFIX, and give the service with --endpoint-url if it is not AWS"
+    try:
+        parts = urlsplit(text)
+        match = _AWS_HOST.fullmatch((parts.hostname or "").lower())
+    except ValueError as error:
+        raise ConfigurationError("is not an address", hint=hint) from error
+    if parts.query or parts.fragment or parts.username is not None or match is None:
+        raise ConfigurationError(
+            "is no HTTPS address of a bucket at AWS, or has more in it than bucket and key", hint=hint
+        )
+    path = unquote(parts.path.removeprefix("/"), errors="surrogateescape")
+    return S3Uri.parse(f"s3://{match['bucket']}/{path}" if match["bucket"] else f"s3://{path}")
+
+
+def _check_names(channels: tuple[Channel, ...]) -> None:
+    seen: dict[str, int] = {}
+    for index, channel in enumerate(channels):
+        path = ("InputDataConfig", index, "ChannelName")
+        if channel.name in (".", ".."):
+            raise FieldError(path, f"is {channel.name!r}, which no directory can be called", hint="name it otherwise")
+        other = seen.setdefault(channel.name.upper(), index)
+        if other != index:
+            what = (
+                f"{channel.name!r} is the name of InputDataConfig[{other}], too"
+                if channels[other].name == channel.name
+                else f"{channel.name!r} and {channels[other].name!r} of InputDataConfig[{other}] differ in case only, "
+                f"and both would be SM_CHANNEL_{channel.name.upper()}"
+            )
+            raise FieldError(path, what, hint="give each channel a name of its own")
+    for index, pipe_index in _fifo_collisions(channels):
+        raise FieldError(
+            ("InputDataConfig", index, "ChannelName"),
+            f"{channels[index].name!r} is also the name of a FIFO of the Pipe channel {channels[pipe_index].name!r}",
+            hint="rename one of the two",
+        )
+
+
+def _fifo_collisions(channels: tuple[Channel, ...]) -> Iterator[tuple[int, int]]:
+    """Channels with a directory, and the Pipe channel that has a FIFO ``<channel>_<epoch>`` in its place."""
+    pipes = {item.name: index for index, item in enumerate(channels) if item.input_mode is InputMode.PIPE}
+    for index, channel in enumerate(channels):
+        name, _, epoch = channel.name.rpartition("_")
+        if index not in pipes.values() and name in pipes and re.fullmatch(r"0|[1-9][0-9]*", epoch):
+            yield index, pipes[name]
+
+
+def _groups(resources: ResourceRequest) -> tuple[RequestedGroup, ...]:
+    path = ("ResourceConfig", "InstanceGroups")
+    if not resources.InstanceGroups:
+        count = 1 if resources.InstanceCount is None else resources.InstanceCount
+        kind = resources.InstanceType or "local"
+        return (RequestedGroup(name=HOMOGENEOUS, instance_type=kind, count=count),)
+    if resources.InstanceType is not None or resources.InstanceCount is not None:
+        raise FieldError(
+            path, "is given beside InstanceType or InstanceCount", hint="describe the instances in one of the two ways"
+        )
+    names = [item.InstanceGroupName for item in resources.InstanceGroups]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            where = (*path, index, "InstanceGroupName")
+            raise FieldError(where, f"{name!r} is the name of another group, too", hint="give each group its own")
+    return tuple(
+        RequestedGroup(name=item.InstanceGroupName, instance_type=item.InstanceType, count=item.InstanceCount)
+        for item in resources.InstanceGroups
+    )
+
+
+def _check_group_names(channels: tuple[Channel, ...], resources: ResourceRequest) -> None:
+    known = {item.InstanceGroupName for item in resources.InstanceGroups}
+    for index, channel in enumerate(channels):
+        for position, name in enumerate(channel.instance_group_names):
+            if name not in known:
+                path = ("InputDataConfig", index, "DataSource", "S3DataSource", "InstanceGroupNames", position)
+                raise FieldError(
+                    path,
+                    f"{name!r} is no group of ResourceConfig.InstanceGroups",
+                    hint=f"the groups are {', '.join(sorted(known))}" if known else "describe the groups there",
+                )

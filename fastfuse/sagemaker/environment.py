@@ -1,0 +1,204 @@
+"""The environment of a training script: what SageMaker sets, and the ``SM_*`` that its training toolkit makes of it.
+
+The names, the values and their spelling are those of sagemaker-training 5.1 (`environment.Environment.to_env_vars`,
+`mapping.to_env_vars`), with which the tests compare them.
+"""
+
+import json
+import subprocess
+from typing import Any, Final
+
+from fastfuse.sagemaker.channel import Cluster, TrainingJob
+from fastfuse.sagemaker.files import BASE_DIR, JobPaths, input_data_config, resource_config
+
+__all__ = ["count_gpus", "script_environment"]
+
+# A driver that hangs must not keep the job from starting; a healthy one answers within 2 s for 8 GPUs.
+_GPU_PATIENCE_S: Final = 10.0
+
+_PREFIX: Final = "sagemaker_"
+# Hyperparameters of the platform that are no parameters of a framework, either.
+_OWN: Final = frozenset(
+    {
+        "sagemaker_program",
+        "sagemaker_submit_directory",
+        "sagemaker_enable_cloudwatch_metrics",
+        "sagemaker_region",
+        "sagemaker_container_log_level",
+        "sagemaker_job_name",
+        "default_user_module_name",
+        "_tuning_objective_metric",
+        "sagemaker_s3_output",
+    }
+)
+# With any of them the training is spread over the current instance group.
+_DISTRIBUTED: Final = (
+    "sagemaker_mpi_enabled",
+    "sagemaker_parameter_server_enabled",
+    "sagemaker_distributed_dataparallel_enabled",
+    "sagemaker_pytorch_ddp_enabled",
+    "sagemaker_pytorch_xla_multi_worker_enabled",
+    "sagemaker_multi_worker_mirrored_strategy_enabled",
+    "sagemaker_torch_distributed_enabled",
+)
+_INFO: Final = 20  # logging.INFO
+# MAX_ARG_STRLEN of Linux, the terminating NUL included: with a longer entry no program can be started.
+_MAX_ENTRY_BYTES: Final = 128 << 10
+
+# Any JSON value, or None.
+_Values = dict[str, Any]
+
+
+def script_environment(
+    job: TrainingJob, cluster: Cluster, paths: JobPaths, *, cpu_count: int, gpu_count: int
+) -> dict[str, str]:
+    """What is set for the script beside what it inherits, the job's own ``Environment`` included."""
+    made = dict(job.environment)
+    if job.name:
+        made["TRAINING_JOB_NAME"] = job.name
+    if job.arn:
+        made["TRAINING_JOB_ARN"] = job.arn
+    if paths.base != BASE_DIR:
+        made["SAGEMAKER_BASE_DIR"] = str(paths.base)
+    made["CURRENT_HOST"] = cluster.current_host
+    machine = {"num_cpus": cpu_count, "num_gpus": gpu_count, "num_neurons": 0}
+    return made | _variables(_toolkit_values(job, cluster, paths, machine))
+
+
+def count_gpus() -> int:
+    """How many GPUs ``nvidia-smi`` lists; 0 where it cannot."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=_GPU_PATIENCE_S
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeError):
+        return 0
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+
+
+def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine: _Values) -> _Values:
+    """What the toolkit makes variables of, by its names."""
+    parameters = {name: _from_json(text) for name, text in job.hyperparameters.items()}
+    platform = {name: value for name, value in parameters.items() if name in _OWN or name.startswith(_PREFIX)}
+    hyperparameters = {name: value for name, value in parameters.items() if name not in platform}
+    framework = {name: value for name, value in platform.items() if name not in _OWN}
+    input_config = input_data_config(job, cluster)
+    shared: _Values = {
+        **_group_values(cluster, framework),
+        **machine,
+        "current_host": cluster.current_host,
+        "current_instance_type": cluster.current_instance_type,
+        "framework_module": job.environment.get("SAGEMAKER_TRAINING_MODULE"),
+        "hosts": list(cluster.hosts),
+        "input_config_dir": str(paths.config),
+        "input_data_config": input_config,
+        "input_dir": str(paths.input),
+        "log_level": platform.get("sagemaker_container_log_level", _INFO),
+        "model_dir": str(paths.model),
+        "module_dir": str(platform.get("sagemaker_submit_directory", paths.code)),
+        "module_name": _module_name(job, platform),
+        "network_interface_name": cluster.network_interface,
+        "output_data_dir": str(paths.output_data),
+        "output_dir": str(paths.output),
+        "output_intermediate_dir": str(paths.output_intermediate),
+        "resource_config": resource_config(cluster),
+        "user_entry_point": job.environment.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program"),
+    }
+    places = {name: str(paths.channel(name)) for name in input_config}
+    training = shared | _training_values(job, shared, framework)
+    return {
+        **shared,
+        "training_env": training | {"channel_input_dirs": places, "hyperparameters": hyperparameters},
+        "hps": hyperparameters,
+        "framework_params": framework,
+        "channels": sorted(places),
+        "user_args": _arguments(hyperparameters),
+        **{f"channel_{name}": place for name, place in places.items()},
+        **{f"hp_{name}": value for name, value in hyperparameters.items()},
+    }
+
+
+def _group_values(cluster: Cluster, framework: _Values) -> _Values:
+    groups = resource_config(cluster)["instance_groups"]
+    assert isinstance(groups, list)
+    spread = [cluster.current_group] if any(framework.get(name) for name in _DISTRIBUTED) else []
+    return {
+        "current_instance_group": cluster.current_group,
+        "current_instance_group_hosts": next(
+            (list(group.hosts) for group in cluster.instance_groups if group.name == cluster.current_group), []
+        ),
+        "distribution_instance_groups": framework.get("sagemaker_distribution_instance_groups", spread),
+        "instance_groups": [group["instance_group_name"] for group in groups],
+        "instance_groups_dict": {group["instance_group_name"]: group for group in groups},
+        "is_hetero": len(groups) > 1,
+    }
+
+
+def _training_values(job: TrainingJob, shared: _Values, framework: _Values) -> _Values:
+    """What only ``SM_TRAINING_ENV`` has."""
+    hosts = [
+        host
+        for group in shared["instance_groups_dict"].values()
+        if group["instance_group_name"] in shared["distribution_instance_groups"]
+        for host in group["hosts"]
+    ]
+    master = (hosts or shared["hosts"])[0]
+    model_parallel = job.environment.get("SM_HP_MP_PARAMETERS")
+    return {
+        "additional_framework_parameters": framework,
+        "distribution_hosts": hosts,
+        "is_master": shared["current_host"] == master,
+        # As the toolkit has it: the variable itself where it is empty or not there.
+        "is_modelparallel_enabled": model_parallel and model_parallel != "{}",
+        "is_smddpmprun_installed": False,
+        "is_smddprun_installed": False,
+        "job_name": job.name or None,
+        "master_hostname": master,
+        "topology": [],
+    }
+
+
+def _module_name(job: TrainingJob, platform: _Values) -> str:
+    """Of the program, without ``.py``; "None" where there is none, as the toolkit has it."""
+    return (job.environment.get("SAGEMAKER_PROGRAM") or str(platform.get("sagemaker_program"))).removesuffix(".py")
+
+
+def _from_json(text: str) -> object:
+    """Hyperparameters are text to SageMaker and JSON, where they are that, to the toolkit."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _arguments(hyperparameters: _Values) -> list[str]:
+    """``--name value`` for a script's argument parser, sorted by name."""
+    made = []
+    for name in sorted(hyperparameters):
+        value = hyperparameters[name]
+        if isinstance(value, dict):
+            text = ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+        else:
+            text = "" if value is None else str(value)
+        made += [f"--{name}" if len(name) > 1 else f"-{name}" if name else "", text]
+    return made
+
+
+def _variables(values: _Values) -> dict[str, str]:
+    made = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
+    # What cannot be set at all is in SM_HPS, too.
+    return {name: text for name, text in made.items() if _can_be_set(name, text)}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _can_be_set(name: str, text: str) -> bool:
+    try:
+        entry = f"{name}={text}".encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return "=" not in name and b"\0" not in entry and len(entry) < _MAX_ENTRY_BYTES

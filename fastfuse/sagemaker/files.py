@@ -1,0 +1,140 @@
+"""What a training script finds below ``/opt/ml`` before it starts: directories, and three files that describe the job.
+
+As https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html has them.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, TrainingJob
+
+__all__ = ["BASE_DIR", "JobPaths", "input_data_config", "resource_config", "write_job_files"]
+
+# Where SageMaker puts everything.
+BASE_DIR: Final = Path("/opt/ml")
+
+# The developer guide, "Training Data": what is written for each mode. A script must not notice FastFile, and
+# containers refuse words that they do not know.
+_WRITTEN_MODE: Final = {InputMode.FILE: "File", InputMode.FAST_FILE: "File", InputMode.PIPE: "Pipe"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaths:
+    """The places below `base`."""
+
+    base: Path = BASE_DIR
+
+    @property
+    def input(self) -> Path:
+        return self.base / "input"
+
+    @property
+    def config(self) -> Path:
+        return self.base / "input/config"
+
+    @property
+    def data(self) -> Path:
+        return self.base / "input/data"
+
+    @property
+    def model(self) -> Path:
+        return self.base / "model"
+
+    @property
+    def code(self) -> Path:
+        return self.base / "code"
+
+    @property
+    def output(self) -> Path:
+        """Where a script that fails writes ``failure``."""
+        return self.base / "output"
+
+    @property
+    def output_data(self) -> Path:
+        return self.base / "output/data"
+
+    @property
+    def output_intermediate(self) -> Path:
+        return self.base / "output/intermediate"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.base / "checkpoints"
+
+    def channel(self, name: str) -> Path:
+        """The directory of a channel; a Pipe channel has FIFOs of this name and an epoch, and no directory."""
+        return self.data / name
+
+
+def input_data_config(job: TrainingJob, cluster: Cluster) -> dict[str, dict[str, str]]:
+    """``inputdataconfig.json``: the channels that this host gets."""
+    return {channel.name: _channel_entry(channel) for channel in job.channels if cluster.gets(channel)}
+
+
+def _channel_entry(channel: Channel) -> dict[str, str]:
+    # The order of the keys is the guide's. XGBoost's container fails if one but ContentType is missing.
+    content_type = {} if channel.content_type is None else {"ContentType": channel.content_type}
+    return content_type | {
+        "TrainingInputMode": _WRITTEN_MODE[channel.input_mode],
+        "S3DistributionType": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
+        "RecordWrapperType": "RecordIO" if channel.wraps_records else "None",
+    }
+
+
+def resource_config(cluster: Cluster) -> dict[str, object]:
+    """``resourceconfig.json``, with the keys that jobs on SageMaker have beyond the guide's three, in their order."""
+    return {
+        "current_host": cluster.current_host,
+        "current_instance_type": cluster.current_instance_type,
+        "current_group_name": cluster.current_group,
+        "hosts": list(cluster.hosts),
+        "instance_groups": [
+            {"instance_group_name": group.name, "instance_type": group.instance_type, "hosts": list(group.hosts)}
+            for group in cluster.instance_groups
+        ],
+        "network_interface_name": cluster.network_interface,
+    }
+
+
+def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None:
+    """Make the directories, and each file as a whole: nobody ever sees half of one.
+
+    Raises:
+        ConfigurationError: something cannot be made below the base directory.
+    """
+    files: dict[str, Mapping[str, object]] = {
+        "hyperparameters.json": job.hyperparameters,
+        "inputdataconfig.json": input_data_config(job, cluster),
+        "resourceconfig.json": resource_config(cluster),
+    }
+    try:
+        for directory in (paths.config, paths.data, paths.model, paths.code, paths.output_data, paths.checkpoints):
+            directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            _write(paths.config / name, json.dumps(content, separators=(",", ":")))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{str(error.filename or paths.base)!r} cannot be made: {error.strerror}",
+            hint="run as root, or name a directory of yours with --base-dir",
+        ) from error
+
+
+def _write(path: Path, text: str) -> None:
+    made, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(made, "w", encoding="ascii") as file:
+            # The script may be another user's.
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,206 @@
+"""CreateTrainingJob requests and DescribeTrainingJob answers, field by field, as the API of SageMaker defines them.
+
+Lengths, patterns and legal values are those of the service's own description (botocore,
+``sagemaker/2017-07-24/service-2.json``); what fields mean together is for `contradictions`.
+"""
+
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from fastfuse.indexing.origin import SourceKind
+from fastfuse.sagemaker.api import (
+    ALGORITHM_FIELDS,
+    RESOURCE_FIELDS,
+    TOP_LEVEL_FIELDS,
+    CompressionType,
+    DataDistribution,
+    RecordWrapper,
+)
+from fastfuse.sagemaker.channel import InputMode
+from fastfuse.sagemaker.document import FieldError, FieldPath, Tree
+
+__all__ = ["ChannelRequest", "Request", "ResourceRequest", "S3Source", "parse_request"]
+
+# Filled from text, which strict mode would refuse.
+_Mode = Annotated[InputMode, Field(strict=False)]
+_Kind = Annotated[SourceKind, Field(strict=False)]
+_Distribution = Annotated[DataDistribution, Field(strict=False)]
+_Compression = Annotated[CompressionType, Field(strict=False)]
+_Wrapper = Annotated[RecordWrapper, Field(strict=False)]
+
+_Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+_AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
+_GroupName = Annotated[str, Field(min_length=1, max_length=64)]
+_ParameterName = Annotated[str, Field(max_length=256)]
+_ParameterValue = Annotated[str, Field(max_length=2500)]
+_VariableName = Annotated[str, Field(max_length=512, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")]
+_VariableValue = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
+_Long = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Shape(BaseModel):
+    """A structure of the API: no field but its own; null is left out, as the AWS tools print it for what is not set."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    # Fields that the API knows and that say nothing to us.
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: item for name, item in value.items() if item is not None and name not in cls.ignored}
+
+
+class ShuffleRequest(_Shape):
+    Seed: _Long
+
+
+class S3Source(_Shape):
+    ignored = frozenset({"ModelAccessConfig", "HubAccessConfig"})
+
+    S3DataType: _Kind
+    S3Uri: Annotated[str, Field(max_length=1024)]
+    S3DataDistributionType: _Distribution = DataDistribution.REPLICATED
+    AttributeNames: Annotated[tuple[_AttributeName, ...], Field(max_length=16, strict=False)] = ()
+    InstanceGroupNames: Annotated[tuple[_GroupName, ...], Field(max_length=5, strict=False)] = ()
+
+
+class SourceRequest(_Shape):
+    S3DataSource: S3Source | None = None
+    # Whole, to be refused by name: what they point to is no bucket.
+    FileSystemDataSource: dict[str, Any] | None = None
+    DatasetSource: dict[str, Any] | None = None
+
+
+class ChannelRequest(_Shape):
+    ChannelName: _Name
+    DataSource: SourceRequest
+    ContentType: Annotated[str, Field(max_length=256)] | None = None
+    CompressionType: _Compression = CompressionType.NONE
+    RecordWrapperType: _Wrapper = RecordWrapper.NONE
+    InputMode: _Mode | None = None
+    ShuffleConfig: ShuffleRequest | None = None
+
+
+class AlgorithmRequest(_Shape):
+    ignored = ALGORITHM_FIELDS
+
+    TrainingInputMode: _Mode | None = None
+
+
+class GroupRequest(_Shape):
+    InstanceGroupName: _GroupName
+    InstanceType: str
+    InstanceCount: _Count
+
+
+class ResourceRequest(_Shape):
+    ignored = RESOURCE_FIELDS
+
+    InstanceType: str | None = None
+    InstanceCount: _Count | None = None
+    InstanceGroups: Annotated[tuple[GroupRequest, ...], Field(max_length=5, strict=False)] = ()
+
+
+class Request(_Shape):
+    ignored = TOP_LEVEL_FIELDS
+
+    InputDataConfig: Annotated[tuple[ChannelRequest, ...], Field(min_length=1, max_length=20, strict=False)]
+    TrainingJobName: Annotated[str, Field(max_length=63, pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$")] | None = None
+    TrainingJobArn: str | None = None
+    AlgorithmSpecification: AlgorithmRequest = AlgorithmRequest()
+    ResourceConfig: ResourceRequest | None = None
+    HyperParameters: Annotated[dict[_ParameterName, _ParameterValue], Field(max_length=100)] = {}
+    Environment: Annotated[dict[_VariableName, _VariableValue], Field(max_length=100)] = {}
+
+
+def parse_request(tree: Tree) -> Request:
+    """The request that `tree` is, each field checked by itself.
+
+    Raises:
+        FieldError: the first field that the API would refuse.
+    """
+    try:
+        return Request.model_validate(tree)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    # A misspelt field before the one that is missing for it.
+    details = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
+    path = tuple(part for part in details["loc"] if part != "[key]")
+    message, hint = _explained(details, path)
+    raise FieldError(path, message, hint=hint)
+
+
+def _explained(details: ErrorDetails, path: FieldPath) -> tuple[str, str]:
+    """What is wrong and what to do, without the value: it may be a secret of the job."""
+    kind = details["type"]
+    if kind == "missing":
+        return "is missing", _REQUIRED.get(str(path[-1]), "the API requires it")
+    if kind == "extra_forbidden":
+        return _unknown(path)
+    if kind == "enum" and details["input"] == "Converse":
+        return "is Converse, which names conversations and no objects", "give the prefix of the files as an S3Prefix"
+    message, hint = _SENTENCES.get(kind, ("is not an object", "put it between braces"))
+    limits = details.get("ctx", {})
+    return message.format_map(limits), hint.format_map(limits)
+
+
+# By the type of pydantic's error; what is left is that something else stands where an object should.
+_EMPTY: Final = ("is empty", "the API wants one at least")
+_OUT_OF_RANGE: Final = ("is out of the range that the API allows", "")
+_SENTENCES: Final = {
+    "enum": ("is not one of {expected}", "words of the API are written exactly so"),
+    "string_too_short": _EMPTY,
+    "too_short": _EMPTY,
+    "string_too_long": ("has more than the {max_length} characters that the API allows", ""),
+    "too_long": ("has more than the {max_length} items that the API allows", ""),
+    "string_pattern_mismatch": ("has characters that the API does not allow there", "it must match {pattern}"),
+    "string_type": ("is not text", "put it between quotes: numbers are text there, too"),
+    "string_unicode": ("is not text that UTF-8 can hold", "half a surrogate pair is no character"),
+    "int_type": ("is not a whole number", "write it without quotes and without a decimal point"),
+    "greater_than_equal": _OUT_OF_RANGE,
+    "less_than": _OUT_OF_RANGE,
+    "tuple_type": ("is not a list", "put it between square brackets"),
+}
+
+_REQUIRED: Final = {
+    "InputDataConfig": "it is the list of the job's channels; a job without channels needs no fastfuse",
+    "S3DataType": "one of S3Prefix, ManifestFile and AugmentedManifestFile",
+    "S3Uri": "write it as s3://BUCKET/PREFIX",
+    "DataSource": "it says where the data of the channel is: an S3DataSource",
+}
+
+
+def _unknown(path: FieldPath) -> tuple[str, str]:
+    known = _fields_at(path[:-1])
+    close = get_close_matches(str(path[-1]), known, n=1) or [
+        name for name in known if name.lower() == str(path[-1]).lower()
+    ]
+    hint = f"did you mean {close[0]}?" if close else "the API has no such field there"
+    return "is not a field of the API", hint
+
+
+def _fields_at(path: FieldPath) -> list[str]:
+    """The names that the API has in the structure at `path`."""
+    shape: type[_Shape] = Request
+    for part in path:
+        shape = _SHAPES.get(str(part), shape)
+    return sorted(shape.ignored | set(shape.model_fields))
+
+
+_SHAPES: Final[dict[str, type[_Shape]]] = {
+    "InputDataConfig": ChannelRequest,
+    "DataSource": SourceRequest,
+    "S3DataSource": S3Source,
+    "ShuffleConfig": ShuffleRequest,
+    "AlgorithmSpecification": AlgorithmRequest,
+    "ResourceConfig": ResourceRequest,
+    "InstanceGroups": GroupRequest,
+}

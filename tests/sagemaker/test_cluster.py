@@ -1,0 +1,175 @@
+import json
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.channel import Cluster, InstanceGroup, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.cluster import find_cluster
+from tests.sagemaker.jobs import S3, job_of, request, source, with_field
+
+JOB = TrainingJob(channels=())
+GROUPS = (
+    RequestedGroup(name="data", instance_type="ml.c5.xlarge", count=2),
+    RequestedGroup(name="spare", instance_type="ml.c5.xlarge", count=0),
+    RequestedGroup(name="train", instance_type="ml.p3.2xlarge", count=9),
+)
+
+
+def found(environ: dict[str, str], host: str | None = None) -> tuple[str, int]:
+    cluster = find_cluster(JOB, environ, host)
+    assert list(cluster.hosts) == sorted(cluster.hosts)
+    return cluster.current_host, len(cluster.hosts)
+
+
+@pytest.mark.parametrize(
+    ("environ", "current", "count"),
+    [
+        ({}, "algo-1", 1),
+        ({"RANK": "", "WORLD_SIZE": ""}, "algo-1", 1),
+        ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}, "algo-2", 2),
+        ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "RANK": "9", "WORLD_SIZE": "16"}, "algo-2", 2),
+        ({"PET_NODE_RANK": "3", "PET_NNODES": "4", "RANK": "3", "WORLD_SIZE": "32"}, "algo-4", 4),
+        ({"NODE_RANK": "0", "NNODES": "2"}, "algo-1", 2),
+        ({"RANK": "2", "WORLD_SIZE": "3"}, "algo-3", 3),
+        ({"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, "algo-1", 3),
+        ({"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "algo-2", 2),
+        ({"SLURM_NODEID": "1", "SLURM_NNODES": "4", "SLURM_PROCID": "9", "SLURM_NTASKS": "32"}, "algo-2", 4),
+        ({"SLURM_NODEID": "1", "SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "2"}, "algo-2", 2),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, "algo-2", 4),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "1"}, "algo-2", 4),
+        ({"JOB_COMPLETION_INDEX": "4", "JOB_COMPLETIONS": "5"}, "algo-5", 5),
+        ({"JOB_COMPLETION_INDEX": "4", "NNODES": "5"}, "algo-5", 5),
+        ({"JOB_COMPLETION_INDEX": "4", "RANK": "1", "WORLD_SIZE": "2"}, "algo-2", 2),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "algo-2", 2),
+        ({"WORLD_SIZE": "1"}, "algo-1", 1),
+    ],
+)
+def test_a_launchers_variables_tell_which_host_this_is(environ: dict[str, str], current: str, count: int) -> None:
+    assert found(environ) == (current, count)
+
+
+@pytest.mark.parametrize(
+    ("host", "current", "count"), [("1/1", "algo-1", 1), ("2/3", "algo-2", 3), ("12/12", "algo-12", 12)]
+)
+def test_the_option_goes_before_every_variable(host: str, current: str, count: int) -> None:
+    environ = {"SM_HOSTS": '["x"]', "SM_CURRENT_HOST": "x", "RANK": "7", "WORLD_SIZE": "8"}
+    assert found(environ, host) == (current, count)
+
+
+@pytest.mark.parametrize("host", ["", "1", "0/3", "4/3", "1/0", "-1/3", "1/3/5", "a/b", "1/99999", "١/٣"])
+def test_an_option_that_names_no_host_is_refused(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--host .* is not I/N with I from 1 to N"):
+        find_cluster(JOB, {}, host)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"SM_HOSTS": '["a"]'}, "SM_CURRENT_HOST is '', which SM_HOSTS does not name"),
+        ({"SM_CURRENT_HOST": "a"}, "SM_HOSTS is '', which is not a JSON list"),
+        ({"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, "SM_CURRENT_HOST is 'b', which SM_HOSTS does not name"),
+        ({"SM_HOSTS": "a,b", "SM_CURRENT_HOST": "b"}, "SM_HOSTS is 'a,b', which is not a JSON list of names"),
+        ({"SM_HOSTS": '["a", 1]', "SM_CURRENT_HOST": "a"}, "which is not a JSON list of names"),
+        ({"SM_HOSTS": "[]", "SM_CURRENT_HOST": "a"}, "which is not a JSON list of names"),
+        ({"SM_HOSTS": "[" * 100_000, "SM_CURRENT_HOST": "a"}, "which is not a JSON list of names"),
+        ({"SM_HOSTS": '["a", "a"]', "SM_CURRENT_HOST": "a"}, "which names a host twice"),
+        ({"RANK": "3", "WORLD_SIZE": "3"}, "RANK=3 and WORLD_SIZE=3 contradict each other"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 and WORLD_SIZE=0 contradict each other"),
+        ({"RANK": "-1", "WORLD_SIZE": "3"}, "RANK is '-1', which is not a number"),
+        ({"RANK": "1", "WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a number"),
+        ({"PET_NODE_RANK": "0", "PET_NNODES": "1:4"}, "PET_NNODES is '1:4', which is not a number"),
+        ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
+        ({"NODE_RANK": "0", "WORLD_SIZE": "8"}, "NODE_RANK is set and NNODES is not"),
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3 and RANK is not set"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is set and JOB_COMPLETIONS or NNODES is not"),
+        ({"SLURM_NNODES": "2"}, "SLURM_NNODES is 2 and SLURM_NODEID is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "LOCAL_RANK shows that RANK numbers processes"),
+        ({"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3 does not divide"),
+        ({"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 does not divide"),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+            "OMPI_COMM_WORLD_RANK numbers processes, not hosts",
+        ),
+        (
+            {"SLURM_PROCID": "1", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"},
+            "SLURM_PROCID numbers processes, not hosts",
+        ),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        find_cluster(JOB, environ)
+    assert message in str(caught.value)
+    assert caught.value.hint
+
+
+def test_hosts_are_in_the_order_of_their_names_not_of_their_numbers() -> None:
+    cluster = find_cluster(JOB, {"RANK": "1", "WORLD_SIZE": "11"})
+    assert cluster.current_host == "algo-2"
+    assert cluster.hosts[:4] == ("algo-1", "algo-10", "algo-11", "algo-2")
+    assert cluster.hosts.index(cluster.current_host) == 3
+
+
+def test_names_of_somebody_elses_are_sorted_too() -> None:
+    environ = {"SM_HOSTS": json.dumps(["b", "a"]), "SM_CURRENT_HOST": "b", "SM_NETWORK_INTERFACE_NAME": "ib0"}
+    cluster = find_cluster(JOB, environ)
+    assert cluster.hosts == ("a", "b")
+    assert cluster.network_interface == "ib0"
+
+
+def test_a_job_without_groups_has_one_with_every_host() -> None:
+    group = RequestedGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", count=4)
+    assert find_cluster(TrainingJob(channels=(), groups=(group,)), {}, "2/2") == Cluster(
+        current_host="algo-2",
+        hosts=("algo-1", "algo-2"),
+        network_interface="eth0",
+        current_instance_type="ml.g5.xlarge",
+        current_group="homogeneousCluster",
+        instance_groups=(
+            InstanceGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", hosts=("algo-1", "algo-2")),
+        ),
+    )
+    assert find_cluster(JOB, {}).current_instance_type == "local"
+
+
+@pytest.mark.parametrize(("host", "group"), [(1, "data"), (2, "data"), (3, "train"), (10, "train"), (11, "train")])
+def test_the_hosts_are_dealt_to_the_groups_by_their_numbers(host: int, group: str) -> None:
+    cluster = find_cluster(TrainingJob(channels=(), groups=GROUPS), {}, f"{host}/11")
+    assert cluster.current_host == f"algo-{host}"
+    assert cluster.current_group == group
+    assert [(item.name, len(item.hosts)) for item in cluster.instance_groups] == [
+        ("data", 2),
+        ("spare", 0),
+        ("train", 9),
+    ]
+    assert cluster.instance_groups[2].hosts[:2] == ("algo-10", "algo-11")
+
+
+def test_groups_need_as_many_hosts_as_they_ask_for() -> None:
+    job = TrainingJob(channels=(), groups=GROUPS)
+    with pytest.raises(ConfigurationError, match=r"instance groups have 11 hosts, and there are 1$") as caught:
+        find_cluster(job, {})
+    assert caught.value.hint == "start it on 11 hosts, with --host 1/11 on the first"
+
+
+def test_a_channel_is_sharded_over_the_hosts_of_its_groups() -> None:
+    groups = [
+        {"InstanceGroupName": name, "InstanceType": "ml.c5.xlarge", "InstanceCount": count}
+        for name, count in (("data", 2), ("train", 3))
+    ]
+    tree = with_field(request(source()), (*S3, "InstanceGroupNames"), ["train"])
+    tree = with_field(tree, (*S3, "S3DataDistributionType"), "ShardedByS3Key")
+    job = job_of({**tree, "ResourceConfig": {"InstanceGroups": groups}})
+    (channel,) = job.channels
+    clusters = [find_cluster(job, {}, f"{host}/5") for host in range(1, 6)]
+    assert [cluster.gets(channel) for cluster in clusters] == [False, False, True, True, True]
+    shards = [cluster.shard(channel) for cluster in clusters if cluster.gets(channel)]
+    assert [(shard.index, shard.count) for shard in shards if shard] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_group_that_nobody_describes_is_refused() -> None:
+    channel = source()
+    channel["DataSource"]["S3DataSource"]["InstanceGroupNames"] = ["train"]  # type: ignore[index]
+    job = job_of([source("a"), channel])
+    with pytest.raises(ConfigurationError, match=r"InputDataConfig\[1\]\..*InstanceGroupNames: 'train' is no group"):
+        find_cluster(job, {})

@@ -1,0 +1,159 @@
+"""Files by somebody who means harm, or whose editor does."""
+
+import json
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_bytes, read_json, read_toml
+from fastfuse.sagemaker.job import parse_json_job
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "message"),
+    [
+        (b"", "1:1", "not JSON: Expecting value"),
+        (b"[\n  1,\n  }", "3:3", "not JSON: Expecting value"),
+        (b"{'a': 1}", "1:2", "not JSON: Expecting property name enclosed in double quotes"),
+        (b'{"a": 1} x', "1:10", "not JSON: Extra data"),
+        (b'["a\nb"]', "1:4", "not JSON: Invalid control character at"),
+        (b'{"a": 1,\n "b": 2,\n "a": 3}', "3:2", "'a' is given twice in one object"),
+        (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "1:27", "'a' is given twice in one object"),
+        (b'{"a": NaN}', "1:2", "NaN is not JSON"),
+        (b"[1,\n-Infinity]", "2:1", "-Infinity is not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "1:2", "the number has too many digits"),
+        (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "1:66", "nested too deeply"),
+        (b'{"a":' * 70 + b"1" + b"}" * 70, "1:322", "nested too deeply"),
+        (b'{"caf\xe9": 1}', "1:6", "not UTF-8"),
+        ('{"é":\n"é'.encode() + b"\xff", "2:3", "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "1:1", "not UTF-8"),
+    ],
+)
+def test_what_is_not_json_is_refused_at_its_line_and_column(data: bytes, place: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read_json(data, "job.json")
+    assert str(caught.value).startswith(f"job.json:{place}: {message}")
+
+
+@pytest.mark.parametrize("data", [b"[" * 1_000_000, b'{"a":' * 100_000])
+def test_a_nesting_beyond_the_parsers_own_depth_is_refused(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match=r"job\.json: nested too deeply"):
+        read_json(data, "job.json")
+
+
+def test_more_values_than_any_description_has_are_refused() -> None:
+    data = b'{"a": [' + b"1," * (MAX_VALUES - 2) + b"1]}"
+    assert len(read_json(data, "job.json").text) == len(data)
+    for more in (data.replace(b"1]", b"1,1]"), data.replace(b"1]}", b'1], "b": 2}')):
+        with pytest.raises(ConfigurationError, match=r"job\.json: has more than 100000 values"):
+            read_json(more, "job.json")
+    with pytest.raises(ConfigurationError, match=r"job\.toml: has more than 100000 values"):
+        read_toml(b"a = [" + b"1," * MAX_VALUES + b"]", "job.toml")
+
+
+def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
+    for text in (
+        b'{"' + b"x" * 1_000_000 + b'": 1}',
+        b'{"y": {"' + b"x" * 100_000 + b'": 1, "' + b"x" * 100_000 + b'": 1}}',
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            parse_json_job(text, "job.json")
+        assert len(str(caught.value)) < 700
+
+
+def test_a_nesting_just_deep_enough_is_read() -> None:
+    data = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
+    assert read_json(data, "job.json").text == data.decode()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    assert read_json(b'\xef\xbb\xbf{"a": 1}', "job.json").tree == {"a": 1}
+    assert read_toml(b"\xef\xbb\xbfa = 1\r\n", "job.toml").tree == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"a = \n", r"job\.toml:1:5: not TOML: Invalid value"),
+        (b"a = 1\na = 2\n", r"job\.toml:2:6: not TOML: Cannot overwrite a value"),
+        (b"[a\n", r"job\.toml:1:3: not TOML: "),
+        (b"a = " + b"[" * 100_000, r"job\.toml: nested too deeply"),
+        (b"a = " + b"[" * 65 + b"]" * 65, r"job\.toml: nested too deeply"),
+        (b"a = " + b"1" * 5000, r"job\.toml: a number too long"),
+        (b"a = '\xff'", r"job\.toml:1:6: not UTF-8"),
+    ],
+)
+def test_what_is_not_toml_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_toml(data, "job.toml")
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(values, st.sampled_from([None, 0, 2]), st.data())
+def test_every_value_has_its_place(tree: object, indent: int | None, data: st.DataObject) -> None:
+    text = json.dumps(tree, indent=indent)
+    document = read_json(text.encode(), "j")
+    assert document.tree == tree
+    path: list[str | int] = []
+    inner = tree
+    while isinstance(inner, dict | list) and inner and data.draw(st.booleans()):
+        step = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        path.append(step)
+        inner = inner[step]
+    name, line, column = document.place(tuple(path)).split(":")
+    rest = text.split("\n")[int(line) - 1][int(column) - 1 :]
+    named = isinstance(path[-1], str) if path else False
+    assert name == "j"
+    assert rest.startswith(json.dumps(path[-1] if named else inner, indent=indent).split("\n")[0])
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_more_than_a_refusal(data: bytes) -> None:
+    for read in (read_json, read_toml):
+        with suppress(ConfigurationError):
+            read(data, "job")
+
+
+def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(b" " * MAX_BYTES)
+    assert len(read_bytes(path)) == MAX_BYTES
+    path.write_bytes(b" " * (MAX_BYTES + 1))
+    with pytest.raises(ConfigurationError, match=r"job\.json' is larger than 4 MiB"):
+        read_bytes(path)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'/dev/zero' is larger than 4 MiB"):
+        read_bytes(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "No such file"), (".", "Is a directory"), ("a\0b", "null")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot be read: .*{reason}"):
+        read_bytes(tmp_path / name)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_bytes, args=(b"[]",))
+    writer.start()
+    assert read_bytes(fifo) == b"[]"
+    writer.join()

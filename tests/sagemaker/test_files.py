@@ -1,0 +1,178 @@
+"""What SageMaker writes, byte for byte where its developer guide shows it."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob
+from fastfuse.sagemaker.cluster import find_cluster
+from fastfuse.sagemaker.files import JobPaths, write_job_files
+from fastfuse.sources.uri import S3Uri
+from tests.sagemaker.jobs import job_of as described
+from tests.sagemaker.jobs import request, source
+
+# https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html, examples of
+# "Hyperparameters", "Input Data Configuration" and "Distributed Training Configuration".
+GUIDE_HYPERPARAMETERS = """
+{
+    "num_round": "128",
+    "eta": "0.001"
+}
+"""
+GUIDE_INPUT = """
+{
+"train" : {"ContentType":  "trainingContentType",
+           "TrainingInputMode": "File",
+           "S3DistributionType": "FullyReplicated",
+           "RecordWrapperType": "None"},
+"evaluation" : {"ContentType":  "evalContentType",
+                "TrainingInputMode": "File",
+                "S3DistributionType": "FullyReplicated",
+                "RecordWrapperType": "None"},
+"validation" : {"TrainingInputMode": "File",
+                "S3DistributionType": "FullyReplicated",
+                "RecordWrapperType": "None"}
+}
+"""
+GUIDE_RESOURCES = """
+{
+"current_host": "algo-1",
+"hosts": ["algo-1","algo-2","algo-3"],
+"network_interface_name":"eth1"
+}
+"""
+
+
+def without_layout(text: str) -> bytes:
+    """The guide's text without what it has for the eye; the order of the keys stays."""
+    return json.dumps(json.loads(text), separators=(",", ":")).encode()
+
+
+def written(tmp_path: Path, job: TrainingJob, cluster: Cluster | None = None) -> dict[str, bytes]:
+    paths = JobPaths(tmp_path)
+    write_job_files(job, cluster or find_cluster(job, {}), paths)
+    return {path.stem: path.read_bytes() for path in paths.config.iterdir()}
+
+
+def channel(name: str, mode: InputMode = InputMode.FILE, **fields: object) -> Channel:
+    return Channel(name=name, input_mode=mode, source=S3Uri("b", ""), **fields)  # type: ignore[arg-type]
+
+
+def test_the_guides_input_data_config_is_written_byte_for_byte(tmp_path: Path) -> None:
+    job = TrainingJob(
+        channels=(
+            channel("train", content_type="trainingContentType"),
+            channel("evaluation", content_type="evalContentType"),
+            channel("validation"),
+        )
+    )
+    assert written(tmp_path, job)["inputdataconfig"] == without_layout(GUIDE_INPUT)
+
+
+def test_the_guides_hyperparameters_are_written_byte_for_byte(tmp_path: Path) -> None:
+    job = described(request(HyperParameters={"num_round": "128", "eta": "0.001"}))
+    assert written(tmp_path, job)["hyperparameters"] == without_layout(GUIDE_HYPERPARAMETERS)
+
+
+def test_the_guides_resource_config_is_written_with_what_jobs_have_beyond_it(tmp_path: Path) -> None:
+    cluster = find_cluster(described(request()), {"SM_NETWORK_INTERFACE_NAME": "eth1"}, host="1/3")
+    found = written(tmp_path, described(request()), cluster)["resourceconfig"]
+    guide = json.loads(GUIDE_RESOURCES)
+    beyond = ("current_instance_type", "current_group_name", "instance_groups")
+    assert json.dumps({key: value for key, value in json.loads(found).items() if key not in beyond}) == json.dumps(
+        guide
+    )
+    # As in the log of a job: keys, order and values.
+    assert found == (
+        b'{"current_host":"algo-1","current_instance_type":"ml.g5.xlarge","current_group_name":"homogeneousCluster",'
+        b'"hosts":["algo-1","algo-2","algo-3"],"instance_groups":[{"instance_group_name":"homogeneousCluster",'
+        b'"instance_type":"ml.g5.xlarge","hosts":["algo-1","algo-2","algo-3"]}],"network_interface_name":"eth1"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "entry"),
+    [
+        (
+            channel("c"),
+            '{"TrainingInputMode":"File","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
+        ),
+        # The guide, "Training Data": a FastFile channel is written as "File".
+        (
+            channel("c", InputMode.FAST_FILE),
+            '{"TrainingInputMode":"File","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
+        ),
+        (
+            channel("c", InputMode.PIPE, is_sharded=True, wraps_records=True, content_type=""),
+            '{"ContentType":"","TrainingInputMode":"Pipe","S3DistributionType":"ShardedByS3Key",'
+            '"RecordWrapperType":"RecordIO"}',
+        ),
+        (
+            channel("c", InputMode.PIPE, is_gzip=True, shuffle_seed=1, content_type="é"),
+            '{"ContentType":"\\u00e9","TrainingInputMode":"Pipe","S3DistributionType":"FullyReplicated",'
+            '"RecordWrapperType":"None"}',
+        ),
+    ],
+)  # fmt: skip
+def test_a_channel_is_written_with_all_its_keys_and_no_others(tmp_path: Path, item: Channel, entry: str) -> None:
+    assert written(tmp_path, TrainingJob(channels=(item,)))["inputdataconfig"].decode() == f'{{"c":{entry}}}'
+
+
+def test_a_channel_of_another_group_is_not_this_hosts(tmp_path: Path) -> None:
+    job = TrainingJob(channels=(channel("a", instance_group_names=("x",)), channel("b", instance_group_names=("y",))))
+    groups = (
+        InstanceGroup(name="x", instance_type="t", hosts=("algo-1",)),
+        InstanceGroup(name="y", instance_type="t", hosts=("algo-2",)),
+    )
+    cluster = Cluster(current_host="algo-2", hosts=("algo-1", "algo-2"), current_group="y", instance_groups=groups)
+    assert list(json.loads(written(tmp_path, job, cluster)["inputdataconfig"])) == ["b"]
+
+
+def test_a_job_without_hyperparameters_has_an_empty_file(tmp_path: Path) -> None:
+    assert written(tmp_path, TrainingJob(channels=(channel("c"),)))["hyperparameters"] == b"{}"
+
+
+def test_every_directory_of_a_job_is_there_and_every_file_readable(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        files = written(tmp_path, described(request()))
+    finally:
+        os.umask(old)
+    assert sorted(files) == ["hyperparameters", "inputdataconfig", "resourceconfig"]
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir()}
+    assert found == {
+        *("input", "input/config", "input/data", "model", "code", "output", "output/data", "checkpoints"),
+    }
+    for path in (tmp_path / "input/config").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_files_of_an_earlier_job_are_replaced_and_never_half_written(tmp_path: Path) -> None:
+    written(tmp_path, described(request(source("a"))))
+    path = tmp_path / "input/config/inputdataconfig.json"
+    with path.open("rb") as file:
+        before = file.read()
+        written(tmp_path, described(request(source("b"))))
+        file.seek(0)
+        assert file.read() == before  # another file has taken its name
+    assert list(json.loads(path.read_bytes())) == ["b"]
+    assert len(list(path.parent.iterdir())) == 3
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
+    config = tmp_path / "input/config"
+    (config / "inputdataconfig.json/x").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=r"input/config/.*cannot be made: Is a directory"):
+        written(tmp_path, described(request()))
+    assert {path.name for path in config.iterdir()} == {"hyperparameters.json", "inputdataconfig.json"}
+
+
+def test_a_base_directory_that_cannot_be_made_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"file.*cannot be made: Not a directory") as caught:
+        written(tmp_path / "file", described(request()))
+    assert "--base-dir" in caught.value.hint

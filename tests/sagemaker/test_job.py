@@ -1,0 +1,169 @@
+"""Whole descriptions, as they come from AWS's tools, from people and from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.channel import Channel, InputMode, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.job import channels_job, parse_json_job, read_job
+from fastfuse.sources.uri import S3Uri
+from tests.sagemaker.jobs import job_of, refusal, request, source
+
+# What `aws sagemaker describe-training-job` prints.
+ANSWER = {
+    "TrainingJobName": "a-job",
+    "TrainingJobArn": "arn:aws:sagemaker:eu-west-1:123456789012:training-job/a-job",
+    "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/output/a-job/output/model.tar.gz"},
+    "TrainingJobStatus": "Completed",
+    "SecondaryStatus": "Completed",
+    "HyperParameters": {"epochs": "3", "sagemaker_program": '"train.py"'},
+    "AlgorithmSpecification": {
+        "TrainingImage": "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch-training:2.1",
+        "TrainingInputMode": "FastFile",
+        "MetricDefinitions": [{"Name": "loss", "Regex": "loss: ([0-9.]+)"}],
+        "EnableSageMakerMetricsTimeSeries": False,
+    },
+    "RoleArn": "arn:aws:iam::123456789012:role/Training",
+    "InputDataConfig": [
+        {
+            "ChannelName": "train",
+            "DataSource": {
+                "S3DataSource": {
+                    "S3DataType": "S3Prefix",
+                    "S3Uri": "s3://bucket/train/",
+                    "S3DataDistributionType": "FullyReplicated",
+                }
+            },
+            "ContentType": "application/x-image",
+            "CompressionType": "None",
+            "RecordWrapperType": "None",
+        }
+    ],
+    "OutputDataConfig": {"KmsKeyId": "", "S3OutputPath": "s3://bucket/output/", "CompressionType": "GZIP"},
+    "ResourceConfig": {
+        "InstanceType": "ml.g5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30, "KeepAlivePeriodInSeconds": 0,
+    },
+    "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
+    "CreationTime": "2024-03-08T09:03:09.270000+01:00",
+    "TrainingStartTime": 1709885046.12,
+    "SecondaryStatusTransitions": [{"Status": "Starting", "StartTime": "2024-03-08T09:03:09", "StatusMessage": "x"}],
+    "FinalMetricDataList": [{"MetricName": "loss", "Value": 1e-7, "Timestamp": "2024-03-08T09:13:00+01:00"}],
+    "EnableNetworkIsolation": False,
+    "BillableTimeInSeconds": 411,
+    "ProfilingStatus": "Disabled",
+    "Environment": {"LOG_LEVEL": "debug"},
+    "ResponseMetadata": {"RequestId": "x", "HTTPStatusCode": 200},
+}  # fmt: skip
+
+TRAIN = Channel(
+    name="train",
+    input_mode=InputMode.FAST_FILE,
+    source=S3Uri("bucket", "train/"),
+    content_type="application/x-image",
+)
+
+
+def test_an_answer_to_describe_is_a_job() -> None:
+    assert job_of(ANSWER) == TrainingJob(
+        channels=(TRAIN,),
+        name="a-job",
+        arn="arn:aws:sagemaker:eu-west-1:123456789012:training-job/a-job",
+        groups=(RequestedGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", count=2),),
+        hyperparameters={"epochs": "3", "sagemaker_program": '"train.py"'},
+        environment={"LOG_LEVEL": "debug"},
+    )
+
+
+def test_a_request_is_a_job() -> None:
+    job = job_of(request(source("a", InputMode="Pipe"), source("b")))
+    assert [(item.name, item.input_mode) for item in job.channels] == [("a", InputMode.PIPE), ("b", InputMode.FILE)]
+    assert job.name == "a-job"
+    assert job.arn == ""
+
+
+def test_an_array_of_channels_is_a_job_and_its_errors_name_the_array() -> None:
+    assert job_of(ANSWER["InputDataConfig"]) == TrainingJob(channels=(TRAIN,))
+    error = refusal([source(), source("b", InputMode="x")])
+    assert str(error).startswith("job.json:19:5: InputDataConfig[1].InputMode: is not one of")
+
+
+@pytest.mark.parametrize("mode", list(InputMode))
+def test_channels_without_a_mode_have_the_default(mode: InputMode) -> None:
+    data = json.dumps([source()]).encode()
+    assert parse_json_job(data, "job.json", default_mode=mode).channels[0].input_mode is mode
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (5, "not a job description"),
+        ("s3://bucket", "not a job description"),
+        (None, "not a job description"),
+        (source(), "one channel, where a job or a list of channels is wanted"),
+        ({}, "InputDataConfig: is missing"),
+        ([], "InputDataConfig: is empty"),
+    ],
+)
+def test_what_is_no_job_is_refused(tree: object, message: str) -> None:
+    assert str(refusal(tree)).startswith(f"job.json:1:1: {message}")
+
+
+def test_an_error_is_at_the_line_of_its_field() -> None:
+    tree = request(source("a"), source("b", CompressionType="Gzip"))
+    text = json.dumps(tree, indent=1)
+    line = next(number for number, line in enumerate(text.split("\n"), 1) if "Gzip" in line)
+    assert str(refusal(tree)).startswith(f"job.json:{line}:")
+
+
+def test_a_file_is_read_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(ANSWER))
+    (tmp_path / "job").write_text(json.dumps(ANSWER))
+    (tmp_path / "job.TOML").write_text(
+        '[[channel]]\nname = "train"\nsource = "s3://bucket/train/"\ncontent_type = "application/x-image"\n'
+    )
+    assert read_job(tmp_path / "job.json").channels == (TRAIN,)
+    assert read_job(tmp_path / "job").channels == (TRAIN,)
+    assert read_job(tmp_path / "job.TOML").channels == (TRAIN,)
+
+
+def test_a_file_whose_name_is_not_utf8_can_be_named_in_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "j\udcff.json"
+    path.write_text("{")
+    with pytest.raises(ConfigurationError) as caught:
+        read_job(path)
+    assert "j\\udcff.json:1:2: not JSON" in str(caught.value)
+    str(caught.value).encode()
+
+
+def test_all_spellings_are_one_job(tmp_path: Path) -> None:
+    place = {
+        "S3DataType": "AugmentedManifestFile",
+        "S3Uri": "s3://bucket/all.manifest",
+        "S3DataDistributionType": "ShardedByS3Key",
+        "AttributeNames": ["source-ref", "class"],
+    }
+    fields = {"ContentType": "x/y", "CompressionType": "Gzip", "RecordWrapperType": "RecordIO", "InputMode": "Pipe"}
+    channel = {"ChannelName": "t", "DataSource": {"S3DataSource": place}, **fields, "ShuffleConfig": {"Seed": -7}}
+    toml = tmp_path / "job.toml"
+    toml.write_text(
+        """
+        [[channel]]
+        name = "t"
+        source = "s3://bucket/all.manifest"
+        type = "augmented-manifest"
+        distribution = "sharded"
+        attributes = ["source-ref", "class"]
+        content_type = "x/y"
+        compression = "gzip"
+        record-wrapper = "RecordIO"
+        mode = "pipe"
+        shuffle_seed = -7
+        """
+    )
+    option = (
+        "t=s3://bucket/all.manifest,type=augmented-manifest,distribution=sharded,attribute=source-ref,attribute=class,"
+        "content-type=x/y,compression=gzip,record_wrapper=recordio,mode=Pipe,shuffle-seed=-7"
+    )
+    assert job_of([channel]) == read_job(toml) == channels_job([option])

@@ -1,0 +1,321 @@
+"""The table: every field of Channel and DataSource, what it may be, where that ends, and what is refused."""
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+from fastfuse.indexing.origin import SourceKind
+from fastfuse.sagemaker.channel import InputMode
+from fastfuse.sagemaker.document import FieldPath
+from fastfuse.sources.uri import S3Uri
+from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusal, request, source, with_field
+
+BASE = request()
+PIPE = request(source(InputMode="Pipe"))
+AUGMENTED = with_field(
+    with_field(BASE, (*S3, "S3DataType"), "AugmentedManifestFile"), (*S3, "S3Uri"), "s3://bucket/all.manifest"
+)
+GROUPS = [
+    {"InstanceGroupName": f"{number}" * 64, "InstanceType": "ml.c5.xlarge", "InstanceCount": 1} for number in range(5)
+]
+GROUP_NAMES = [group["InstanceGroupName"] for group in GROUPS]
+GROUPED = request(ResourceConfig={"InstanceGroups": GROUPS})
+MANIFEST = with_field(BASE, (*S3, "S3Uri"), "s3://bucket/a.manifest")
+ATTRIBUTES = [f"attribute-{number}" for number in range(16)]
+LONGEST_URI = "s3://bucket/" + "x" * 1012
+
+# What is changed in, where, to what; and which attribute of the channel then has which value.
+LEGAL = [
+    (BASE, (*CHANNEL, "ChannelName"), "t", "name", "t"),
+    (BASE, (*CHANNEL, "ChannelName"), "aZ09._-", "name", "aZ09._-"),
+    (BASE, (*CHANNEL, "ChannelName"), "...", "name", "..."),
+    (BASE, (*CHANNEL, "ChannelName"), "n" * 64, "name", "n" * 64),
+    (BASE, (*CHANNEL, "ContentType"), ABSENT, "content_type", None),
+    (BASE, (*CHANNEL, "ContentType"), None, "content_type", None),
+    (BASE, (*CHANNEL, "ContentType"), "", "content_type", ""),
+    (BASE, (*CHANNEL, "ContentType"), "é" * 256, "content_type", "é" * 256),
+    (BASE, (*CHANNEL, "CompressionType"), ABSENT, "is_gzip", False),
+    (BASE, (*CHANNEL, "CompressionType"), "None", "is_gzip", False),
+    (PIPE, (*CHANNEL, "CompressionType"), "Gzip", "is_gzip", True),
+    (BASE, (*CHANNEL, "RecordWrapperType"), ABSENT, "wraps_records", False),
+    (BASE, (*CHANNEL, "RecordWrapperType"), "None", "wraps_records", False),
+    (PIPE, (*CHANNEL, "RecordWrapperType"), "RecordIO", "wraps_records", True),
+    (BASE, (*CHANNEL, "InputMode"), "File", "input_mode", InputMode.FILE),
+    (BASE, (*CHANNEL, "InputMode"), "FastFile", "input_mode", InputMode.FAST_FILE),
+    (BASE, (*CHANNEL, "InputMode"), "Pipe", "input_mode", InputMode.PIPE),
+    (BASE, (*CHANNEL, "InputMode"), ABSENT, "input_mode", InputMode.FILE),
+    (BASE, ("AlgorithmSpecification", "TrainingInputMode"), "Pipe", "input_mode", InputMode.PIPE),
+    (PIPE, ("AlgorithmSpecification", "TrainingInputMode"), "File", "input_mode", InputMode.PIPE),
+    (BASE, (*CHANNEL, "ShuffleConfig"), ABSENT, "shuffle_seed", None),
+    (BASE, (*CHANNEL, "ShuffleConfig"), {"Seed": 0}, "shuffle_seed", 0),
+    (BASE, (*CHANNEL, "ShuffleConfig"), {"Seed": -(2**63)}, "shuffle_seed", -(2**63)),
+    (BASE, (*CHANNEL, "ShuffleConfig"), {"Seed": 2**63 - 1}, "shuffle_seed", 2**63 - 1),
+    (PIPE, (*CHANNEL, "ShuffleConfig"), {"Seed": 7}, "shuffle_seed", 7),
+    (BASE, (*S3, "S3DataType"), "S3Prefix", "source_kind", SourceKind.PREFIX),
+    (MANIFEST, (*S3, "S3DataType"), "ManifestFile", "source_kind", SourceKind.MANIFEST),
+    (MANIFEST, (*S3, "S3DataType"), "AugmentedManifestFile", "source_kind", SourceKind.AUGMENTED_MANIFEST),
+    (BASE, (*S3, "S3Uri"), "s3://bucket", "source", S3Uri("bucket", "")),
+    (BASE, (*S3, "S3Uri"), "s3://bucket/part", "source", S3Uri("bucket", "part")),
+    (BASE, (*S3, "S3Uri"), "s3://bucket/a%20b/,=é/", "source", S3Uri("bucket", "a%20b/,=é/")),
+    (BASE, (*S3, "S3Uri"), LONGEST_URI, "source", S3Uri("bucket", "x" * 1012)),
+    (BASE, (*S3, "S3Uri"), "https://s3.amazonaws.com/bucket/a/", "source", S3Uri("bucket", "a/")),
+    (BASE, (*S3, "S3Uri"), "https://s3.eu-west-1.amazonaws.com/bucket/a", "source", S3Uri("bucket", "a")),
+    (BASE, (*S3, "S3Uri"), "https://s3-us-west-2.amazonaws.com/bucket/a", "source", S3Uri("bucket", "a")),
+    (BASE, (*S3, "S3Uri"), "https://my.bucket.s3.eu-west-1.amazonaws.com/", "source", S3Uri("my.bucket", "")),
+    (BASE, (*S3, "S3Uri"), "https://b.s3.dualstack.eu-west-1.amazonaws.com/a", "source", S3Uri("b", "a")),
+    (BASE, (*S3, "S3Uri"), "https://b.s3.cn-north-1.amazonaws.com.cn/a%20%C3%A9", "source", S3Uri("b", "a é")),
+    (BASE, (*S3, "S3DataDistributionType"), ABSENT, "is_sharded", False),
+    (BASE, (*S3, "S3DataDistributionType"), "FullyReplicated", "is_sharded", False),
+    (BASE, (*S3, "S3DataDistributionType"), "ShardedByS3Key", "is_sharded", True),
+    (BASE, (*S3, "AttributeNames"), [], "attribute_names", ()),
+    (AUGMENTED, (*S3, "AttributeNames"), ABSENT, "attribute_names", ()),
+    (AUGMENTED, (*S3, "AttributeNames"), ["b-ref", "a"], "attribute_names", ("b-ref", "a")),
+    (AUGMENTED, (*S3, "AttributeNames"), ATTRIBUTES, "attribute_names", tuple(ATTRIBUTES)),
+    (AUGMENTED, (*S3, "AttributeNames"), ["a" * 256], "attribute_names", ("a" * 256,)),
+    (BASE, (*S3, "InstanceGroupNames"), [], "instance_group_names", ()),
+    (GROUPED, (*S3, "InstanceGroupNames"), GROUP_NAMES, "instance_group_names", tuple(GROUP_NAMES)),
+    (BASE, (*S3, "ModelAccessConfig"), {"AcceptEula": True}, "name", "train"),
+    (BASE, (*S3, "HubAccessConfig"), {"HubContentArn": "arn"}, "name", "train"),
+]
+
+
+class Refused(NamedTuple):
+    """What is changed in, where, to what; how the refusal continues after the field's path, and which that is."""
+
+    tree: dict[str, object]
+    path: FieldPath
+    value: object
+    message: str
+    # The path of the change.
+    at: FieldPath | None = None
+
+
+REFUSED = [
+    Refused(BASE, ("InputDataConfig",), ABSENT, "is missing"),
+    Refused(BASE, ("InputDataConfig",), None, "is missing"),
+    Refused(BASE, ("InputDataConfig",), {}, "is not a list"),
+    Refused(BASE, ("InputDataConfig",), "train", "is not a list"),
+    Refused(BASE, ("InputDataConfig",), [], "is empty"),
+    Refused(BASE, ("InputDataConfig",), [source(f"c{n}") for n in range(21)], "has more than the 20 items"),
+    Refused(BASE, ("InputDataConfig",), ["train"], "is not an object", (*CHANNEL,)),
+    Refused(BASE, (*CHANNEL, "Name"), "train", "is not a field of the API"),
+    Refused(BASE, (*CHANNEL, "inputMode"), "Pipe", "is not a field of the API"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), ABSENT, "is missing"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), "", "is empty"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), "n" * 65, "has more than the 64 characters"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), "a/b", "has characters that"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), "train\n", "has characters that"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), "é", "has characters that"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), ".", "is '.', which no directory can be called"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), "..", "is '..', which no directory can be called"),
+    Refused(BASE, (*CHANNEL, "ChannelName"), 1, "is not text"),
+    Refused(BASE, (*CHANNEL, "ContentType"), "x" * 257, "has more than the 256 characters"),
+    Refused(BASE, (*CHANNEL, "ContentType"), ["text/csv"], "is not text"),
+    Refused(BASE, (*CHANNEL, "ContentType"), "\ud800", "is not text that UTF-8 can hold"),
+    Refused(PIPE, (*CHANNEL, "CompressionType"), "gzip", "is not one of 'None' or 'Gzip'"),
+    Refused(PIPE, (*CHANNEL, "CompressionType"), True, "is not one of 'None' or 'Gzip'"),
+    Refused(
+        BASE, (*CHANNEL, "CompressionType"), "Gzip", "is Gzip, which is for Pipe mode, and the channel's mode is File"
+    ),
+    Refused(PIPE, (*CHANNEL, "RecordWrapperType"), "TFRecord", "is not one of 'None' or 'RecordIO'"),
+    Refused(BASE, (*CHANNEL, "RecordWrapperType"), "RecordIO", "is RecordIO, which is for Pipe mode"),
+    Refused(BASE, (*CHANNEL, "InputMode"), "fastfile", "is not one of 'File', 'FastFile' or 'Pipe'"),
+    Refused(BASE, (*CHANNEL, "InputMode"), 1, "is not one of"),
+    Refused(BASE, ("AlgorithmSpecification", "TrainingInputMode"), "Fast", "is not one of"),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig"), 7, "is not an object"),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig"), {}, "is missing", (*CHANNEL, "ShuffleConfig", "Seed")),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), 2**63, "is out of the range"),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), -(2**63) - 1, "is out of the range"),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), 1.0, "is not a whole number"),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), "1", "is not a whole number"),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), True, "is not a whole number"),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig", "seed"), 1, "is not a field of the API"),
+    Refused(BASE, (*CHANNEL, "DataSource"), ABSENT, "is missing"),
+    Refused(BASE, (*CHANNEL, "DataSource"), "s3://bucket/", "is not an object"),
+    Refused(BASE, (*CHANNEL, "DataSource"), {}, "names no source"),
+    Refused(BASE, (*CHANNEL, "DataSource", "S3DataSource"), None, "names no source", (*CHANNEL, "DataSource")),
+    Refused(BASE, (*CHANNEL, "DataSource", "S3"), {}, "is not a field of the API"),
+    Refused(
+        BASE,
+        (*CHANNEL, "DataSource"),
+        {"FileSystemDataSource": {"FileSystemId": "fs-1"}},
+        "is a file system",
+        (*CHANNEL, "DataSource", "FileSystemDataSource"),
+    ),
+    Refused(
+        BASE,
+        (*CHANNEL, "DataSource"),
+        {"DatasetSource": {"DatasetArn": "arn"}},
+        "is a dataset of the SageMaker hub",
+        (*CHANNEL, "DataSource", "DatasetSource"),
+    ),
+    Refused(
+        BASE,
+        (*CHANNEL, "DataSource", "FileSystemDataSource"),
+        {},
+        "has S3DataSource and FileSystemDataSource",
+        (*CHANNEL, "DataSource"),
+    ),
+    Refused(
+        BASE,
+        (*CHANNEL, "DataSource", "DatasetSource"),
+        {},
+        "has S3DataSource and DatasetSource",
+        (*CHANNEL, "DataSource"),
+    ),
+    Refused(BASE, S3, "s3://bucket/", "is not an object"),
+    Refused(BASE, (*S3, "S3URI"), "s3://bucket/", "is not a field of the API"),
+    Refused(BASE, (*S3, "S3DataType"), ABSENT, "is missing"),
+    Refused(BASE, (*S3, "S3DataType"), "Prefix", "is not one of 'S3Prefix', 'ManifestFile' or 'AugmentedManifestFile'"),
+    Refused(BASE, (*S3, "S3DataType"), "Converse", "is Converse, which names conversations"),
+    Refused(BASE, (*S3, "S3DataType"), "ManifestFile", "'s3://bucket/train/' names no file", (*S3, "S3Uri")),
+    Refused(AUGMENTED, (*S3, "S3Uri"), "s3://bucket", "'s3://bucket/' names no file"),
+    Refused(BASE, (*S3, "S3Uri"), ABSENT, "is missing"),
+    Refused(BASE, (*S3, "S3Uri"), "", "'' is not an S3 URI"),
+    Refused(BASE, (*S3, "S3Uri"), 5, "is not text"),
+    Refused(BASE, (*S3, "S3Uri"), "bucket/prefix", "'bucket/prefix' is not an S3 URI"),
+    Refused(BASE, (*S3, "S3Uri"), "S3://bucket/", "'S3://bucket/' is not an S3 URI"),
+    Refused(
+        BASE, (*S3, "S3Uri"), "http://s3.amazonaws.com/bucket", "'http://s3.amazonaws.com/bucket' is not an S3 URI"
+    ),
+    Refused(BASE, (*S3, "S3Uri"), "s3:///key", "'s3:///key' names no bucket"),
+    Refused(BASE, (*S3, "S3Uri"), "s3://bucket/a\0b", "the S3 URI holds a NUL character"),
+    Refused(BASE, (*S3, "S3Uri"), LONGEST_URI + "x", "has more than the 1024 characters"),
+    Refused(BASE, (*S3, "S3Uri"), "https://minio.example.com/bucket/a", "is no HTTPS address of a bucket at AWS"),
+    Refused(BASE, (*S3, "S3Uri"), "https://b.s3.amazonaws.com/a?X-Amz-Signature=secret", "is no HTTPS address"),
+    Refused(BASE, (*S3, "S3Uri"), "https://secret@s3.amazonaws.com/b/a", "is no HTTPS address"),
+    Refused(BASE, (*S3, "S3Uri"), "https://s3.amazonaws.com/", "'s3://' names no bucket"),
+    Refused(BASE, (*S3, "S3Uri"), "https://[b/a", "is not an address"),
+    Refused(BASE, (*S3, "S3Uri"), "https://s3.amazonaws.com/b/%FF", "'s3://b/\\udcff' is not UTF-8"),
+    Refused(BASE, (*S3, "S3DataDistributionType"), "Sharded", "is not one of 'FullyReplicated' or 'ShardedByS3Key'"),
+    Refused(BASE, (*S3, "AttributeNames"), ["a"], "is for augmented manifests, and S3DataType is S3Prefix"),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), "a", "is not a list"),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), [*ATTRIBUTES, "b"], "has more than the 16 items"),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), ["a", ""], "is empty", (*S3, "AttributeNames", 1)),
+    Refused(
+        AUGMENTED, (*S3, "AttributeNames"), ["a" * 257], "has more than the 256 characters", (*S3, "AttributeNames", 0)
+    ),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), [1], "is not text", (*S3, "AttributeNames", 0)),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), ["a", "b", "a"], "names 'a' a second time", (*S3, "AttributeNames", 2)),
+    Refused(GROUPED, (*S3, "InstanceGroupNames"), [*GROUP_NAMES, "6"], "has more than the 5 items"),
+    Refused(GROUPED, (*S3, "InstanceGroupNames"), [""], "is empty", (*S3, "InstanceGroupNames", 0)),
+    Refused(
+        GROUPED,
+        (*S3, "InstanceGroupNames"),
+        ["g" * 65],
+        "has more than the 64 characters",
+        (*S3, "InstanceGroupNames", 0),
+    ),
+    Refused(
+        GROUPED,
+        (*S3, "InstanceGroupNames"),
+        ["other"],
+        "'other' is no group of ResourceConfig.InstanceGroups",
+        (*S3, "InstanceGroupNames", 0),
+    ),
+    Refused(
+        BASE,
+        (*S3, "InstanceGroupNames"),
+        ["other"],
+        "'other' is no group of ResourceConfig.InstanceGroups",
+        (*S3, "InstanceGroupNames", 0),
+    ),
+    Refused(BASE, ("ResourceConfig", "InstanceCount"), -1, "is out of the range"),
+    Refused(BASE, ("ResourceConfig", "InstancesCount"), 1, "is not a field of the API"),
+    Refused(GROUPED, ("ResourceConfig", "InstanceGroups"), [*GROUPS, GROUPS[0]], "has more than the 5 items"),
+    Refused(
+        GROUPED,
+        ("ResourceConfig", "InstanceGroups"),
+        [GROUPS[0]] * 2,
+        f"{'0' * 64!r} is the name of another group",
+        ("ResourceConfig", "InstanceGroups", 1, "InstanceGroupName"),
+    ),
+    Refused(
+        GROUPED,
+        ("ResourceConfig", "InstanceCount"),
+        5,
+        "is given beside InstanceType or InstanceCount",
+        ("ResourceConfig", "InstanceGroups"),
+    ),
+    Refused(BASE, ("TrainingJobName",), "a job", "has characters that"),
+    Refused(BASE, ("TrainingJobName",), "j" * 64, "has more than the 63 characters"),
+    Refused(BASE, ("HyperParameters",), {"epochs": 5}, "is not text", ("HyperParameters", "epochs")),
+    Refused(BASE, ("HyperParameters",), {"the rate": None}, "is not text", ("HyperParameters", "the rate")),
+    Refused(
+        BASE, ("HyperParameters",), {"a": "x" * 2501}, "has more than the 2500 characters", ("HyperParameters", "a")
+    ),
+    Refused(BASE, ("HyperParameters",), {str(n): "" for n in range(101)}, "has more than the 100 items"),
+    Refused(
+        BASE, ("HyperParameters",), {"n" * 257: ""}, "has more than the 256 characters", ("HyperParameters", "n" * 257)
+    ),
+    Refused(BASE, ("Environment",), {"1A": ""}, "has characters that", ("Environment", "1A")),
+    Refused(BASE, ("Environment",), {"A": "\0"}, "has characters that", ("Environment", "A")),
+    Refused(BASE, ("Environment",), {"A": "x" * 513}, "has more than the 512 characters", ("Environment", "A")),
+    Refused(BASE, ("Environment",), {"N" * 513: ""}, "has more than the 512 characters", ("Environment", "N" * 513)),
+    Refused(BASE, ("Environment",), {f"V{n}": "" for n in range(101)}, "has more than the 100 items"),
+]
+
+
+def spelled(path: FieldPath) -> str:
+    """As the brackets and dots of ``InputDataConfig[2].DataSource``; a name with a space is quoted."""
+    steps = (f"[{step!r}]" if isinstance(step, int) or " " in step else f".{step}" for step in path)
+    return "".join(steps).removeprefix(".")
+
+
+def shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return spelled(value)
+    return "absent" if value is ABSENT else repr(value)[:40] if not isinstance(value, dict) else "dict"
+
+
+@pytest.mark.parametrize(("tree", "path", "value", "attribute", "expected"), LEGAL, ids=shown)
+def test_a_legal_value_reaches_the_channel(
+    tree: dict[str, object], path: FieldPath, value: object, attribute: str, expected: object
+) -> None:
+    assert getattr(channel_of(with_field(tree, path, value)), attribute) == expected
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{spelled(case.path)}-{shown(case.value)}")
+def test_another_value_is_refused_with_the_path_of_the_field(case: Refused) -> None:
+    error = refusal(with_field(case.tree, case.path, case.value))
+    field = spelled(case.at or case.path)
+    assert re.match(rf"job\.json:\d+:\d+: {re.escape(field)}: {re.escape(case.message)}", str(error)), error
+    assert "secret" not in f"{error}{error.hint}"
+
+
+def test_one_channel_and_twenty_are_taken() -> None:
+    names = [f"c{number}" for number in range(20)]
+    assert [channel.name for channel in job_of(request(*map(source, names))).channels] == names
+
+
+@pytest.mark.parametrize(
+    ("path", "suggestion"),
+    [
+        (("inputDataConfig",), "did you mean InputDataConfig?"),
+        (("Rolearn",), "did you mean RoleArn?"),
+        (("HyperParameter",), "did you mean HyperParameters?"),
+        (("INPUTDATACONFIG",), "did you mean InputDataConfig?"),
+        ((*CHANNEL, "InputMod"), "did you mean InputMode?"),
+        ((*S3, "S3DistributionType"), "did you mean S3DataDistributionType?"),
+        (("AlgorithmSpecification", "TrainingInputmode"), "did you mean TrainingInputMode?"),
+        (("ResourceConfig", "InstancType"), "did you mean InstanceType?"),
+        (("Zzz",), "the API has no such field there"),
+    ],
+)
+def test_a_field_that_the_api_has_not_is_refused_with_the_one_that_may_be_meant(
+    path: FieldPath, suggestion: str
+) -> None:
+    error = refusal(with_field(request(), path, "x"))
+    assert f": {spelled(path)}: is not a field of the API" in str(error)
+    assert error.hint == suggestion
+
+
+@pytest.mark.parametrize("value", ["hunter2" * 400, 5, ["hunter2"]])
+def test_no_value_of_a_hyperparameter_or_variable_is_shown(value: object) -> None:
+    for name in ("HyperParameters", "Environment"):
+        error = refusal(request(**{name: {"TOKEN": value}}))
+        assert f"{name}.TOKEN: " in str(error)
+        assert "hunter2" not in f"{error}{error.hint}{error.__cause__}"
+    job = job_of(request(HyperParameters={"TOKEN": "hunter2"}, Environment={"TOKEN": "hunter2"}))
+    assert "hunter2" not in repr(job)
