@@ -15,9 +15,11 @@ from urllib.parse import urlsplit
 
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
-from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
+from fastfuse.sources.augmented import check_attribute_names
+from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -222,9 +224,13 @@ def index_origin(
     index_max_age: str | None = None,
     strict: bool = False,
     allow_empty: bool = False,
+    source_type: SourceKind = SourceKind.PREFIX,
+    attribute_names: Sequence[str] = (),
+    shard: str | None = None,
+    shard_by: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> IndexOrigin:
-    """Where an index comes from; `environ` is asked for the user's cache directory.
+    """Where an index comes from and what of it is shown; `environ` is asked for the user's cache directory.
 
     Raises:
         ConfigurationError: an option that cannot be right, or two that contradict each other.
@@ -238,6 +244,18 @@ def index_origin(
     if no_index_cache and (index_cache is not None or index_max_age is not None):
         other = "--index-max-age" if index_cache is None else "--index-cache"
         raise ConfigurationError(f"--no-index-cache and {other} contradict each other", hint="give one of them")
+    if source_type is not SourceKind.PREFIX and (inventory is not None or keys_from is not None):
+        raise ConfigurationError(
+            f"{named[0]} and --source-type {source_type} contradict each other: the manifest says what there is",
+            hint="give one of them",
+        )
+    if attribute_names and source_type is not SourceKind.AUGMENTED_MANIFEST:
+        raise ConfigurationError(
+            "--attribute-name picks attributes of an augmented manifest",
+            hint=f"give --source-type {SourceKind.AUGMENTED_MANIFEST} too",
+        )
+    if shard is None and shard_by is not None:
+        raise ConfigurationError("--shard-by says how to divide what --shard divides", hint="give --shard I/N too")
     return IndexOrigin(
         saved=None if index is None else parse_index_place(index),
         inventory=None if inventory is None else S3Uri.parse(inventory),
@@ -247,6 +265,9 @@ def index_origin(
         max_age_s=0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age),
         strict=strict,
         allow_empty=allow_empty,
+        kind=source_type,
+        attribute_names=check_attribute_names(attribute_names),
+        shard=None if shard is None else Shard.parse(shard, by_bytes=shard_by == "bytes"),
     )
 
 

@@ -6,6 +6,7 @@ A command takes a whole group as one argument (`takes`); the group is the functi
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +14,22 @@ from typing import Annotated
 import typer
 
 from fastfuse.config import connection_config, index_origin
-from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.log import LogConfig
 from fastfuse.store.base import ConnectionConfig
 
-__all__ = ["LogFormat", "connection", "logs", "origin", "takes"]
+__all__ = ["LogFormat", "ShardBy", "connection", "logs", "origin", "takes"]
 
 _CONNECTION = "Connection"
 _LOGS = "Logs"
 _INDEX = "Index"
+_SOURCE = "What the source is"
 _MAX_CONNECTIONS = ConnectionConfig().max_connections
+
+
+class ShardBy(StrEnum):
+    COUNT = "count"
+    BYTES = "bytes"
 
 
 class LogFormat(StrEnum):
@@ -151,6 +158,52 @@ AllowEmpty = Annotated[
     ),
 ]  # fmt: skip
 
+SourceType = Annotated[
+    SourceKind,
+    typer.Option(
+        "--source-type", envvar="FASTFUSE_SOURCE_TYPE", rich_help_panel=_SOURCE,
+        help="What S3_URI names: a prefix, or a manifest of SageMaker, whose objects are shown under their whole keys "
+        "(below the names of their buckets if there are several). An augmented manifest is shown beside what its "
+        "lines refer to, under its own name. SageMaker's FastFile mode takes prefixes only: manifests are an extension "
+        "of fastfuse.",
+    ),
+]  # fmt: skip
+AttributeName = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attribute-name", envvar="FASTFUSE_ATTRIBUTE_NAME", metavar="NAME", rich_help_panel=_SOURCE,
+        help="Keep this attribute of each line of an augmented manifest; repeat it for several, in their order (left "
+        "out, all are kept). Case-sensitive; in the environment separated by spaces.",
+    ),
+]  # fmt: skip
+PartOf = Annotated[
+    str | None,
+    typer.Option(
+        "--shard", envvar="FASTFUSE_SHARD", metavar="I/N", rich_help_panel=_SOURCE,
+        help="Show part I of N, counted from 0: of the objects, or of the lines of an augmented manifest. The N parts "
+        "have nothing in common and are everything together, as SageMaker's ShardedByS3Key promises; which part has "
+        "what is fastfuse's own rule. A part may be empty.",
+    ),
+]  # fmt: skip
+DividedBy = Annotated[
+    ShardBy | None,
+    typer.Option(
+        "--shard-by", envvar="FASTFUSE_SHARD_BY", rich_help_panel=_SOURCE,
+        help="Make parts of as many objects each ('count', the default), or of about as many bytes.",
+    ),
+]  # fmt: skip
+ShuffleSeed = Annotated[
+    int | None,
+    typer.Option(
+        "--shuffle-seed", envvar="FASTFUSE_SHUFFLE_SEED", metavar="NUMBER", rich_help_panel=_SOURCE,
+        min=-(1 << 63), max=(1 << 63) - 1,
+        help="Show .fastfuse/order-0.txt to order-99.txt below MOUNTPOINT: the paths of all objects, one to a line, in "
+        "an order of its own for each epoch, the same on every host and for ever. Opening one announces that order, "
+        "as 'fastfuse hint' does. SageMaker's ShuffleConfig says no more than that there is a seed; this rule is "
+        "fastfuse's own.",
+    ),
+]  # fmt: skip
+
 Verbose = Annotated[
     bool,
     typer.Option(
@@ -208,9 +261,14 @@ def origin(
     index_max_age: IndexMaxAge = None,
     strict: Strict = False,
     allow_empty: AllowEmpty = False,
+    source_type: SourceType = SourceKind.PREFIX,
+    attribute_name: AttributeName = None,
+    shard: PartOf = None,
+    shard_by: DividedBy = None,
+    shuffle_seed: ShuffleSeed = None,
 ) -> IndexOrigin:
-    """The group of options that say where the index comes from."""
-    return index_origin(
+    """The group of options that say what the source is and where its index comes from."""
+    made = index_origin(
         index=index,
         inventory=inventory,
         keys_from=keys_from,
@@ -219,7 +277,12 @@ def origin(
         index_max_age=index_max_age,
         strict=strict,
         allow_empty=allow_empty,
+        source_type=source_type,
+        attribute_names=attribute_name or (),
+        shard=shard,
+        shard_by=shard_by,
     )
+    return replace(made, shuffle_seed=shuffle_seed)
 
 
 def logs(verbose: Verbose = False, log_format: Format = LogFormat.HUMAN, log_file: File = None) -> LogConfig:

@@ -48,14 +48,20 @@ LAYERS: Mapping[str, Row] = {
     "inodes.tree": row("inodes.names", "numpy"),
     "inodes.builder": row("errors inodes.names inodes.table inodes.tree", "numpy"),
     "inodes.changes": row("inodes.table", "numpy"),
+    "inodes.part": row("inodes.builder inodes.table", "numpy"),
+    "inodes.orders": row("inodes.builder inodes.part inodes.table", "numpy"),
+    "inodes.order_text": row("inodes.orders inodes.table sources.shuffle", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
-    "sources.*": row("errors sources.uri"),
+    "sources.shuffle": row("", "numpy"),
+    "sources.shard": row("errors"),
+    "sources.*": row("errors sources.located sources.uri"),
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
     "store.buffers": row("", "numpy"),
     "store.plain": row("errors objects store.*", "botocore trio"),
+    "store.made": row("errors inodes.order_text inodes.table objects store.base", "numpy trio"),
     "store.http1": row(),
     "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
@@ -76,7 +82,9 @@ LAYERS: Mapping[str, Row] = {
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* listing.* sources.uri store.base store.boto store.session store.whole", "trio"
+        "errors indexing.* inodes.orders inodes.part listing.* sources.uri store.base store.boto store.session "
+        "store.whole",
+        "trio",
     ),
     "readahead.announced": row(),
     "readahead.delivered": row(),
@@ -98,6 +106,7 @@ LAYERS: Mapping[str, Row] = {
     "mount.sockets": row(),
     "mount.hint_wire": row(),
     "mount.hints": row("inodes.table metrics mount.hint_wire mount.sockets", "trio"),
+    "mount.orders": row("errors metrics", "numpy trio"),
     "mount.notices": row("inodes.changes"),
     "mount.refresh": row(
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
@@ -107,8 +116,8 @@ LAYERS: Mapping[str, Row] = {
     "mount.session": row("errors mount.loop mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot metrics mount.children mount.hints mount.operations readahead store.base "
-        "store.buffers store.counted store.router",
+        "errors listing.snapshot metrics mount.children mount.hints mount.operations mount.orders readahead store.base "
+        "store.buffers store.counted store.made store.router",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.
@@ -137,7 +146,9 @@ LAYERS: Mapping[str, Row] = {
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
-    "config": row("cgroup errors indexing.origin mount.settings sizes sources.uri store.base"),
+    "config": row(
+        "cgroup errors indexing.origin mount.settings sizes sources.augmented sources.shard sources.uri store.base"
+    ),
     "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(
@@ -160,8 +171,9 @@ PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
-    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.uri"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
+    *("inodes.orders", "inodes.order_text", "inodes.part"),
+    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

@@ -21,8 +21,9 @@ from fastfuse.config import (
     parse_part_size,
 )
 from fastfuse.errors import ConfigurationError
-from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.settings import PageCacheUse
+from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
@@ -130,6 +131,11 @@ class TestIndexOrigin:
         assert index_origin(index="x.index").saved == Path("x.index").absolute()
         assert index_origin(inventory="s3://b/manifest.json").inventory == S3Uri("b", "manifest.json")
         assert index_origin(keys_from=Path("keys")).keys_from == Path("keys").absolute()
+        assert index_origin(shard="1/3", no_index_cache=True) == IndexOrigin(shard=Shard(index=1, count=3))
+        assert index_origin(shard="0/2", shard_by="bytes").shard == Shard(index=0, count=2, by_bytes=True)
+        assert index_origin(source_type=SourceKind.MANIFEST, index="x").kind is SourceKind.MANIFEST
+        lines = index_origin(source_type=SourceKind.AUGMENTED_MANIFEST, attribute_names=["b", "a-ref"])
+        assert lines.attribute_names == ("b", "a-ref")
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -142,6 +148,21 @@ class TestIndexOrigin:
             ({"index_max_age": "soon"}, "--index-max-age 'soon' is not a time"),
             ({"index": "s3://b/folder/"}, "names no object"),
             ({"inventory": "/file"}, "is not an S3 URI"),
+            (
+                {"source_type": SourceKind.MANIFEST, "inventory": "s3://b/m"},
+                "--inventory and --source-type ManifestFile contradict",
+            ),
+            (
+                {"source_type": SourceKind.AUGMENTED_MANIFEST, "keys_from": Path("k")},
+                "--keys-from and --source-type AugmentedManifestFile contradict",
+            ),
+            ({"attribute_names": ["a"]}, "--attribute-name picks attributes of an augmented manifest"),
+            (
+                {"attribute_names": ["a", "a"], "source_type": SourceKind.AUGMENTED_MANIFEST},
+                "the attribute name 'a' is given twice",
+            ),
+            ({"shard": "3/3"}, "3/3 is no part of 3"),
+            ({"shard_by": "count"}, "--shard-by says how to divide what --shard divides"),
         ],
     )
     def test_what_cannot_be_right_is_refused(self, options: dict[str, Any], message: str) -> None:

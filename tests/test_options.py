@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.log import LogConfig
-from fastfuse.options import LogFormat, connection, logs, takes
+from fastfuse.options import LogFormat, connection, logs, origin, takes
 from fastfuse.store.base import ConnectionConfig
 
 
@@ -72,3 +73,24 @@ def test_a_log_file_is_found_again_after_a_change_of_directory(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     made = logs(verbose=True, log_format=LogFormat.JSON, log_file=Path("log"))
     assert made == LogConfig(json=True, verbose=True, file=tmp_path / "log")
+
+
+def test_each_option_of_the_source_has_its_variable_in_the_environment() -> None:
+    app = typer.Typer()
+
+    def command(*, origin: IndexOrigin) -> int:
+        typer.echo(origin.view)
+        return 0
+
+    app.command()(takes(origin=origin)(command))
+    environment = {
+        "FASTFUSE_SOURCE_TYPE": "AugmentedManifestFile",
+        "FASTFUSE_ATTRIBUTE_NAME": "source-ref class",
+        "FASTFUSE_SHARD": "1/2",
+        "FASTFUSE_SHARD_BY": "bytes",
+    }
+    result = CliRunner().invoke(app, [], env=environment)
+    assert result.output == 'AugmentedManifestFile "source-ref" "class" part 1/2 by bytes\n'
+    options = ["--source-type", "AugmentedManifestFile", "--attribute-name", "b", "--attribute-name", "a b"]
+    result = CliRunner().invoke(app, [*options, "--shard", "0/2"])
+    assert result.output == 'AugmentedManifestFile "b" "a b" part 0/2 by count\n'

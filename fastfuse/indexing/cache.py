@@ -26,20 +26,20 @@ class IndexCache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def path(self, source: S3Uri, endpoint_url: str | None) -> Path:
-        """The file of `source` as it is found at that service (None: AWS)."""
+    def path(self, source: S3Uri, endpoint_url: str | None, view: str = "") -> Path:
+        """The file of `source` in this view (`Snapshot.view`) as it is found at that service (None: AWS)."""
         # A name of fixed length that says nothing; the index itself says what it is of.
-        identity = f"{endpoint_url or ''}\n{source}".encode()
+        identity = "\n".join([endpoint_url or "", str(source), *([view] if view else [])]).encode()
         return self._directory / f"{hashlib.sha256(identity).hexdigest()[:32]}.index"
 
-    def find(self, path: Path, source: S3Uri, max_age_s: float, fd: int) -> Snapshot | None:
+    def find(self, path: Path, source: S3Uri, max_age_s: float, fd: int, view: str = "") -> Snapshot | None:
         """The index in `path`, copied into the empty file `fd`, if it is sound, ours and young enough."""
         try:
             with open_file(path) as file:
                 if os.fstat(file.fileno()).st_uid != os.geteuid():
                     raise ConfigurationError("it belongs to another user")
                 copy_into(fd, file)
-            snapshot = verify_index(fd, source)
+            snapshot = verify_index(fd, source, {view})
         except FileNotFoundError:
             return None
         except (OSError, ConfigurationError) as error:

@@ -1,5 +1,6 @@
 """Where the index of a source comes from, and what of it is acceptable."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -46,3 +47,10 @@ class IndexOrigin:
     shard: Shard | None = None
     # Show the orders of the epochs that this seed gives, below `.fastfuse/`.
     shuffle_seed: int | None = None
+
+    @property
+    def view(self) -> str:
+        """`Snapshot.view` of the index: how the source is taken, and which part of it is shown."""
+        kind = "" if self.kind is SourceKind.PREFIX else self.kind
+        names = (json.dumps(name) for name in self.attribute_names)
+        return " ".join(filter(None, (kind, *names, str(self.shard or ""))))

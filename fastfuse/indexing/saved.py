@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import trio
@@ -20,8 +21,10 @@ __all__ = ["load_index", "store_index"]
 _log = logging.getLogger(__name__)
 
 
-def load_index(place: Path | S3Uri, connection: ConnectionConfig, source: S3Uri, fd: int) -> Snapshot:
-    """Read the index of `source` from `place` into the empty file `fd` and check every byte of it.
+def load_index(
+    place: Path | S3Uri, connection: ConnectionConfig, source: S3Uri, fd: int, views: Collection[str] = ("",)
+) -> Snapshot:
+    """Read the index of `source` in one of `views` from `place` into the empty file `fd` and check every byte of it.
 
     Raises:
         ConfigurationError: there is no such file, it is damaged or no index, or it is one of another source.
@@ -38,7 +41,7 @@ def load_index(place: Path | S3Uri, connection: ConnectionConfig, source: S3Uri,
                 f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
             ) from error
     try:
-        return verify_index(fd, source)
+        return verify_index(fd, source, views)
     except ConfigurationError as error:
         raise ConfigurationError(f"{place}: {error}", hint=error.hint) from error
 

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from fastfuse.inodes.table import ROOT, InodeTable, Kind
+from fastfuse.inodes.table import InodeTable, are_made, are_objects
 from fastfuse.listing.snapshot import Snapshot
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 
@@ -45,6 +45,7 @@ class Summary:
     source: str
     listed_at: str  # ISO 8601, UTC
     objects: int
+    made_files: int  # those whose bytes the index itself carries
     directories: int
     total_bytes: int
     sizes: tuple[SizeClass, ...]
@@ -63,6 +64,7 @@ class Summary:
             ("source", escape(self.source)),
             ("listed", self.listed_at),
             ("objects", f"{self.objects:,}"),
+            *([("made files", f"{self.made_files:,}")] if self.made_files else []),
             ("directories", f"{self.directories:,}"),
             ("bytes", f"{self.total_bytes:,} ({format_size(self.total_bytes)})"),
             *((f"  {name}", f"{count:,} objects") for name, count in self.storage_classes.items()),
@@ -103,16 +105,17 @@ def summarise(snapshot: Snapshot) -> Summary:
     table, refusals = snapshot.table, snapshot.refusals
     metadata = table.metadata
     listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
-    is_file = table.columns["kinds"] != Kind.DIRECTORY
-    classes = np.bincount(table.columns["storage_classes"][is_file], minlength=len(metadata.storage_classes))
+    is_object = are_objects(table.columns["kinds"])
+    classes = np.bincount(table.columns["storage_classes"][is_object], minlength=len(metadata.storage_classes))
     return Summary(
         source=snapshot.source,
         listed_at=listed_at.isoformat(timespec="seconds"),
         objects=metadata.file_count,
+        made_files=int(np.count_nonzero(are_made(table.columns["kinds"]))),
         directories=metadata.directory_count,
         total_bytes=metadata.total_bytes,
-        sizes=_sizes(table.columns["sizes"][is_file]),
-        largest_directories=_largest_directories(table, is_file),
+        sizes=_sizes(table.columns["sizes"][is_object]),
+        largest_directories=_largest_directories(table, is_object),
         storage_classes={
             name: int(count) for name, count in zip(metadata.storage_classes, classes, strict=True) if count
         },
@@ -134,11 +137,11 @@ def _sizes(sizes_bytes: Any) -> tuple[SizeClass, ...]:  # noqa: ANN401 - an arra
     )
 
 
-def _largest_directories(table: InodeTable, is_file: Any) -> tuple[DirectorySummary, ...]:  # noqa: ANN401
-    parents = table.columns["parents"][is_file]
+def _largest_directories(table: InodeTable, is_object: Any) -> tuple[DirectorySummary, ...]:  # noqa: ANN401
+    parents = table.columns["parents"][is_object]
     counts = np.bincount(parents, minlength=len(table))
     totals = np.zeros(len(table), "int64")
-    np.add.at(totals, parents, table.columns["sizes"][is_file])
+    np.add.at(totals, parents, table.columns["sizes"][is_object])
     order = np.lexsort((-counts, -totals))[:_LARGEST_DIRECTORIES]
     return tuple(
         DirectorySummary(path=_path(table, int(row)), files=int(counts[row]), total_bytes=int(totals[row]))
@@ -150,5 +153,5 @@ def _largest_directories(table: InodeTable, is_file: Any) -> tuple[DirectorySumm
 def _path(table: InodeTable, row: int) -> str:
     """Below the mountpoint; as Python writes it where it is not printable."""
     inode = table.inode(row)
-    path = "/" if inode == ROOT else "/" + table.key(inode)[len(table.metadata.key_prefix) :]
+    path = f"/{table.path(inode)}"
     return path if path.isprintable() else repr(path)[1:-1]

@@ -1,14 +1,19 @@
 """An index that was made elsewhere or earlier: sound, and of the source that it is wanted for."""
 
+from collections.abc import Collection
+
 from fastfuse.errors import ConfigurationError
+from fastfuse.indexing.origin import SourceKind
 from fastfuse.listing.snapshot import Snapshot, verify_snapshot
 from fastfuse.sources.uri import S3Uri
 
 __all__ = ["verify_index"]
 
+_MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
-def verify_index(fd: int, source: S3Uri) -> Snapshot:
-    """The snapshot in `fd`, which holds keys of `source` and no others.
+
+def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snapshot:
+    """The snapshot in `fd`, which is of `source` in one of `views`; of a prefix it holds keys of that and no others.
 
     Raises:
         ConfigurationError: it is damaged or no index, or not one of `source`.
@@ -16,6 +21,13 @@ def verify_index(fd: int, source: S3Uri) -> Snapshot:
     snapshot = verify_snapshot(fd)
     if snapshot.source.rstrip("/") != str(source).rstrip("/"):
         raise ConfigurationError(f"it is an index of {snapshot.source}, not of {source}")
+    if snapshot.view not in views:
+        raise ConfigurationError(
+            f"it is an index of {source} as {_described(snapshot.view)}, not as {_described(max(views, key=len))}",
+            hint="give --source-type, --attribute-name, --shard and --shard-by as they were given to 'fastfuse index'",
+        )
+    if snapshot.view.startswith(_MANIFESTS):
+        return snapshot  # whatever a manifest names
     metadata = snapshot.table.metadata
     if metadata.bucket != source.bucket or not _lies_in(snapshot, source.path):
         prefix = S3Uri(metadata.bucket, metadata.key_prefix)
@@ -24,6 +36,10 @@ def verify_index(fd: int, source: S3Uri) -> Snapshot:
             hint="make it again with 'fastfuse index'",
         )
     return snapshot
+
+
+def _described(view: str) -> str:
+    return view or "a whole prefix"
 
 
 def _lies_in(snapshot: Snapshot, path: str) -> bool:

@@ -6,9 +6,12 @@ work per key is a handful of operations; everything that does not need the key's
 done a page or the whole table at a time in numpy.
 """
 
+import hashlib
 import operator
 import struct
 from array import array
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -17,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import ServiceError
-from fastfuse.inodes.names import Refusals
-from fastfuse.inodes.table import InodeTable, Kind, TableMetadata
+from fastfuse.inodes.names import Reason, Refusals
+from fastfuse.inodes.table import MADE, InodeTable, Kind, TableMetadata, are_objects
 from fastfuse.inodes.tree import Layout, Tree
 
-__all__ = ["TableBuilder"]
+__all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
@@ -64,6 +67,10 @@ class TableBuilder:
         self._other_etags: dict[str, int] = {}
         self._storage_classes: dict[str, int] = {}
         self._class_rows = bytearray()
+        self._source_order: Sequence[int] | None = None
+        # Content and time by key; their rows come after all that are listed.
+        self._made: dict[bytes, tuple[bytes, int]] = {}
+        self._contents = bytearray()
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -90,6 +97,21 @@ class TableBuilder:
         if len(indexes) > _MAX_STORAGE_CLASSES:
             raise ServiceError(f"the LIST replies name more than {_MAX_STORAGE_CLASSES} storage classes")
         self._class_rows += bytes(rows)
+
+    def add_made(self, path: bytes, content: bytes, mtime_ns: int) -> None:
+        """Add a file at `path` (below the root, without the key prefix) whose bytes the table itself carries.
+
+        It is left out, and among the refusals, where an object has its name, and where a name is none (N2, N4).
+
+        Raises:
+            ValueError: there is a made file of this path already, or it is that of a directory.
+        """
+        if not path or path.endswith(b"/"):
+            raise ValueError(f"{path!r} is no path of a file")
+        key = self._key_prefix.encode() + path
+        if key in self._made:
+            raise ValueError(f"{path!r} is made twice")
+        self._made[key] = (content, mtime_ns)
 
     def _add_keys(self, keys: Sequence[bytes]) -> None:
         packed = _SEPARATOR.join(keys)
@@ -137,15 +159,35 @@ class TableBuilder:
         index = self._other_etags.setdefault(etag, len(self._other_etags))
         return Kind.FILE_OTHER_ETAG, 0, _ETAG_INDEX.pack(index)
 
+    def set_source_order(self, added: Sequence[int]) -> None:
+        """Say in which order the source names the objects: by their positions among all that were added.
+
+        One may be named more than once. Those that cannot be shown are left out of it.
+        """
+        self._source_order = added
+
     def build(self) -> tuple[InodeTable, Refusals]:
         """The table and what was left out of it (clauses N2-N4). The builder is spent afterwards."""
         refusals = Refusals()
-        layout = self._laid_out(refusals)
+        made_from = len(self)
+        made_keys = sorted(self._made)
+        for key in made_keys:
+            self._add_content(*self._made[key])
+        layout = self._laid_out(made_keys, made_from, refusals)
         return self._table(layout), refusals
 
-    def _laid_out(self, refusals: Refusals) -> Layout:
+    def _add_content(self, content: bytes, mtime_ns: int) -> None:
+        self._sizes.append(len(content))
+        self._mtimes_ns.append(mtime_ns)
+        self._kinds.append(Kind.FILE_MADE)
+        self._etag_parts.append(0)
+        self._etags += MADE.pack(len(self._contents), hashlib.blake2b(content, digest_size=8).digest())
+        self._class_rows.append(0)
+        self._contents += content
+
+    def _laid_out(self, made_keys: Sequence[bytes], made_from: int, refusals: Refusals) -> Layout:
         tree = Tree(self._key_prefix.encode(), refusals)
-        for keys, rows in self._pages_in_key_order():
+        for keys, rows in _merged(self._pages_in_key_order(), made_keys, made_from, refusals):
             tree.place(keys, rows, self._sizes)
         self._keys.clear()  # before the rows of the table come on top
         return tree.lay_out()
@@ -187,18 +229,56 @@ class TableBuilder:
             "mtimes_ns": _scatter(is_file, np.frombuffer(self._mtimes_ns, "int64")[files]),
             "etags": _scatter(is_file, np.frombuffer(self._etags, "V16")[files]),
         }
-        columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = _child_spans(layout.parents, is_file)
-        _raise_directory_mtimes(columns["mtimes_ns"], layout.parents, layout.level_starts)
+        columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(layout.parents, is_file)
+        raise_directory_mtimes(columns["mtimes_ns"], layout.parents, layout.level_starts)
+        if self._source_order is not None:
+            columns["source_order"] = self._rows_in_source_order(layout)
+        if self._made:
+            columns["made"] = np.frombuffer(self._contents, "uint8")
+        is_object = are_objects(columns["kinds"])
         metadata = TableMetadata(
             bucket=self._bucket,
             key_prefix=self._key_prefix,
-            file_count=len(files),
+            file_count=int(np.count_nonzero(is_object)),
             directory_count=len(is_file) - len(files),
-            total_bytes=int(columns["sizes"].sum()),
+            total_bytes=int(columns["sizes"][is_object].sum()),
             storage_classes=tuple(self._storage_classes) or ("STANDARD",),
             other_etags=tuple(self._other_etags),
         )
         return InodeTable(metadata, columns)
+
+    def _rows_in_source_order(self, layout: Layout) -> npt.NDArray[np.uint32]:
+        rows = np.full(len(self), -1, "int64")
+        is_file = layout.listed_rows >= 0
+        rows[layout.listed_rows[is_file]] = np.flatnonzero(is_file)
+        ordered = rows[np.array(self._source_order, "int64")]
+        shown: npt.NDArray[np.uint32] = ordered[ordered >= 0].astype("uint32")
+        return shown
+
+
+def _merged(
+    pages: Iterator[tuple[Sequence[bytes], Sequence[int]]],
+    made_keys: Sequence[bytes],
+    made_from: int,
+    refusals: Refusals,
+) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+    """`pages` with those made keys in between that no object has; the row of the first of them is `made_from`."""
+    made = deque(enumerate(made_keys, made_from))
+    for keys, rows in pages:
+        begin = 0
+        while made and made[0][1] <= keys[-1]:
+            row, key = made.popleft()
+            end = bisect_left(keys, key)
+            if keys[end] == key:
+                refusals.add(key, Reason.MADE_SHADOWED)
+                continue
+            if begin < end:
+                yield keys[begin:end], rows[begin:end]
+            yield [key], [row]
+            begin = end
+        yield keys[begin:], rows[begin:]
+    for row, key in made:
+        yield [key], [row]
 
 
 def _from_lowercase_hex(digits: bytes) -> bytes | None:
@@ -221,14 +301,14 @@ def _scatter(is_file: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) ->
     return column
 
 
-def _child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """For each directory, in the order of rows, the row of its first child and the number of its children."""
     counts = np.bincount(parents[1:], minlength=len(parents))[~is_file]
     # Children follow those of the directory before; the root is nobody's child.
     return np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
 
 
-def _raise_directory_mtimes(
+def raise_directory_mtimes(
     mtimes_ns: npt.NDArray[np.generic], parents: npt.NDArray[np.uint32], level_starts: list[int]
 ) -> None:
     """Give each directory the newest time below it, from the deepest level up."""

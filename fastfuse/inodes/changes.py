@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.inodes.table import InodeTable, Kind
+from fastfuse.inodes.table import InodeTable, Kind, are_made
 
 __all__ = ["Changes", "take_over"]
 
@@ -53,6 +53,8 @@ class _Numbering:
         self._new_inodes = np.zeros(len(new), "uint64")  # 0: not known yet
         self._classes = _translation(old.metadata.storage_classes, new.metadata.storage_classes)
         self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
+        # Manifests may come to name another bucket: the same path is another object then.
+        self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
         self.changes = Changes()
 
     def match_directories(self) -> None:
@@ -112,7 +114,7 @@ class _Numbering:
         """Which of the pairs are files of the same bytes and attributes."""
         old, new = self._old.columns, self._new.columns
         kinds = old["kinds"][old_rows]
-        same: npt.NDArray[np.bool_] = kinds != Kind.DIRECTORY
+        same: npt.NDArray[np.bool_] = (kinds != Kind.DIRECTORY) & self._is_same_bucket
         for name in ("kinds", "sizes", "mtimes_ns", "etag_parts"):
             same &= old[name][old_rows] == new[name][new_rows]
         same &= self._classes[old["storage_classes"][old_rows].astype("int64")] == new["storage_classes"][new_rows]
@@ -122,6 +124,9 @@ class _Numbering:
         # An ETag that is no MD5 is a number into its table's own list.
         other = kinds == Kind.FILE_OTHER_ETAG
         before[other, 0] = self._other_etags[before[other, 0]]
+        # Where the bytes of a made file lie says nothing about them.
+        made = are_made(kinds)
+        before[made, 0] = after[made, 0] = 0
         same &= np.all(before == after, axis=1)
         return same
 
@@ -131,7 +136,7 @@ class _Numbering:
         if Kind.DIRECTORY in {self._old.columns["kinds"][old_row], self._new.columns["kinds"][new_row]}:
             self.changes.removed += _files_below(self._old, old_row)
             self.changes.added += _files_below(self._new, new_row)
-        else:
+        elif self._new.columns["kinds"][new_row] != Kind.FILE_ORDER:
             self.changes.replaced += 1
 
 
@@ -159,7 +164,7 @@ def _pairs(old_rows: _Rows, new_rows: _Rows, which: npt.NDArray[np.bool_]) -> li
 
 
 def _files_below(table: InodeTable, row: int) -> int:
-    """How many files `row` is or holds."""
+    """How many files `row` is or holds, but for orders of them: a name more changes every one of those."""
     count, waiting = 0, [row]
     kinds = table.columns["kinds"]
     while waiting:
@@ -167,7 +172,7 @@ def _files_below(table: InodeTable, row: int) -> int:
         if kinds[at] == Kind.DIRECTORY:
             first, children = table.span(at)
             waiting += range(first, first + children)
-        else:
+        elif kinds[at] != Kind.FILE_ORDER:
             count += 1
     return count
 

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     NOT_UTF8 = "bytes that are not UTF-8"
     MARKER_WITH_DATA = "a directory marker that is not empty"
     SHADOWED = "a file with the same name as a directory"
+    MADE_SHADOWED = "the name of an object, and is none itself"
 
 
 @dataclass(slots=True)

@@ -18,7 +18,15 @@ column                  type      meaning
 ``sizes``               int64     file: bytes. directory: 0
 ``mtimes_ns``           int64     file: LastModified. directory: the newest below it
 ``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
-                                  directory: row of the first child and number of children, two uint64
+                                  directory: row of the first child and number of children, two uint64.
+                                  made file: where in ``made`` it begins, uint64, and 8 bytes of digest
+======================  ========  ==============================================================================
+
+*Made* files are no objects: the table carries their bytes, in one more column, which only tables have that need it.
+
+======================  ========  ==============================================================================
+``made``                bytes     contents of made files, concatenated; of an order of files what it is made of,
+                                  seed and epoch, two int64
 ======================  ========  ==============================================================================
 
 Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
@@ -28,6 +36,14 @@ Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a ta
 ``inodes``              uint64    inode number of the row
 ``inode_rows``          uint32    the rows, in the order of their inode numbers
 ======================  ========  ==============================================================================
+
+Where the source has an order of its own (a manifest), one more column tells it, a file that is named twice twice:
+
+======================  ========  ==============================================================================
+``source_order``        uint32    rows of files, as many as the source names
+======================  ========  ==============================================================================
+
+The paths of a table of several buckets are ``bucket/key``, and its `TableMetadata.bucket` is empty.
 
 The columns may lie in a mapped snapshot: nothing is copied and nothing is written.
 """
@@ -45,7 +61,21 @@ import numpy.typing as npt
 from fastfuse.errors import StaleInodeError
 from fastfuse.objects import ObjectRef
 
-__all__ = ["COLUMN_TYPES", "INODE_COLUMN_TYPES", "ROOT", "Attributes", "InodeTable", "Kind", "TableMetadata"]
+__all__ = [
+    "COLUMN_TYPES",
+    "INODE_COLUMN_TYPES",
+    "MADE",
+    "MADE_COLUMN_TYPES",
+    "ORDER_COLUMN_TYPES",
+    "ORDER_RECIPE",
+    "ROOT",
+    "Attributes",
+    "InodeTable",
+    "Kind",
+    "TableMetadata",
+    "are_made",
+    "are_objects",
+]
 
 ROOT = 1
 
@@ -63,8 +93,14 @@ COLUMN_TYPES: Mapping[str, str] = {
 
 INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint32"}
 
+ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
+MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
+
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 _ETAG_INDEX = struct.Struct("<Q8x")
+# What the ``etags`` of made files hold, and what ``made`` holds of orders.
+MADE = struct.Struct("<Q8s")
+ORDER_RECIPE = struct.Struct("<qq")
 
 
 class Kind(IntEnum):
@@ -74,6 +110,11 @@ class Kind(IntEnum):
     FILE_MD5 = 1  # "0123...ef"
     FILE_MULTIPART = 2  # "0123...ef-12"
     FILE_OTHER_ETAG = 3  # anything else, none included
+    FILE_MADE = 4  # no object: its bytes are in the column ``made``
+    FILE_ORDER = 5  # no object: the order of an epoch, see `inodes.orders`
+
+
+_MADE_KINDS = frozenset({Kind.FILE_MADE, Kind.FILE_ORDER})
 
 
 class Attributes(NamedTuple):
@@ -89,9 +130,11 @@ class Attributes(NamedTuple):
 class TableMetadata:
     """What is said once for the whole table."""
 
+    # Empty where the objects lie in several: then the first segment of each path is its bucket.
     bucket: str
     # What stands before every path to make it a key: empty or ending in "/".
     key_prefix: str
+    # Objects and their bytes: made files are in neither.
     file_count: int
     directory_count: int
     total_bytes: int
@@ -105,7 +148,7 @@ class InodeTable:
     """A read-only view of the columns. Cheap to make; safe to share; never changes."""
 
     def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """`columns` has the arrays of `COLUMN_TYPES` and may have `INODE_COLUMN_TYPES`; they are kept, not copied."""
+        """`columns` has the arrays of `COLUMN_TYPES`, and may have others of this module; they are kept, not copied."""
         self.metadata = metadata
         self.columns = columns
         # memoryview items are plain ints, three times faster to take than numpy scalars.
@@ -120,6 +163,7 @@ class InodeTable:
         self._etags = columns["etags"].view("uint8").data
         self._inodes = columns["inodes"].data if "inodes" in columns else None
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
+        self._made = columns["made"].data if "made" in columns else memoryview(b"")
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -186,6 +230,15 @@ class InodeTable:
                 high = middle
         return self.inode(low) if low < end and self.name_at(low) == name else None
 
+    def find(self, path: bytes) -> int | None:
+        """The inode at `path` below the root, or None; the segments are as they are in a key."""
+        inode: int | None = ROOT
+        for name in path.split(b"/"):
+            if inode is None or not self.is_directory(inode):
+                return None
+            inode = self.lookup(inode, name)
+        return inode
+
     def child_count(self, directory: int) -> int:
         return self.span(self.row(directory))[1]
 
@@ -213,8 +266,8 @@ class InodeTable:
     def storage_class(self, inode: int) -> str:
         return self.metadata.storage_classes[self._storage_classes[self.row(inode)]]
 
-    def key(self, inode: int) -> str:
-        """The whole S3 key of a file, or the prefix with its ``/`` of a directory."""
+    def path(self, inode: int) -> str:
+        """Below the root, without a ``/`` at the beginning; of a directory with one at the end. The root's is empty."""
         segments = [b"/" if self.is_directory(inode) and inode != ROOT else b""]
         row = self.row(inode)
         while row:
@@ -225,7 +278,37 @@ class InodeTable:
             row = parent
             if row:
                 segments.append(b"/")
-        return self.metadata.key_prefix + b"".join(reversed(segments)).decode()
+        return b"".join(reversed(segments)).decode()
+
+    def bucket_and_key(self, inode: int) -> tuple[str, str]:
+        """The bucket and the whole S3 key of a file, or the prefix with its ``/`` of a directory.
+
+        Both are empty for what lies above the buckets of a table of several.
+        """
+        path = self.path(inode)
+        if self.metadata.bucket:
+            return self.metadata.bucket, self.metadata.key_prefix + path
+        bucket, _, key = path.partition("/")
+        return bucket, key
+
+    def key(self, inode: int) -> str:
+        """As `bucket_and_key`, without the bucket."""
+        return self.bucket_and_key(inode)[1]
+
+    def buckets(self) -> list[str]:
+        """Where the objects are, in order."""
+        if self.metadata.bucket:
+            return [self.metadata.bucket]
+        found = [name.decode() for _, name, attributes in self.children(ROOT) if attributes.is_directory]
+        return [name for name in found if not name.startswith(".")]  # as no bucket's name does
+
+    def source_order(self) -> npt.NDArray[np.uint32] | None:
+        """The rows of files in the order in which the source names them, one that is named twice twice.
+
+        None where the source has no order of its own: it is that of keys then, see `inodes.part.key_order`.
+        """
+        order = self.columns.get("source_order")
+        return None if order is None else order.view("uint32")
 
     def etag(self, inode: int) -> str:
         """As the service listed it, quotes included."""
@@ -239,15 +322,49 @@ class InodeTable:
             case Kind.FILE_OTHER_ETAG:
                 (index,) = _ETAG_INDEX.unpack(packed)
                 return self.metadata.other_etags[int(index)]
+            case Kind.FILE_MADE | Kind.FILE_ORDER:
+                return f'"made-{packed[8:].hex()}"'
             case _:
                 raise ValueError(f"inode {inode} is a directory and has no ETag")
 
-    def ref(self, inode: int) -> ObjectRef:
-        """The object behind a file; `ValueError` for a directory."""
+    def is_made(self, inode: int) -> bool:
+        """Whether it is a file and no object."""
+        return self._kinds[self.row(inode)] in _MADE_KINDS
+
+    def made(self, inode: int) -> memoryview:
+        """The bytes of a made file that the table carries; `ValueError` for everything else."""
         row = self.row(inode)
+        if self._kinds[row] != Kind.FILE_MADE:
+            raise ValueError(f"inode {inode} is no made file")
+        return self._content(row, self._sizes[row])
+
+    def recipe(self, inode: int) -> tuple[int, int] | None:
+        """``(seed, epoch)`` of the order that a file holds; None for everything else."""
+        row = self.row(inode)
+        if self._kinds[row] != Kind.FILE_ORDER:
+            return None
+        seed, epoch = ORDER_RECIPE.unpack(self._content(row, ORDER_RECIPE.size))
+        return seed, epoch
+
+    def _content(self, row: int, size_bytes: int) -> memoryview:
+        start, _ = MADE.unpack_from(self._etags, 16 * row)
+        content = self._made[start : start + size_bytes]
+        if len(content) != size_bytes:
+            raise ValueError(f"the bytes of row {row} are not all there")
+        return content
+
+    def ref(self, inode: int) -> ObjectRef:
+        """The object behind a file; `ValueError` for a directory.
+
+        A made file has one of no bucket, whose key is its path, and whose ETag changes with its bytes.
+        """
+        row = self.row(inode)
+        if self._kinds[row] in _MADE_KINDS:
+            return ObjectRef("", self.path(inode), self._sizes[row], self.etag(inode), self._mtimes_ns[row])
+        bucket, key = self.bucket_and_key(inode)
         return ObjectRef(
-            bucket=self.metadata.bucket,
-            key=self.key(inode),
+            bucket=bucket,
+            key=key,
             size_bytes=self._sizes[row],
             etag=self.etag(inode),
             modified_ns=self._mtimes_ns[row],
@@ -278,10 +395,14 @@ class InodeTable:
             newest = max((self._mtimes_ns[child] for child in range(first, first + children)), default=0)
             assert self._mtimes_ns[row] >= newest
         assert next_child == count
-        files = int(np.count_nonzero(self.columns["kinds"]))
-        assert self.metadata.file_count == files
-        assert self.metadata.directory_count == count - files
-        assert self.metadata.total_bytes == int(self.columns["sizes"].sum())
+        is_object = are_objects(self.columns["kinds"])
+        assert self.metadata.file_count == int(np.count_nonzero(is_object))
+        assert self.metadata.directory_count == int(np.count_nonzero(self.columns["kinds"] == Kind.DIRECTORY))
+        assert self.metadata.total_bytes == int(self.columns["sizes"][is_object].sum())
+        for row in np.flatnonzero(self.columns["kinds"] == Kind.FILE_MADE).tolist():
+            assert len(self.made(self.inode(row))) == self._sizes[row]
+        order = self.source_order()
+        assert order is None or all(self._kinds[row] != Kind.DIRECTORY for row in order)
         inodes = [self.inode(row) for row in range(count)]
         assert inodes[0] == ROOT
         assert len(set(inodes)) == count
@@ -290,3 +411,13 @@ class InodeTable:
 
     def _attributes(self, row: int, inode: int) -> Attributes:
         return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])
+
+
+def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which rows are objects, by their kinds: neither directories nor made files."""
+    return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
+
+
+def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which rows are files and no objects, by their kinds."""
+    return np.isin(kinds, (Kind.FILE_MADE, Kind.FILE_ORDER))

@@ -3,14 +3,15 @@
 Layout, little-endian::
 
     0   8 bytes   magic "FASTFUSE"
-    8   uint32    format version
+    8   uint32    format version: 1, or 2 with what readers of version 1 do not know (made files, views, orders)
     12  uint32    bytes of the header
     16  uint32    CRC-32 of the header
     20  uint32    CRC-32 of everything behind the padded header
     24  header    JSON, padded with zeros to a multiple of 64 bytes; see below
     ..  columns   each at a multiple of 64 bytes behind the header, in the types of `inodes.table`
 
-The header is ``{"source": URI, "listed_at_ns": int, "refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
+The header is ``{"source": URI, "view": str, "listed_at_ns": int,
+"refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
 "metadata": {...}, "columns": {name: {"type", "offset", "count"}}, "columns_bytes": int}``.
 
 Not compressed: zstd makes it a third (the ETags are random), but then opening takes two to four times as long, and what
@@ -38,15 +39,29 @@ import numpy.typing as npt
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.inodes.names import Reason, Refusals
-from fastfuse.inodes.table import COLUMN_TYPES, INODE_COLUMN_TYPES, InodeTable, Kind, TableMetadata
+from fastfuse.inodes.table import (
+    COLUMN_TYPES,
+    INODE_COLUMN_TYPES,
+    MADE_COLUMN_TYPES,
+    ORDER_COLUMN_TYPES,
+    ORDER_RECIPE,
+    InodeTable,
+    Kind,
+    TableMetadata,
+    are_made,
+)
 
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
 
 _MAGIC = b"FASTFUSE"
-_VERSION = 1
+_PLAIN_VERSION, _FULL_VERSION = 1, 2
 _HEAD = struct.Struct("<8sIIII")
 _ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
-_TYPES = {**COLUMN_TYPES, **INODE_COLUMN_TYPES}
+_OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **MADE_COLUMN_TYPES, **ORDER_COLUMN_TYPES}
+_TYPES = {**COLUMN_TYPES, **_OPTIONAL_TYPES}
+_PLAIN_COLUMNS = {*COLUMN_TYPES, *INODE_COLUMN_TYPES}
+# Columns whose length is not the number of rows.
+_BLOBS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +72,8 @@ class Snapshot:
     listed_at_ns: int  # since the epoch; when the listing began
     table: InodeTable
     refusals: Refusals
+    # How the source was taken and what of it is shown, in words; empty: as a prefix, and all of it.
+    view: str = ""
 
 
 def save_snapshot(snapshot: Snapshot, fd: int) -> None:
@@ -72,9 +89,10 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         offset = _aligned(offset + column.nbytes)
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
+    version = _PLAIN_VERSION if not snapshot.view and columns.keys() <= _PLAIN_COLUMNS else _FULL_VERSION
     with os.fdopen(os.dup(fd), "wb") as file:
         file.seek(0)  # somebody may have read it before
-        file.write(_HEAD.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header), body_crc) + header)
+        file.write(_HEAD.pack(_MAGIC, version, len(header), zlib.crc32(header), body_crc) + header)
         for column in columns.values():
             file.write(column.view("uint8").data)
             file.write(_padding(column.nbytes))
@@ -92,8 +110,10 @@ def open_snapshot(fd: int) -> Snapshot:
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
         raise ConfigurationError("it is not a fastfuse index", hint=_MAKE_ANEW)
-    if version != _VERSION:
-        raise ConfigurationError(f"the index has format {version}, this fastfuse reads {_VERSION}", hint=_MAKE_ANEW)
+    if not _PLAIN_VERSION <= version <= _FULL_VERSION:
+        raise ConfigurationError(
+            f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_FULL_VERSION}", hint=_MAKE_ANEW
+        )
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or zlib.crc32(text) != header_crc:
         raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
@@ -120,8 +140,9 @@ def verify_snapshot(fd: int) -> Snapshot:
         with data[_HEAD.size + header_bytes :] as body:
             is_sound = zlib.crc32(body) == body_crc
     table = snapshot.table
-    is_new = not table.metadata.next_inode and table.columns.keys() == COLUMN_TYPES.keys()
-    if not (is_sound and is_new and _is_tree(table) and _has_its_words(table)):
+    is_new = not table.metadata.next_inode and not table.columns.keys() & INODE_COLUMN_TYPES.keys()
+    is_whole = is_sound and is_new and _is_tree(table) and _has_its_words(table)
+    if not (is_whole and _has_its_contents(table) and _orders_its_files(table)):
         raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
     return snapshot
 
@@ -134,6 +155,7 @@ def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_byte
     refusals = snapshot.refusals
     return {
         "source": snapshot.source,
+        "view": snapshot.view,
         "listed_at_ns": snapshot.listed_at_ns,
         "refusals": {
             "counts": refusals.counts,
@@ -147,7 +169,7 @@ def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_byte
 
 def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
     described = header["columns"]
-    optional = {name: kind for name, kind in INODE_COLUMN_TYPES.items() if name in described}
+    optional = {name: kind for name, kind in _OPTIONAL_TYPES.items() if name in described}
     columns = {name: _column(body, kind, described[name]) for name, kind in {**COLUMN_TYPES, **optional}.items()}
     _check_lengths(columns)
     refusals = header["refusals"]
@@ -159,6 +181,7 @@ def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
             Counter({Reason(reason): _number(count) for reason, count in refusals["counts"].items()}),
             [(key.encode("utf-8", "surrogateescape"), Reason(reason)) for key, reason in refusals["examples"]],
         ),
+        view=_text(header.get("view", "")),
     )
 
 
@@ -172,7 +195,7 @@ def _column(body: memoryview, kind: str, described: dict[str, Any]) -> npt.NDArr
 
 def _check_lengths(columns: dict[str, npt.NDArray[np.generic]]) -> None:
     rows = len(columns["kinds"])
-    if not rows or any(len(column) != rows for name, column in columns.items() if name != "names"):
+    if not rows or any(len(column) != rows for name, column in columns.items() if name not in _BLOBS):
         raise ValueError("columns of different lengths")
     if int(columns["name_ends"][-1]) != len(columns["names"]):
         raise ValueError("names of another length than their ends say")
@@ -199,6 +222,29 @@ def _has_its_words(table: InodeTable) -> bool:
     odd = columns["etags"][columns["kinds"] == Kind.FILE_OTHER_ETAG].view("uint64")[::2]
     return bool(
         columns["storage_classes"].max() < len(metadata.storage_classes) and np.all(odd < len(metadata.other_etags))
+    )
+
+
+def _orders_its_files(table: InodeTable) -> bool:
+    """Whether the source's order, if it has one, is made of rows of files."""
+    order = table.source_order()
+    if order is None or not len(order):
+        return True
+    return bool(order.max() < len(table) and np.all(table.columns["kinds"][order] != Kind.DIRECTORY))
+
+
+def _has_its_contents(table: InodeTable) -> bool:
+    """Whether the bytes of all made files are there."""
+    kinds, sizes = table.columns["kinds"], table.columns["sizes"].view("int64")
+    is_made = are_made(kinds)
+    starts = table.columns["etags"][is_made].view("uint64")[::2]
+    # Of an order there is only what it is made of.
+    held = np.where(kinds == Kind.FILE_ORDER, ORDER_RECIPE.size, sizes)[is_made]
+    made_bytes = len(table.columns.get("made", ()))
+    return bool(
+        np.all(sizes[is_made] >= 0)
+        and np.all(starts <= made_bytes)
+        and np.all(held <= made_bytes - starts.astype("int64"))
     )
 
 

@@ -144,10 +144,16 @@ class MountOperations(InitialisedOperations):
         """What is answered from now."""
         return self._table
 
-    def serve(self, table: InodeTable, engine: ReadEngine) -> None:
-        """From now on answer from `table` and `engine`; a worker's first step."""
+    def serve(
+        self, table: InodeTable, engine: ReadEngine, made_opened: Callable[[int], None] = lambda inode: None
+    ) -> None:
+        """From now on answer from `table` and `engine`; a worker's first step.
+
+        `made_opened` is called with the inode of each made file that is opened.
+        """
         self._table = table
         self._engine = engine
+        self._made_opened = made_opened
         worker = self._counters.get("fastfuse_worker_respawns") & ((1 << _WORKER_BITS) - 1)
         self._worker_bits = worker << _INODE_BITS
 
@@ -204,6 +210,8 @@ class MountOperations(InitialisedOperations):
         self._counters.add(self._opened_slot)
         self._counters.add(self._open_slot)
         self._engine.open(inode, ref)
+        if not ref.bucket:
+            self._made_opened(inode)
         direct_from_bytes = self._direct_from_bytes
         return pyfuse3.FileInfo(
             fh=self._worker_bits | inode,
@@ -358,7 +366,10 @@ class MountOperations(InitialisedOperations):
 
     def _xattrs(self, inode: int) -> dict[bytes, bytes]:
         table = self._table
-        xattrs = {b"user.s3.bucket": table.metadata.bucket.encode(), b"user.s3.key": table.key(inode).encode()}
+        if table.is_made(inode):
+            return {}
+        bucket, key = table.bucket_and_key(inode)
+        xattrs = {b"user.s3.bucket": bucket.encode(), b"user.s3.key": key.encode()}
         if not table.is_directory(inode):
             xattrs[b"user.s3.etag"] = table.etag(inode).encode()
             xattrs[b"user.s3.storage_class"] = table.storage_class(inode).encode()

@@ -39,10 +39,12 @@ from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
 from fastfuse.mount.hints import HintTaker
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.orders import OrderFollower
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.counted import CountingReader
+from fastfuse.store.made import MadeReader
 from fastfuse.store.router import open_reader
 
 __all__ = ["READY", "SWAPPED", "run_worker"]
@@ -113,38 +115,44 @@ async def _serve(
     buffers = PartBuffers(slot_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
     reader = open_reader(connection, buffers)
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(CountingReader(reader, counters), readahead, nursery, lambda: operations.table)
-        bucket = _serve_table(operations, snapshot_fd, engine)
+        made = MadeReader(CountingReader(reader, counters), lambda: operations.table)
+        engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
+        follower = OrderFollower(made.order_of, engine.new_order, counters, nursery)
+        buckets = _serve_table(operations, snapshot_fd, engine, follower)
         if hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=hint_uids)
             nursery.start_soon(taker.run, hints)
         nursery.start_soon(_measure_pool, engine, counters)
-        nursery.start_soon(_take_tables, tables, operations)
-        nursery.start_soon(reader.prepare, bucket)
+        nursery.start_soon(_take_tables, tables, operations, made)
+        for bucket in buckets:
+            nursery.start_soon(reader.prepare, bucket)
         os.write(ready_fd, READY)
         os.close(ready_fd)
         await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
 
 
-def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> str:
-    """Answer from the snapshot in `snapshot_fd`, which is closed, and return its bucket.
+def _serve_table(
+    operations: MountOperations, snapshot_fd: int, engine: ReadEngine, follower: OrderFollower
+) -> list[str]:
+    """Answer from the snapshot in `snapshot_fd`, which is closed, and return its buckets.
 
     Nobody else refers to the table, so that its mapping goes when another takes its place.
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    operations.serve(table, engine)
-    return table.metadata.bucket
+    operations.serve(table, engine, follower.opened)
+    return table.buckets()
 
 
-async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
+async def _take_tables(tables: socket.socket, operations: MountOperations, made: MadeReader) -> None:
     while True:
         await trio.lowlevel.wait_readable(tables)
         _, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
         if not descriptors:
             return  # the supervisor is dead, and so will we be
         operations.swap(open_snapshot(descriptors[0]).table)
+        made.forget()
         os.close(descriptors[0])
         tables.send(SWAPPED)
 

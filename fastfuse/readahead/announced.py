@@ -52,6 +52,11 @@ class AnnouncedOrder:
         """Whether enough is announced for now."""
         return len(self._queued) >= _MAX_QUEUED_FILES
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left of what was announced but what is fetched already."""
+        return not self._queued
+
     def announce(self, inodes: Sequence[int]) -> None:
         """`inodes` follow what was announced before. What is announced twice is fetched once."""
         for inode in inodes:

@@ -59,6 +59,11 @@ class Order:
         # Set when there is room again for who waits to announce more.
         self._room: trio.Event | None = None
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether everything that was announced is fetched or passed over."""
+        return self.decisions.is_spent
+
     async def announce(self, inodes: Sequence[int]) -> None:
         """Take files that will be opened, in this order and after those announced before.
 
@@ -205,12 +210,13 @@ class Prefetcher:
         )
 
     def _ref(self, inode: int) -> ObjectRef | None:
-        """The object behind a file, None where there is nothing to fetch."""
+        """The object behind a file, None where there is nothing to fetch: made files are here already."""
         try:
             ref = self._current_table().ref(inode)
         except _NO_FILE:
             return None
-        return ref if ref.size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES else None
+        is_fetched = ref.size_bytes and ref.bucket and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        return ref if is_fetched else None
 
     def _expected_part(self, inode: int, ref: ObjectRef) -> Part | None:
         """All of a small file, the first part of a large one; None where there is no room."""

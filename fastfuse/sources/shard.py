@@ -1,18 +1,77 @@
-"""``ShardedByS3Key``: which of the objects of a channel one host gets. Pure."""
+"""``ShardedByS3Key``: which of the objects of a channel one host gets. Pure.
 
+SageMaker promises each host "approximately 1/n" of the objects and says no more; how they are dealt out is ours:
+
+* By count, part i of n is every n-th object from the i-th on, in the order of keys as UTF-8: ``keys[i::n]``. No part
+  has more than one object more than another.
+* By bytes, the objects are dealt out from the largest to the smallest (equal ones in the order of keys), each to the
+  part that has the fewest bytes by then, of these to the one with the fewest objects, of these to the first. Any two
+  parts differ by no more than the largest object, and the largest part is at most 4/3 of what the best division has
+  (R. Graham, "Bounds on multiprocessing timing anomalies", 1969).
+
+Either way the parts have no object in common, have all objects together, and are the same wherever they are made.
+"""
+
+import heapq
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastfuse.errors import ConfigurationError
+
 __all__ = ["Shard"]
+
+# A part's bytes, its objects and its number as one integer, which compares as the three of them do.
+_NUMBER_BITS = 32
+_COUNT_BITS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Part `index` of `count`, counted from 0.
-
-    SageMaker promises each host "approximately 1/n" of the objects and says no more; how they are dealt out is ours.
-    """
+    """Part `index` of `count`, counted from 0."""
 
     index: int
     count: int
     # Shares of about as many bytes each, not of as many objects.
     by_bytes: bool = False
+
+    @classmethod
+    def parse(cls, text: str, *, by_bytes: bool = False) -> "Shard":
+        """``I/N``: part I of N, counted from 0.
+
+        Raises:
+            ConfigurationError: it is nothing like that, or there is no such part.
+        """
+        numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
+        if numbers is None:
+            raise ConfigurationError(
+                f"{text!r} is not a part of several", hint="write it as I/N: all of four are 0/4, 1/4, 2/4 and 3/4"
+            )
+        index, count = int(numbers[1]), int(numbers[2])
+        if index >= count:
+            raise ConfigurationError(
+                f"{text} is no part of {count}: parts are counted from 0",
+                hint="of four, the last one is 3/4",
+            )
+        return cls(index=index, count=count, by_bytes=by_bytes)
+
+    def __str__(self) -> str:
+        return f"part {self.index}/{self.count} by {'bytes' if self.by_bytes else 'count'}"
+
+    def positions(self, sizes_bytes: Sequence[int]) -> Sequence[int]:
+        """Which of the objects with these sizes, in the order of their keys, belong to the part; ascending."""
+        if not self.by_bytes:
+            return range(self.index, len(sizes_bytes), self.count)
+        parts = [0] * len(sizes_bytes)
+        loads = list(range(self.count))
+        # Stable, reversed or not: equal sizes stay in the order of keys.
+        for position in sorted(range(len(sizes_bytes)), key=sizes_bytes.__getitem__, reverse=True):
+            lightest = loads[0]
+            parts[position] = lightest & _NUMBER_MASK
+            heapq.heapreplace(loads, lightest + (sizes_bytes[position] << _BYTES_SHIFT) + _ONE_OBJECT)
+        return [position for position, part in enumerate(parts) if part == self.index]
+
+
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+_ONE_OBJECT = 1 << _NUMBER_BITS
+_BYTES_SHIFT = _NUMBER_BITS + _COUNT_BITS

@@ -92,7 +92,9 @@ async def test_keys_that_are_not_to_be_had_are_named_with_their_lines(
     tmp_path: Path, autojump_clock: object, kind: str, error: type[Exception]
 ) -> None:
     keys = [f"train/{number:02}" for number in range(30)]
-    with pytest.raises(error, match=r"15 of the 30 keys in .*keys.txt .*\(keys.txt:1: 'train/00'; .*; \.\.\.\)"):
+    with pytest.raises(
+        error, match=r"15 of the 30 keys in .*keys.txt .*\(keys.txt:1: 's3://bucket/train/00'; .*; and 5 more\)"
+    ):
         await list_keys(Heads(**{kind: set(keys[::2])}), written(tmp_path, keys), SOURCE)
 
 

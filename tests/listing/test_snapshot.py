@@ -6,6 +6,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,71 @@ def test_what_was_listed_and_when_and_what_was_refused_is_saved_too(snapshot: by
     assert again.refusals == refusals()
 
 
+def ordered_table(order: list[int]) -> InodeTable:
+    builder = TableBuilder("", "")
+    builder.add([b"one/a", b"two/b"], [7, 8], [3, 4], [_MD5] * 2, ["STANDARD"] * 2)
+    builder.set_source_order(order)
+    return builder.build()[0]
+
+
+@pytest.mark.parametrize("order", [[], [1, 0], [1, 1, 0, 1]])
+def test_the_order_of_the_source_and_its_buckets_are_saved_in_a_format_that_older_readers_refuse(
+    order: list[int],
+) -> None:
+    data = saved(ordered_table(order))
+    assert struct.unpack_from("<I", data, 8) == (2,)
+    again = read(data, verify_snapshot).table
+    again.check_invariants()
+    rows = again.source_order()
+    assert rows is not None
+    assert [again.ref(again.inode(row)).bucket for row in rows.tolist()] == [("one", "two")[at] for at in order]
+
+
+@pytest.mark.parametrize("row", [0, 1, 5, (1 << 32) - 1])
+def test_an_order_of_what_is_no_file_is_refused(row: int) -> None:
+    data = with_item(saved(ordered_table([0])), "source_order", "<I", 0, row)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(data, verify_snapshot)
+
+
+def test_a_view_is_saved_in_a_format_that_older_readers_refuse(snapshot: bytes) -> None:
+    assert (struct.unpack_from("<I", snapshot, 8), read(snapshot, verify_snapshot).view) == ((1,), "")
+    fd = memfd()
+    try:
+        save_snapshot(replace(read(snapshot, verify_snapshot), view="part 0/2 by count"), fd)
+        assert (os.pread(fd, 4, 8), verify_snapshot(fd).view) == (b"\2\0\0\0", "part 0/2 by count")
+    finally:
+        os.close(fd)
+
+
+def made_table(made: dict[bytes, bytes]) -> InodeTable:
+    builder = TableBuilder("bucket", "")
+    builder.add([b"a/x"], [7], [3], [_MD5], ["STANDARD"])
+    for path, content in made.items():
+        builder.add_made(path, content, 5)
+    return builder.build()[0]
+
+
+@given(st.dictionaries(st.sampled_from([b"m", b"a/m", b"n/o", b"z"]), st.binary(max_size=100), min_size=1))
+def test_made_files_are_saved_with_their_bytes(made: dict[bytes, bytes]) -> None:
+    table = made_table(made)
+    again = read(saved(table), verify_snapshot).table
+    again.check_invariants()
+    inodes = [inode for inode in range(ROOT, len(table) + 1) if table.is_made(inode)]
+    assert len(inodes) == len(made)
+    for inode in inodes:
+        assert again.made(inode) == made[again.key(inode).encode()]
+        assert again.ref(inode) == table.ref(inode)
+
+
+def test_only_an_index_with_made_files_has_the_format_that_older_readers_refuse(snapshot: bytes) -> None:
+    def version(data: bytes) -> int:
+        return int.from_bytes(data[8:12], "little")
+
+    assert version(snapshot) == 1
+    assert version(saved(made_table({b"m": b"abc"}))) == 2
+
+
 @given(st.data())
 def test_verifying_finds_any_byte_that_changed(snapshot: bytes, data: st.DataObject) -> None:
     damaged = bytearray(snapshot)
@@ -191,9 +257,10 @@ def test_an_empty_file_is_refused() -> None:
         opened(b"")
 
 
-def test_a_newer_format_is_refused_by_its_number(snapshot: bytes) -> None:
-    with pytest.raises(ConfigurationError, match="format 2, this fastfuse reads 1"):
-        opened(snapshot[:8] + struct.pack("<I", 2) + snapshot[12:])
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_format_of_no_kind_that_is_read_is_refused_by_its_number(snapshot: bytes, version: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"has format {version}, this fastfuse reads 1 to 2"):
+        opened(snapshot[:8] + version.to_bytes(4, "little") + snapshot[12:])
 
 
 def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -272,6 +339,25 @@ def test_an_index_whose_numbers_of_children_come_out_right_only_as_64_bits_is_re
         read(damaged, verify_snapshot)
 
 
+@pytest.mark.parametrize(
+    ("column", "item_format", "offset", "item"),
+    [
+        *(("etags", "<Q", 16 * 2, start) for start in (1, 4, 1 << 63, (1 << 64) - 1)),
+        *(("sizes", "<q", 8 * 2, size) for size in (4, -1, (1 << 63) - 1)),
+    ],
+)
+def test_an_index_whose_made_file_lies_outside_of_its_bytes_is_refused(
+    column: str, item_format: str, offset: int, item: int
+) -> None:
+    snapshot = saved(made_table({b"m": b"abc"}))  # rows: the root, a, m, a/x
+    assert bytes(opened(snapshot).made(3)) == b"abc"
+    damaged = with_item(snapshot, column, item_format, offset, item)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(damaged, verify_snapshot)
+    with pytest.raises(ValueError, match="not all there"):
+        opened(damaged).made(3)
+
+
 def test_an_index_whose_root_is_a_file_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="damaged"):
         read(with_item(saved(table_of({})), "kinds", "B", 0, 1), verify_snapshot)
@@ -299,6 +385,7 @@ def test_any_damaged_byte_is_refused_or_makes_errors_of_single_files(snapshot: b
     for inode in range(ROOT, len(table) + 1):
         for use in (
             table.ref,
+            table.made,
             table.key,
             table.attributes,
             lambda n: table.lookup(n, b"e"),

@@ -1,0 +1,180 @@
+"""Manifests and parts as mounts: what is shown, what is read, and what a refresh brings."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mounting import ENVIRONMENT, mounted, run_fastfuse
+
+KEYS = [f"set/{at % 3}/{at:02}" for at in range(20)]
+
+
+@pytest.fixture
+def stored() -> dict[str, MemoryObjects]:
+    return {
+        "lists": MemoryObjects(),
+        "one": MemoryObjects({key: key.encode() * 3 for key in KEYS}),
+        "two": MemoryObjects({"x/picture": b"pixels", "y": b"", "set/0/00": b"another"}),
+    }
+
+
+@pytest.fixture
+def server(stored: dict[str, MemoryObjects]) -> Iterator[LoopbackServer]:
+    with LoopbackServer(stored) as server:
+        yield server
+
+
+def manifest(*keys: str, prefix: str = "s3://one/set/") -> bytes:
+    return json.dumps([{"prefix": prefix}, *keys]).encode()
+
+
+def lines(*members: dict[str, object]) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in members)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def labels(path: Path) -> list[object]:
+    return [json.loads(line)["label"] for line in path.read_text().splitlines()]
+
+
+def refresh(path: Path) -> str:
+    done = run_fastfuse("refresh", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def xattrs(path: Path) -> tuple[str, str]:
+    return os.getxattr(path, "user.s3.bucket").decode(), os.getxattr(path, "user.s3.key").decode()
+
+
+def test_a_manifest_shows_its_objects_under_their_keys_and_a_refresh_reads_it_again(
+    stored: dict[str, MemoryObjects], server: LoopbackServer
+) -> None:
+    stored["lists"].put("m", manifest("0/00", "1/01", "0/00"))
+    with mounted("s3://lists/m", server.endpoint_url, "--source-type", "ManifestFile") as mount:
+        assert tree(mount.path) == {"set/0/00": b"set/0/00" * 3, "set/1/01": b"set/1/01" * 3}
+        kept = (mount.path / "set/1/01").stat().st_ino
+        assert xattrs(mount.path / "set/1/01") == ("one", "set/1/01")
+        stored["lists"].put("m", manifest("1/01", "2/02", "2/05"))
+        assert refresh(mount.path).startswith("2 added, 1 removed, 0 replaced; 3 objects now")
+        assert tree(mount.path) == {key: key.encode() * 3 for key in ("set/1/01", "set/2/02", "set/2/05")}
+        assert (mount.path / "set/1/01").stat().st_ino == kept
+        # The same path in another bucket is another object, even if nothing else tells them apart.
+        stored["two"].put("set/1/01", b"set/1/01" * 3)
+        stored["lists"].put("m", manifest("1/01", prefix="s3://two/set/"))
+        assert refresh(mount.path).startswith("0 added, 2 removed, 1 replaced; 1 objects now")
+        assert xattrs(mount.path / "set/1/01") == ("two", "set/1/01")
+        assert mount.stop() == 0
+
+
+def test_a_refresh_of_a_manifest_that_is_wrong_changes_nothing(
+    stored: dict[str, MemoryObjects], server: LoopbackServer
+) -> None:
+    stored["lists"].put("m", manifest("0/00"))
+    with mounted("s3://lists/m", server.endpoint_url, "--source-type", "ManifestFile") as mount:
+        stored["lists"].put("m", manifest("0/00", "absent"))
+        done = run_fastfuse("refresh", str(mount.path))
+        assert done.returncode == 4
+        assert "1 of the 2 keys in s3://lists/m do not exist (m:1:39: 's3://one/set/absent')" in done.stderr
+        assert tree(mount.path) == {"set/0/00": b"set/0/00" * 3}
+        assert mount.stop() == 0
+
+
+def test_an_augmented_manifest_over_two_buckets_is_there_with_its_labels(
+    stored: dict[str, MemoryObjects], server: LoopbackServer
+) -> None:
+    first: dict[str, object] = {"label": 1, "source-ref": "s3://two/x/picture", "text-ref": "s3://one/set/0/00"}
+    stored["lists"].put("images.jsonl", lines(first, {**first, "label": 2, "source-ref": "s3://two/y"}))
+    options = ("--source-type", "AugmentedManifestFile", "--attribute-name", "source-ref", "--attribute-name", "label")
+    with mounted("s3://lists/images.jsonl", server.endpoint_url, *options) as mount:
+        # All that is kept lies in one bucket.
+        assert tree(mount.path) == {
+            "x/picture": b"pixels",
+            "y": b"",
+            "images.jsonl": b'{"source-ref":"s3://two/x/picture","label":1}\n{"source-ref":"s3://two/y","label":2}\n',
+        }
+        assert mount.stop() == 0
+    with mounted("s3://lists/images.jsonl", server.endpoint_url, *options[:2]) as mount:
+        assert {path: data for path, data in tree(mount.path).items() if path != "images.jsonl"} == {
+            "two/x/picture": b"pixels",
+            "two/y": b"",
+            "one/set/0/00": b"set/0/00" * 3,
+        }
+        assert xattrs(mount.path / "two/x/picture") == ("two", "x/picture")
+        assert xattrs(mount.path / "two/x") == ("two", "x/")
+        assert xattrs(mount.path / "one") == ("one", "")
+        assert xattrs(mount.path) == ("", "")
+        assert labels(mount.path / "images.jsonl") == [1, 2]
+        stored["lists"].put("images.jsonl", lines({**first, "label": 3}))
+        assert refresh(mount.path).startswith("0 added, 1 removed, 1 replaced; 2 objects now")
+        assert labels(mount.path / "images.jsonl") == [3]
+        assert mount.stop() == 0
+
+
+def test_the_parts_of_three_hosts_are_everything_once(stored: dict[str, MemoryObjects], server: LoopbackServer) -> None:
+    with ExitStack() as stack:
+        hosts = [
+            stack.enter_context(mounted("s3://one/set", server.endpoint_url, "--shard", f"{at}/3")) for at in range(3)
+        ]
+        parts = [tree(host.path) for host in hosts]
+        whole = {key.removeprefix("set/"): key.encode() * 3 for key in KEYS}
+        assert [sorted(part) for part in parts] == [sorted(whole)[at::3] for at in range(3)]
+        assert parts[0] | parts[1] | parts[2] == whole
+        stored["one"].put("set/new", b"new")
+        stored["one"].delete("set/0/00")
+        for host in hosts:
+            refresh(host.path)
+        parts = [tree(host.path) for host in hosts]
+        whole["new"] = b"new"
+        del whole["0/00"]
+        assert [sorted(part) for part in parts] == [sorted(whole)[at::3] for at in range(3)]
+        assert parts[0] | parts[1] | parts[2] == whole
+        assert [host.stop() for host in hosts] == [0, 0, 0]
+
+
+def test_more_hosts_than_objects_leave_some_with_an_empty_directory(server: LoopbackServer) -> None:
+    environment = {**ENVIRONMENT, "FASTFUSE_SHARD": "3/4", "FASTFUSE_SHARD_BY": "bytes"}
+    with mounted("s3://two", server.endpoint_url, environment=environment) as mount:
+        assert os.listdir(mount.path) == []
+        assert mount.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "code", "message"),
+    [
+        (manifest("absent", "0/00"), ("ManifestFile",), 4, "1 of the 2 keys in s3://lists/m do not exist (m:1:31: "),
+        (b'[{"prefix": "s3://one/"},\n 1]', ("ManifestFile",), 2, "s3://lists/m:2:2: this is not a string"),
+        (b"{}\n[]", ("AugmentedManifestFile",), 2, "s3://lists/m:2:1: this is not the beginning of a JSON object"),
+        (
+            b'{"a": 1}\n{"b": 2}',
+            ("AugmentedManifestFile", "--attribute-name", "a"),
+            2,
+            "s3://lists/m:2:1: the line has no attribute 'a'",
+        ),
+        (b"", ("ManifestFile", "--attribute-name", "a"), 2, "--attribute-name picks attributes of an augmented"),
+        (b"", ("S3Prefix", "--shard", "1/1"), 2, "1/1 is no part of 1: parts are counted from 0"),
+        (b"", ("S3Prefix", "--shard-by", "bytes"), 2, "--shard-by says how to divide what --shard divides"),
+    ],
+)
+def test_a_source_that_is_wrong_is_one_sentence(
+    stored: dict[str, MemoryObjects],
+    server: LoopbackServer,
+    content: bytes,
+    options: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    stored["lists"].put("m", content)
+    connection = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
+    done = run_fastfuse("index", "s3://lists/m", "--summary", "--source-type", *options, *connection)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
