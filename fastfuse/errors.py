@@ -12,6 +12,7 @@ __all__ = [
     "BadReplyError",
     "ConfigurationError",
     "DeadlineError",
+    "DiskError",
     "EmptySourceError",
     "FastfuseError",
     "ForbiddenObjectError",
@@ -85,6 +86,12 @@ class ThrottledError(ServiceError):
 
 class MountError(FastfuseError):
     """The kernel or the host refused the mount."""
+
+    exit_code = 5
+
+
+class DiskError(FastfuseError):
+    """The host's disk does not take what is downloaded: it is full, read-only, or something is in the way."""
 
     exit_code = 5
 

@@ -143,6 +143,20 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.cluster": row("errors sagemaker.channel"),
     "sagemaker.files": row("errors sagemaker.channel"),
     "sagemaker.environment": row("sagemaker.channel sagemaker.files"),
+    # File mode: no FUSE, and S3 only by way of a reader.
+    "sagemaker.download": row(),
+    "sagemaker.download.values": row(),
+    "sagemaker.download.pace": row(),
+    "sagemaker.download.stamps": row("objects"),
+    "sagemaker.download.parts": row("sagemaker.download.stamps"),
+    "sagemaker.download.disk": row("errors sagemaker.download.stamps"),
+    "sagemaker.download.jobs": row("errors inodes.table objects sagemaker.download.disk"),
+    "sagemaker.download.landing": row("errors objects sagemaker.download.*"),
+    "sagemaker.download.survey": row("errors inodes.table objects sagemaker.download.* sizes", "numpy"),
+    "sagemaker.download.fetch": row("objects sagemaker.download.* store.base", "trio"),
+    "sagemaker.download.channel": row(
+        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.router", "trio"
+    ),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
@@ -173,7 +187,8 @@ PURE = {
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("inodes.orders", "inodes.order_text", "inodes.part"),
-    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
+    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.uri"),
+    *("sagemaker.download.pace", "sagemaker.download.parts", "sagemaker.download.stamps"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

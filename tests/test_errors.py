@@ -10,6 +10,7 @@ from fastfuse.errors import FastfuseError, ReadError, StoreUnsuitableError, errn
 EXIT_CODES = {
     "FastfuseError": 1, "ConfigurationError": 2, "AccessError": 3, "SourceError": 4, "EmptySourceError": 4,
     "ServiceError": 1, "ThrottledError": 1, "MountError": 5, "MissingObjectError": 4, "ForbiddenObjectError": 3,
+    "DiskError": 5,
 }  # fmt: skip
 ERRNOS = {
     "ReadError": errno.EIO, "ObjectChangedError": errno.ESTALE, "ObjectDeniedError": errno.EACCES,

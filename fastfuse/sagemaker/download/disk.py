@@ -1,0 +1,193 @@
+"""The channel's directory and what lies below it, by descriptors: nothing here ever follows a symbolic link.
+
+Whoever can write to the directory may put links there while a download runs; no path of theirs leads out of it.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fastfuse.errors import ConfigurationError, DiskError
+from fastfuse.sagemaker.download.stamps import Stamp, Trust
+
+__all__ = [
+    "PRIVATE_NAME",
+    "Directory",
+    "boot_id",
+    "disk_errors",
+    "open_private",
+    "open_root",
+    "read_stamp",
+    "read_trust",
+    "settle",
+    "write_all",
+    "write_stamp",
+]
+
+# Where files lie until they are whole; in the channel's directory, so that a rename stays in one file system.
+PRIVATE_NAME = b".fastfuse-download"
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_BELOW = _DIRECTORY | os.O_NOFOLLOW
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_ATTRIBUTES = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
+_STAMP, _SETTLED = "user.fastfuse", "user.fastfuse.settled"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Directory:
+    """An open directory; closed at the latest when nobody refers to it any more."""
+
+    __slots__ = ("_is_open", "fd", "path")
+
+    def __init__(self, fd: int, path: bytes) -> None:
+        """`path` is for messages."""
+        self.fd = fd
+        self.path = path
+        self._is_open = True
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self.fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def at(self, name: bytes) -> bytes:
+        """The path of `name` in it."""
+        return os.path.join(self.path, name)
+
+    def enter(self, name: bytes) -> "Directory":
+        """The directory `name` in this one; `OSError` where there is none, or a link."""
+        return Directory(os.open(name, _BELOW, dir_fd=self.fd), self.at(name))
+
+    def make(self, name: bytes) -> None:
+        """Make the directory `name` if it is missing; `OSError` where something else is in the way."""
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self.fd)
+            return
+        if not stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+
+def open_root(path: Path) -> Directory:
+    """The channel's directory, made if it is missing, with a lock that keeps other downloads out until it is closed.
+
+    Raises:
+        ConfigurationError: another process downloads to it.
+        DiskError: it cannot be had.
+    """
+    with disk_errors(os.fsencode(path)):
+        path.mkdir(parents=True, exist_ok=True)
+        root = Directory(os.open(path, _DIRECTORY), os.fsencode(path))
+    try:
+        fcntl.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigurationError(f"another fastfuse downloads to {path}", hint="wait for it, or end it") from None
+    except OSError:
+        pass  # a file system without locks
+    return root
+
+
+def open_private(root: Directory, name: bytes) -> Directory:
+    """The directory for what is not whole yet, which nobody else can write to.
+
+    Raises:
+        DiskError: it cannot be had, or it is somebody else's.
+    """
+    with disk_errors(root.at(name)):
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=root.fd)
+        private = root.enter(name)
+        status = os.fstat(private.fd)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise DiskError(f"{_shown(private.path)} is not a directory of this user alone", hint="remove it")
+    return private
+
+
+@contextmanager
+def disk_errors(path: bytes) -> Iterator[None]:
+    """Raise an `OSError` that concerns `path` as a `DiskError`."""
+    try:
+        yield
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
+def _translated(error: OSError, path: bytes) -> DiskError:
+    if error.errno in _FULL:
+        return DiskError(
+            f"the disk is full: {_shown(path)} could not be written ({error.strerror})",
+            hint="free some space; the next run goes on with what is there",
+        )
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+        return DiskError(
+            f"{_shown(path)} cannot be made: something else is in its place ({error.strerror})", hint="remove it"
+        )
+    return DiskError(f"{_shown(path)} could not be written: {error.strerror or error}")
+
+
+def _shown(path: bytes) -> str:
+    """As Python writes it: a name may hold what a terminal obeys."""
+    return repr(os.fsdecode(path))
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(fd, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def boot_id() -> bytes:
+    """16 bytes that are others after each start of the host (of a container: of the host below)."""
+    return bytes.fromhex(_BOOT_ID.read_text().strip().replace("-", ""))
+
+
+def write_stamp(fd: int, stamp: Stamp) -> None:
+    """Say in the file's inode what it is; where the file system has no room for that, nobody will know."""
+    try:
+        os.setxattr(fd, _STAMP, bytes(stamp))
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTES:
+            raise
+
+
+def read_stamp(fd: int) -> Stamp | None:
+    try:
+        return Stamp.parse(os.getxattr(fd, _STAMP))
+    except OSError:
+        return None
+
+
+def read_trust(root: Directory) -> Trust:
+    """What may be believed of the files below `root`."""
+    settled_ns = 0
+    with suppress(OSError, ValueError):
+        settled_ns = int(os.getxattr(root.fd, _SETTLED))
+    # A clock that was set back since: later changes would pass for earlier ones.
+    return Trust(boot=boot_id(), settled_ns=settled_ns if settled_ns <= time.time_ns() else 0)
+
+
+def settle(root: Directory) -> None:
+    """Wait until the disk has all that was written to its file system, and mark `root` with the time before that.
+
+    Raises:
+        OSError: the disk could not be written.
+    """
+    settled_ns = time.time_ns()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(root.fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    with suppress(OSError):
+        os.setxattr(root.fd, _SETTLED, str(settled_ns).encode())
+        os.fsync(root.fd)

@@ -1,0 +1,167 @@
+"""Fetches files: as many GETs at once as the network carries, and no more memory than was given.
+
+One task walks through the jobs and starts a fetch, of a small file or of a part, as soon as there is room for it; so
+parts of one file and whole small files are on their way side by side, and a table of millions of rows makes no more
+tasks than there is work in flight. The disk is touched by threads only.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+import trio
+
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.sagemaker.download.jobs import Job
+from fastfuse.sagemaker.download.landing import Half, Landing
+from fastfuse.sagemaker.download.pace import Pace
+from fastfuse.sagemaker.download.parts import Part
+from fastfuse.store.base import RangeReader
+
+__all__ = ["Fetch", "Room"]
+
+T = TypeVar("T")
+
+# Writers at once. Four are enough for a local disk, where they copy memory and wait for nothing; one in the network
+# takes as many as it gets (EFS: 10 ms for a new file).
+_DISK_THREADS = 8
+# Directories are opened and made so many files ahead: a hop to a thread costs as much as ten of them.
+_JOBS_AHEAD = 128
+
+
+class Room:
+    """What is in flight: GETs, fetches (a GET and then a write), and bytes of memory.
+
+    Only one task waits for room.
+    """
+
+    def __init__(self, pace: Pace, *, most_fetches: int, memory_bytes: int) -> None:
+        self._pace = pace
+        self._most_fetches = most_fetches
+        self._memory_bytes = memory_bytes
+        self._gets = self._fetches = self._bytes = 0
+        self._changed = trio.Event()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return (
+            self._gets < self._pace.limit
+            and self._fetches < self._most_fetches
+            and (not self._bytes or self._bytes + size_bytes <= self._memory_bytes)
+        )
+
+    async def enter(self, size_bytes: int) -> None:
+        """Wait until a GET of so many bytes may begin."""
+        while not self._has_room(size_bytes):
+            self._changed = trio.Event()
+            await self._changed.wait()
+        self._gets += 1
+        self._fetches += 1
+        self._bytes += size_bytes
+
+    def landed(self, started_s: float) -> None:
+        """The GET is over, its bytes are still held."""
+        self._gets -= 1
+        self._pace.landed(started_s, trio.current_time())
+        self._changed.set()
+
+    def leave(self, size_bytes: int) -> None:
+        """The bytes are on the disk."""
+        self._fetches -= 1
+        self._bytes -= size_bytes
+        self._changed.set()
+
+
+class Fetch:
+    """One run. `requests`, `fetched_bytes`, `done_files` and `done_bytes` tell how far it is."""
+
+    def __init__(
+        self, reader: RangeReader, landing: Landing, *, part_bytes: int, memory_bytes: int, most_gets: int
+    ) -> None:
+        self._reader = reader
+        self._landing = landing
+        # One part that is written fits beside one that is fetched.
+        self._part_bytes = min(part_bytes, max(memory_bytes // 2, 1))
+        # As many writes may wait for the disk as GETs for the network.
+        self._room = Room(Pace(most_gets), most_fetches=2 * most_gets, memory_bytes=memory_bytes)
+        self._threads = trio.CapacityLimiter(_DISK_THREADS)
+        self._halves: set[Half] = set()
+        self.requests = self.fetched_bytes = self.done_files = self.done_bytes = 0
+
+    async def run(self, jobs: Iterator[Job]) -> None:
+        """Fetch them all. Stops at the first error and raises it, as a group; what is begun stays on the disk."""
+        try:
+            async with trio.open_nursery() as nursery:
+                while batch := await self._in_thread(lambda: list(islice(jobs, _JOBS_AHEAD))):
+                    for job in batch:
+                        await self._start(nursery, job)
+                    del job, batch  # and with them the directories that nobody needs any more
+        finally:
+            for half in self._halves:
+                half.close()
+
+    async def _start(self, nursery: trio.Nursery, job: Job) -> None:
+        size_bytes = job.ref.size_bytes
+        if size_bytes > self._part_bytes:
+            await self._start_parts(nursery, job)
+            return
+        await self._room.enter(size_bytes)
+        nursery.start_soon(self._fetch_whole, job)
+
+    async def _start_parts(self, nursery: trio.Nursery, job: Job) -> None:
+        half = await self._in_thread(lambda: self._landing.open_half(job, self._part_bytes))
+        self._halves.add(half)
+        self.done_bytes += half.journal.done_bytes
+        missing = list(half.journal.missing())
+        left = _Left(half, len(missing))
+        if not missing:
+            await self._finish(half)
+        for part in missing:
+            await self._room.enter(part.end - part.start)
+            nursery.start_soon(self._fetch_part, left, part)
+
+    async def _fetch_whole(self, job: Job) -> None:
+        size_bytes = job.ref.size_bytes
+        data = await self._get(job.ref, 0, size_bytes)
+        await self._in_thread(lambda: self._landing.land(job, data))
+        self._room.leave(size_bytes)
+        self.done_bytes += size_bytes
+        self.done_files += 1
+
+    async def _fetch_part(self, left: "_Left", part: Part) -> None:
+        half = left.half
+        data = await self._get(half.job.ref, part.start, part.end)
+        await self._in_thread(lambda: half.write(part, data))
+        self._room.leave(len(data))
+        self.done_bytes += len(data)
+        left.parts -= 1
+        if not left.parts:
+            await self._finish(half)
+
+    async def _finish(self, half: Half) -> None:
+        await self._in_thread(lambda: self._landing.finish(half))
+        self._halves.discard(half)
+        self.done_files += 1
+
+    async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        started_s = trio.current_time()
+        data: Buffer = b""
+        if start < end:
+            self.requests += 1
+            data = await self._reader.get_range(ref, start, end)
+            self.fetched_bytes += len(data)
+        self._room.landed(started_s)
+        return data
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # Never abandoned: what is being written is written to its end, and then told.
+        return await trio.to_thread.run_sync(work, limiter=self._threads)
+
+
+class _Left:
+    """How many parts of a file are not there yet."""
+
+    __slots__ = ("half", "parts")
+
+    def __init__(self, half: Half, parts: int) -> None:
+        self.half = half
+        self.parts = parts

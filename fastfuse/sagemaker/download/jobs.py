@@ -1,0 +1,86 @@
+"""From the rows of the table to directories of the disk and files to fetch, one after the other."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.inodes.table import InodeTable
+from fastfuse.objects import ObjectRef
+from fastfuse.sagemaker.download.disk import Directory, disk_errors
+
+__all__ = ["Job", "Places", "jobs"]
+
+
+class Job(NamedTuple):
+    """One file to fetch, and where it goes."""
+
+    directory: Directory
+    name: bytes
+    ref: ObjectRef
+
+    @property
+    def path(self) -> bytes:
+        return self.directory.at(self.name)
+
+
+class Places:
+    """Where the rows of a table lie below a directory."""
+
+    def __init__(self, table: InodeTable, root: Directory) -> None:
+        self.table = table
+        self.root = root
+        self._parents = table.columns["parents"].data
+
+    def parent(self, row: int) -> int:
+        """The row of the directory that holds `row`."""
+        parent: int = self._parents[row]
+        return parent
+
+    def open(self, row: int) -> Directory:
+        """The directory at `row`. `OSError` where there is none, or where a link is in its place."""
+        directory = self.root
+        for name in self._names(row):
+            directory = directory.enter(name)
+        return directory
+
+    def path(self, row: int) -> bytes:
+        """For messages."""
+        return self.root.at(b"/".join(self._names(row)))
+
+    def name(self, row: int) -> bytes:
+        """The last segment of the path, which leads nowhere but down (clause N2 promises it)."""
+        name = self.table.name_at(row)
+        if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+            raise ConfigurationError(f"the index is damaged: {name!r} is no name of a file")
+        return name
+
+    def _names(self, row: int) -> list[bytes]:
+        names = []
+        while row:
+            names.append(self.name(row))
+            row = self.parent(row)
+        return names[::-1]
+
+
+def jobs(places: Places, is_there: bytearray) -> Iterator[Job]:
+    """Every file whose row is not in `is_there`; directories that are not are made on the way.
+
+    In the order of rows, so that the files of a directory come together, and after the directory itself.
+    """
+    table = places.table
+    directory, directory_row = places.root, 0
+    for row in range(1, len(table)):
+        if is_there[row]:
+            continue
+        parent = places.parent(row)
+        if parent != directory_row:
+            with disk_errors(places.path(parent)):
+                directory, directory_row = places.open(parent), parent
+        name = places.name(row)
+        found = table.file_at(row)
+        if found is None:
+            with disk_errors(directory.at(name)):
+                directory.make(name)
+        else:
+            inode, _ = found
+            yield Job(directory, name, table.ref(inode))

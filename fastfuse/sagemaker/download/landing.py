@@ -1,0 +1,184 @@
+"""How bytes become files: in the private directory first, in their place once they are whole. For threads.
+
+Nothing is forced to the disk here; `fastfuse.sagemaker.download` tells why that is safe.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+
+from fastfuse.errors import ServiceError
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.sagemaker.download.disk import Directory, disk_errors, write_all, write_stamp
+from fastfuse.sagemaker.download.jobs import Job
+from fastfuse.sagemaker.download.parts import Journal, Part
+from fastfuse.sagemaker.download.stamps import Stamp, Trust, md5_of_etag, version_of
+
+__all__ = ["Half", "Landing", "half_names"]
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_AGAIN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+# A user's own files, less what the umask takes: SageMaker's can be written to as well.
+_MODE = 0o666
+
+
+def half_names(version: bytes) -> tuple[bytes, bytes]:
+    """What the bytes and the journal of a file in parts are called in the private directory."""
+    name = version.hex().encode()
+    return name, name + b".parts"
+
+
+class Landing:
+    """Where the files of one run land. Safe from any thread."""
+
+    def __init__(self, private: Directory, trust: Trust, *, verifies_checksums: bool) -> None:
+        self._private = private
+        self._trust = trust
+        self._verifies_checksums = verifies_checksums
+        self._numbers = count()
+
+    def land(self, job: Job, data: Buffer) -> None:
+        """Put a file in place of which `data` is all.
+
+        Raises:
+            DiskError: the disk does not take it.
+            ServiceError: it is not what its ETag tells.
+        """
+        if self._verifies_checksums:
+            _check_md5(job.ref, hashlib.md5(data, usedforsecurity=False).hexdigest())
+        name = b"%d.new" % next(self._numbers)
+        with disk_errors(job.path):
+            try:
+                with _closing(os.open(name, _NEW, _MODE, dir_fd=self._private.fd)) as fd:
+                    write_all(fd, data, 0)
+                    self._seal(fd, Stamp(version_of(job.ref), self._trust.boot), job.ref)
+                self._show(name, job)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=self._private.fd)
+                raise
+
+    def open_half(self, job: Job, part_bytes: int) -> "Half":
+        """Begin a file in parts of `part_bytes`, or go on with one that was begun.
+
+        That one may have smaller parts, never larger ones.
+
+        Raises:
+            DiskError: the disk does not take it.
+        """
+        stamp = Stamp(version_of(job.ref), self._trust.boot)
+        name, journal_name = half_names(stamp.version)
+        with disk_errors(job.path):
+            fd = os.open(name, _AGAIN, _MODE, dir_fd=self._private.fd)
+            try:
+                journal_fd = os.open(journal_name, _AGAIN, _MODE, dir_fd=self._private.fd)
+                try:
+                    journal = self._found(fd, journal_fd, job.ref, part_bytes)
+                    if journal is None:
+                        journal = Journal.new(stamp, job.ref.size_bytes, part_bytes)
+                        os.ftruncate(journal_fd, 0)  # first: it must never tell of bytes that are gone
+                        os.ftruncate(fd, 0)
+                        # All of it now: a full disk has no room for a mark later.
+                        write_all(journal_fd, bytes(journal), 0)
+                    return Half(self, job, journal, fd, journal_fd)
+                except BaseException:
+                    os.close(journal_fd)
+                    raise
+            except BaseException:
+                os.close(fd)
+                raise
+
+    def _found(self, fd: int, journal_fd: int, ref: ObjectRef, part_bytes: int) -> Journal | None:
+        """The journal of a file that can be gone on with."""
+        status = os.fstat(journal_fd)
+        journal = Journal.parse(os.pread(journal_fd, status.st_size, 0))
+        if (
+            journal is None
+            or journal.stamp.version != version_of(ref)
+            or not self._trust.covers(journal.stamp, status.st_ctime_ns)
+            or journal.size_bytes != ref.size_bytes
+            or journal.part_bytes > part_bytes
+            or not journal.least_bytes <= os.fstat(fd).st_size <= ref.size_bytes
+        ):
+            return None
+        return journal
+
+    def finish(self, half: "Half") -> None:
+        """Put a file in place whose parts are all there; `half` is closed.
+
+        Raises:
+            DiskError: the disk does not take it.
+            ServiceError: it is not what its ETag tells; it will be fetched anew.
+        """
+        job = half.job
+        name, journal_name = half_names(half.journal.stamp.version)
+        with disk_errors(job.path):
+            try:
+                if self._verifies_checksums:
+                    _check_md5(job.ref, _md5_of(half.fd))
+                self._seal(half.fd, half.journal.stamp, job.ref)
+            except ServiceError:
+                os.unlink(journal_name, dir_fd=self._private.fd)
+                raise
+            finally:
+                half.close()
+            self._show(name, job)
+            os.unlink(journal_name, dir_fd=self._private.fd)
+
+    def _seal(self, fd: int, stamp: Stamp, ref: ObjectRef) -> None:
+        write_stamp(fd, stamp)
+        os.utime(fd, ns=(ref.modified_ns, ref.modified_ns))
+
+    def _show(self, name: bytes, job: Job) -> None:
+        # Replaces a link instead of following it, and fails where a directory is in the way.
+        os.rename(name, job.name, src_dir_fd=self._private.fd, dst_dir_fd=job.directory.fd)
+
+
+class Half:
+    """A file of which parts are still missing."""
+
+    def __init__(self, landing: Landing, job: Job, journal: Journal, fd: int, journal_fd: int) -> None:
+        self.job = job
+        self.journal = journal
+        self.fd = fd
+        self._landing = landing
+        self._journal_fd = journal_fd
+        self._is_open = True
+
+    def write(self, part: Part, data: Buffer) -> None:
+        """Keep a part, and that it is there. `DiskError` where the disk does not take it."""
+        with disk_errors(self.job.path):
+            write_all(self.fd, data, part.start)
+            write_all(self._journal_fd, *self.journal.mark(part))
+
+    def close(self) -> None:
+        """Idempotent. What is there stays for the next run."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._journal_fd)
+            os.close(self.fd)  # the last one: NFS tells here that the disk is full
+
+
+def _check_md5(ref: ObjectRef, found: str) -> None:
+    told = md5_of_etag(ref.etag)
+    if told is not None and told != found:
+        raise ServiceError(
+            f"{ref.key!r} does not have the MD5 that its ETag tells",
+            hint="where the bucket encrypts with KMS an ETag is no MD5: do not verify checksums there",
+        )
+
+
+def _md5_of(fd: int) -> str:
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)

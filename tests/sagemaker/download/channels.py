@@ -1,0 +1,84 @@
+"""Channels to download: their snapshots, and what is on the disk in the end."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from fastfuse.inodes.builder import TableBuilder
+from fastfuse.inodes.names import Refusals
+from fastfuse.inodes.table import InodeTable
+from fastfuse.listing.snapshot import Snapshot, save_snapshot
+from fastfuse.objects import ObjectRef
+from fastfuse.sagemaker.download import DownloadProgress, DownloadReport, DownloadSettings, download_channel
+from fastfuse.store.base import ConnectionConfig
+from fastfuse.testing import LoopbackServer, MemoryObjects
+
+__all__ = ["MEMORY_BYTES", "PART_BYTES", "files_below", "refs_of", "run", "settings_for", "snapshot_fd", "table_of"]
+
+PART_BYTES = 64 << 10
+MEMORY_BYTES = 1 << 20
+
+
+def refs_of(objects: MemoryObjects) -> list[ObjectRef]:
+    """What the server lists of the bucket ``bucket``."""
+    view = objects.view()
+    found = [view.lookup(view.key_at(index)) for index in range(len(view))]
+    return [
+        ObjectRef("bucket", one.key.decode(), one.size_bytes, one.etag, one.modified_s * 10**9)
+        for one in found
+        if one is not None
+    ]
+
+
+def table_of(refs: Iterable[ObjectRef], *, prefix: str = "") -> InodeTable:
+    refs = list(refs)
+    builder = TableBuilder("bucket", prefix)
+    builder.add(
+        [ref.key.encode() for ref in refs],
+        [ref.size_bytes for ref in refs],
+        [ref.modified_ns for ref in refs],
+        [ref.etag for ref in refs],
+        [ref.storage_class for ref in refs],
+    )
+    table, _ = builder.build()
+    return table
+
+
+def snapshot_fd(table: InodeTable) -> int:
+    fd = os.memfd_create("test")
+    save_snapshot(Snapshot(source="s3://bucket/", listed_at_ns=1, table=table, refusals=Refusals()), fd)
+    return fd
+
+
+def settings_for(directory: Path, *, verifies_checksums: bool = False) -> DownloadSettings:
+    return DownloadSettings(
+        directory=directory,
+        memory_target_bytes=MEMORY_BYTES,
+        part_size_bytes=PART_BYTES,
+        verifies_checksums=verifies_checksums,
+    )
+
+
+def run(
+    server: LoopbackServer,
+    table: InodeTable,
+    directory: Path,
+    *,
+    verifies_checksums: bool = False,
+    told: list[DownloadProgress] | None = None,
+) -> DownloadReport:
+    """Download the channel in this process."""
+    connection = ConnectionConfig(
+        endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False, force_path_style=True, deadline_s=5.0
+    )
+    fd = snapshot_fd(table)
+    settings = settings_for(directory, verifies_checksums=verifies_checksums)
+    try:
+        return download_channel(fd, connection, settings, ([] if told is None else told).append)
+    finally:
+        os.close(fd)
+
+
+def files_below(root: Path) -> dict[str, bytes]:
+    """The bytes of all files, private ones too, by path."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -1,0 +1,25 @@
+"""``python -m tests.sagemaker.download.child ENDPOINT SNAPSHOT DIRECTORY``: downloads, and prints each progress."""
+
+import os
+import sys
+from pathlib import Path
+
+from fastfuse.sagemaker.download import DownloadProgress, download_channel
+from fastfuse.store.base import ConnectionConfig
+from tests.sagemaker.download.channels import settings_for
+
+
+def tell(progress: DownloadProgress) -> None:
+    print(progress.files_done, progress.bytes_done, flush=True)
+
+
+def main() -> None:
+    endpoint_url, snapshot, directory = sys.argv[1:]
+    connection = ConnectionConfig(
+        endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True
+    )
+    download_channel(os.open(snapshot, os.O_RDONLY), connection, settings_for(Path(directory)), tell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Killed, out of disk, out of power: nothing half-written is taken for whole, and nothing whole is fetched again."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import DiskError
+from fastfuse.sagemaker.download import DownloadProgress, disk, download_channel, settle_channel
+from fastfuse.sagemaker.download.disk import PRIVATE_NAME
+from fastfuse.store.base import ConnectionConfig
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.sagemaker.download.channels import (
+    PART_BYTES,
+    files_below,
+    refs_of,
+    run,
+    settings_for,
+    snapshot_fd,
+    table_of,
+)
+
+OBJECTS = {f"small/{number:02}": os.urandom(1000) for number in range(20)} | {"z-large": os.urandom(40 * PART_BYTES)}
+# Rows go breadth first: the large object is on its way before the small ones.
+TOTAL_BYTES = sum(map(len, OBJECTS.values()))
+
+
+@pytest.fixture
+def objects() -> MemoryObjects:
+    return MemoryObjects(OBJECTS)
+
+
+@pytest.fixture
+def server(objects: MemoryObjects) -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": objects}) as server:
+        yield server
+
+
+def kill_when(server: LoopbackServer, objects: MemoryObjects, directory: Path, *, gets: int) -> tuple[int, int]:
+    """Kill a download once `gets` of its GETs are on the disk; returns the files and bytes that it had told of."""
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", skip=gets))
+    snapshot = directory.parent / "snapshot"
+    fd = snapshot_fd(table_of(refs_of(objects)))
+    snapshot.write_bytes(os.pread(fd, 1 << 20, 0))
+    os.close(fd)
+    command = [sys.executable, "-m", "tests.sagemaker.download.child", server.endpoint_url]
+    command += [str(snapshot), str(directory)]
+    files, total_bytes = 0, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            files, total_bytes = map(int, line.split())
+            done_parts = total_bytes // PART_BYTES + total_bytes % PART_BYTES // 1000
+            if done_parts == gets:
+                break
+        child.kill()
+        child.wait()
+        assert child.returncode == -signal.SIGKILL
+    server.faults.remove(rule)
+    server.clear_requests()
+    return files, total_bytes
+
+
+@pytest.mark.parametrize("gets", [0, 1, 17, 39, 45])
+def test_after_a_kill_only_what_is_missing_is_fetched(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, gets: int
+) -> None:
+    channel = tmp_path / "channel"
+    files, done_bytes = kill_when(server, objects, channel, gets=gets)
+    shown = {
+        name: data for name, data in files_below(channel).items() if not name.startswith(os.fsdecode(PRIVATE_NAME))
+    }
+    assert shown.items() <= OBJECTS.items()
+    assert len(shown) == files
+    report = run(server, table_of(refs_of(objects)), channel)
+    assert files_below(channel) == OBJECTS
+    assert report.kept_files == files
+    assert report.fetched_bytes == TOTAL_BYTES - done_bytes
+
+
+def test_after_two_kills_each_part_was_fetched_once(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    channel = tmp_path / "channel"
+    _, first_bytes = kill_when(server, objects, channel, gets=10)
+    rest = (TOTAL_BYTES - first_bytes) // PART_BYTES
+    assert rest == 30
+    report = run(server, table_of(refs_of(objects)), channel)
+    assert report.fetched_bytes == TOTAL_BYTES - first_bytes
+    assert files_below(channel) == OBJECTS
+
+
+def test_parts_of_an_object_that_was_replaced_meanwhile_are_thrown_away(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    channel = tmp_path / "channel"
+    kill_when(server, objects, channel, gets=10)
+    other = os.urandom(40 * PART_BYTES)
+    objects.put("z-large", other)
+    report = run(server, table_of(refs_of(objects)), channel)
+    assert files_below(channel) == OBJECTS | {"z-large": other}
+    assert report.fetched_bytes == TOTAL_BYTES
+
+
+@pytest.mark.parametrize("damage", ["shorter", "no journal", "bad journal"])
+def test_parts_that_are_not_what_the_journal_says_are_fetched_again(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, damage: str
+) -> None:
+    channel = tmp_path / "channel"
+    kill_when(server, objects, channel, gets=10)
+    (journal,) = (channel / os.fsdecode(PRIVATE_NAME)).glob("*.parts")
+    match damage:
+        case "shorter":
+            os.truncate(journal.with_suffix(""), 5)
+        case "no journal":
+            journal.unlink()
+        case "bad journal":
+            journal.write_bytes(b"\1" * journal.stat().st_size)
+    report = run(server, table_of(refs_of(objects)), channel)
+    assert files_below(channel) == OBJECTS
+    assert report.fetched_bytes == TOTAL_BYTES
+
+
+@pytest.fixture
+def other_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where to write the boot's number, in place of the kernel's."""
+    path = tmp_path / "boot_id"
+    path.write_text("00000000-0000-0000-0000-000000000001\n")
+    monkeypatch.setattr(disk, "_BOOT_ID", path)
+    return path
+
+
+def multipart(objects: MemoryObjects) -> None:
+    objects.put("z-large", OBJECTS["z-large"], etag='"' + "0" * 32 + '-5"')
+
+
+def test_after_another_boot_only_files_that_prove_themselves_are_kept(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, other_boot: Path
+) -> None:
+    multipart(objects)
+    channel = tmp_path / "channel"
+    run(server, table_of(refs_of(objects)), channel)
+    damaged = channel / "small/03"
+    times = damaged.stat().st_mtime_ns
+    damaged.write_bytes(bytes(1000))  # as a file whose bytes never reached the disk
+    os.utime(damaged, ns=(times, times))
+    other_boot.write_text("00000000-0000-0000-0000-000000000002\n")
+    report = run(server, table_of(refs_of(objects)), channel)
+    assert report.kept_files == 19
+    assert report.fetched_bytes == 1000 + 40 * PART_BYTES
+    assert files_below(channel) == OBJECTS
+    assert run(server, table_of(refs_of(objects)), channel).requests == 0
+
+
+def test_after_another_boot_a_settled_channel_is_kept(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, other_boot: Path
+) -> None:
+    multipart(objects)
+    channel = tmp_path / "channel"
+    run(server, table_of(refs_of(objects)), channel)
+    settle_channel(channel)
+    other_boot.write_text("00000000-0000-0000-0000-000000000002\n")
+    assert run(server, table_of(refs_of(objects)), channel).requests == 0
+
+
+def test_after_another_boot_parts_are_fetched_again(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, other_boot: Path
+) -> None:
+    channel = tmp_path / "channel"
+    kill_when(server, objects, channel, gets=10)  # a child, of the kernel's boot
+    assert run(server, table_of(refs_of(objects)), channel).fetched_bytes == TOTAL_BYTES
+    assert files_below(channel) == OBJECTS
+
+
+def test_without_extended_attributes_only_an_md5_keeps_a_file(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    multipart(objects)
+    run(server, table_of(refs_of(objects)), tmp_path)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            os.removexattr(path, "user.fastfuse")
+    report = run(server, table_of(refs_of(objects)), tmp_path)
+    assert (report.kept_files, report.fetched_bytes) == (20, 40 * PART_BYTES)
+
+
+@contextmanager
+def small_disk(place: Path, *, size_bytes: int) -> Iterator[Path]:
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        # Lazily: the traceback of a failure holds directories open.
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_disk_that_fills_up_is_told_and_what_is_whole_stays(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False)
+    fd = snapshot_fd(table_of(refs_of(objects)))
+    with small_disk(tmp_path / "disk", size_bytes=TOTAL_BYTES + (1 << 20)) as place:
+        filler = place / "filler"
+
+        def fill(_: DownloadProgress) -> None:
+            """Somebody else takes the space after it was found to be enough."""
+            if not filler.exists():
+                filler.write_bytes(bytes(2 << 20))
+
+        with pytest.raises(DiskError, match=r"the disk is full: '.*' could not be written") as told:
+            download_channel(fd, connection, settings_for(place / "channel"), fill)
+        assert told.value.exit_code == 5
+        shown = files_below(place / "channel")
+        assert {name: shown[name] for name in shown.keys() & OBJECTS.keys()}.items() <= OBJECTS.items()
+        assert "z-large" not in shown
+        filler.unlink()
+        report = run(server, table_of(refs_of(objects)), place / "channel")
+        assert files_below(place / "channel") == OBJECTS
+        assert report.fetched_bytes < TOTAL_BYTES
+    os.close(fd)
+
+
+def test_a_disk_without_enough_inodes_is_refused_before_the_first_byte(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", size_bytes=1 << 30) as place:
+        subprocess.run(["mount", "-o", "remount,nr_inodes=10", place], check=True)
+        with pytest.raises(DiskError, match=r"needs 22 inodes in '.*', and . are free there"):
+            run(server, table_of(refs_of(objects)), place)
+    assert server.requests == ()
