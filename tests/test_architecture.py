@@ -187,7 +187,7 @@ PURE = {
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("inodes.orders", "inodes.order_text", "inodes.part"),
-    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.uri"),
+    *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
     *("sagemaker.download.pace", "sagemaker.download.parts", "sagemaker.download.stamps"),
 }
 IMPURE_IMPORTS = {
