@@ -10,7 +10,8 @@ one call without the GIL.
 """
 
 import re
-from datetime import UTC, datetime
+import time
+from datetime import datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import partial
 from urllib.parse import quote, urlsplit
@@ -56,13 +57,13 @@ class PlainRangeReader:
     def __init__(self, session: S3Session, bucket: str) -> None:
         self._session = session
         self._bucket = bucket
-        self._slots = trio.CapacityLimiter(session.config.max_connections)
+        self._slots = trio.Semaphore(session.config.max_connections)
         self._threads = trio.CapacityLimiter(session.config.max_connections)
         # The one used last at the end: the others may time out.
         self._idle: list[Connection] = []
         self._signer: Signer | None = None
         self._address = ("", 0)
-        self._host = self._base_path = ""
+        self._host = self._base_path = self._unsigned = ""
         self._closed = False
 
     async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
@@ -88,7 +89,9 @@ class PlainRangeReader:
                     f"{self._bucket!r} is an access point or a directory bucket.", whole_server=True
                 )
             self._find_address()
-            self._signer = Signer(await self._session.region(self._bucket))
+            extra = {"x-amz-request-payer": "requester"} if self._session.config.request_payer else {}
+            self._signer = Signer(await self._session.region(self._bucket), self._host, extra)
+            self._unsigned = "".join([f"{name}: {value}\r\n" for name, value in extra.items()])
 
     def _find_address(self) -> None:
         url = urlsplit(self._session.endpoint_url or "")
@@ -142,17 +145,14 @@ class PlainRangeReader:
 
     def _request(self, ref: ObjectRef, start: int, end: int) -> bytes:
         path = f"{self._base_path}/{quote(ref.key, safe='/~')}"
-        headers = {"x-amz-request-payer": "requester"} if self._session.config.request_payer else {}
-        source = self._session.credentials
+        lines, source = self._unsigned, self._session.credentials
         if source is not None:
             assert source.latest is not None
             assert self._signer is not None
-            headers = self._signer.headers(path, self._host, source.latest, now=datetime.now(UTC), extra=headers)
-        headers |= _conditions(ref)
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            lines = self._signer.lines(path, source.latest, time.time())
         return (
             f"GET {path} HTTP/1.1\r\nhost: {self._host}\r\nuser-agent: fastfuse\r\n"
-            f"accept-encoding: identity\r\nrange: bytes={start}-{end - 1}\r\n{lines}\r\n"
+            f"accept-encoding: identity\r\nrange: bytes={start}-{end - 1}\r\n{lines}{_condition(ref)}\r\n"
         ).encode()
 
     async def _exchange(
@@ -188,11 +188,12 @@ class PlainRangeReader:
         await trio.lowlevel.checkpoint()
 
 
-def _conditions(ref: ObjectRef) -> dict[str, str]:
+def _condition(ref: ObjectRef) -> str:
+    """The header line that asks for the listed version; none where nothing is known of it."""
     etag, modified = if_match_value(ref), if_unmodified_since(ref)
     if etag:
-        return {"if-match": etag}
-    return {"if-unmodified-since": format_datetime(modified, usegmt=True)} if modified else {}
+        return f"if-match: {etag}\r\n"
+    return f"if-unmodified-since: {format_datetime(modified, usegmt=True)}\r\n" if modified else ""
 
 
 def _check_head(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> None:
