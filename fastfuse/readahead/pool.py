@@ -60,6 +60,10 @@ _MAX_EXPECTED_PARTS = 2048
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
 
+# Of more connections than this, which small files need to hide the time to the first byte, readers of large files get
+# no more parts ahead before there are twice as many: they would only take new memory.
+_ENOUGH_CONNECTIONS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
@@ -84,7 +88,7 @@ class PartPool:
         self._limit_bytes = limit
         self._first_part_bytes = config.first_part_bytes
         self._connections = connections = config.max_parts_in_flight
-        self._ahead = Share(limit - limit // 4, max(1, connections - connections // 4))
+        self._ahead = Share(limit - limit // 4, _ahead_parts(connections))
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         self._fresh, self._spent, self._expected = Shelf(), Shelf(), Shelf()
         # Files with parts that wait, in their turn.
@@ -418,3 +422,9 @@ class PartPool:
         is_needed = file.is_open or file.reads or len(file)
         if not is_needed and self._files.get(file.inode) is file:
             del self._files[file.inode]
+
+
+def _ahead_parts(connections: int) -> int:
+    """How many parts may be on their way ahead of readers, all files together."""
+    most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
+    return max(1, most - most // 4)
