@@ -61,7 +61,7 @@ LAYERS: Mapping[str, Row] = {
     "store.counted": row("errors metrics objects store.base", "trio"),
     "store.buffers": row("", "numpy"),
     "store.plain": row("errors objects store.*", "botocore trio"),
-    "store.made": row("errors inodes.order_text inodes.table objects store.base", "numpy trio"),
+    "store.made": row("errors inodes.order_text inodes.table objects store.base", "cachetools numpy trio"),
     "store.http1": row(),
     "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
@@ -94,7 +94,7 @@ LAYERS: Mapping[str, Row] = {
     "readahead.runs": row(),
     "readahead.cursor": row("readahead.pace"),
     "readahead.window": row("readahead.config readahead.cursor readahead.pace readahead.runs"),
-    "readahead.*": row("errors objects readahead.* store.base", "cachetools trio"),
+    "readahead.*": row("errors objects readahead.* store.base", "trio"),
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
     "mount.settings": row("indexing.origin sources.uri store.base"),
     "mount.kernel": row(),

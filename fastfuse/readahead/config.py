@@ -28,7 +28,8 @@ class ReadaheadConfig:
     max_window_bytes: int = 384 * _MIB
     # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
-    # The store's connections (`ConnectionConfig.max_connections`): more GETs than that would only queue there.
+    # GETs at once. A mount sets it to the store's connections (`ConnectionConfig.max_connections`): more would only
+    # queue there.
     max_parts_in_flight: int = 64
 
     def __post_init__(self) -> None:

@@ -14,7 +14,8 @@ from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.plain import PlainRangeReader, is_plain
 from fastfuse.store.session import S3Session
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Reset, Stall, Truncate
+from fastfuse.testing.faults import Action
 from tests.store.canned import canned_server
 from tests.store.places import plain_reader
 
@@ -23,9 +24,9 @@ REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 
 
 @contextmanager
-def served() -> Iterator[tuple[LoopbackServer, PlainRangeReader]]:
+def served(deadline_s: float = 60.0) -> Iterator[tuple[LoopbackServer, PlainRangeReader]]:
     with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}) as server:
-        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=deadline_s)
         yield server, plain_reader(config)
 
 
@@ -80,6 +81,37 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(after_bytes: int) ->
                 scope.cancel()
         server.faults.remove(rule)
         assert await reader.get_range(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    "action", [SLOW_DOWN, Reset(None), Reset(10), Truncate(10), Stall(0), Stall(10), Stall(100_000)], ids=str
+)
+async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(action: Action) -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        assert await reader.get_range(REF, 0, 10) == DATA[:10]
+        server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
+        assert await reader.get_range(REF, 0, 200_000) == DATA[:200_000]
+        assert len(server.requests) == 3
+        await reader.aclose()
+
+
+async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time() -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        async with trio.open_nursery() as nursery:  # two connections
+            for _ in range(2):
+                nursery.start_soon(reader.get_range, REF, 0, 10)
+        server.faults.add(FaultRule(action=Stall(0), operation="GetObject", times=1))
+        done = trio.Event()
+
+        async def read_on() -> None:
+            while not done.is_set():
+                assert await reader.get_range(REF, 10, 20) == DATA[10:20]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_on)
+            assert await reader.get_range(REF, 0, 10) == DATA[:10]
+            done.set()
         await reader.aclose()
 
 
