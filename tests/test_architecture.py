@@ -41,6 +41,7 @@ LAYERS: Mapping[str, Row] = {
     "daemon": row(),
     "fstab": row("errors"),
     "log": row("errors"),
+    "malloc": row(),
     "metrics": row("errors", "prometheus_client"),
     # The pure middle: numpy and nothing that waits.
     "inodes.names": row(),
@@ -116,8 +117,8 @@ LAYERS: Mapping[str, Row] = {
     "mount.session": row("errors mount.loop mount.mountpoint mount.notices", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot metrics mount.children mount.hints mount.operations mount.orders readahead store.base "
-        "store.buffers store.counted store.made store.router",
+        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders readahead "
+        "store.base store.buffers store.counted store.made store.router",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.
@@ -157,6 +158,20 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.channel": row(
         "errors inodes.table listing.snapshot sagemaker.download.* store.base store.router", "trio"
     ),
+    "sagemaker.pipe.settings": row(),
+    "sagemaker.pipe.guard": row(),
+    "sagemaker.pipe.recordio": row("objects", "numpy"),
+    "sagemaker.pipe.gunzip": row("objects"),
+    "sagemaker.pipe.lines": row(),
+    "sagemaker.pipe.order": row("inodes.part inodes.table sources.shuffle", "numpy"),
+    "sagemaker.pipe.fifo": row("errors objects", "trio"),
+    "sagemaker.pipe.lookahead": row("objects readahead", "trio"),
+    "sagemaker.pipe.epoch": row("errors objects sagemaker.pipe.*", "trio"),
+    "sagemaker.pipe.sequence": row("errors inodes.table sagemaker.pipe.* sources.uri", "numpy"),
+    "sagemaker.pipe.channel": row(
+        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.router", "trio"
+    ),
+    "sagemaker.pipe": row(),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
@@ -187,6 +202,7 @@ PURE = {
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("inodes.orders", "inodes.order_text", "inodes.part"),
+    *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
     *("sagemaker.download.pace", "sagemaker.download.parts", "sagemaker.download.stamps"),
 }

@@ -24,7 +24,6 @@ Through a whole mount nothing of that is left, for the client takes seven times 
 fetch; parts shared between processes are worth their while where fetching comes near it.
 """
 
-import ctypes
 import gc
 import os
 import signal
@@ -35,6 +34,7 @@ import trio
 
 from fastfuse.errors import FastfuseError
 from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
 from fastfuse.mount.hints import HintTaker
@@ -65,12 +65,6 @@ _IDLE_TASKS = 16
 
 _MEASURE_EVERY_S = 1.0
 
-# <malloc.h>. Parts of megabytes come and go all the time: by default glibc maps each afresh (page faults, zeroing).
-# One arena, because what is free in one cannot serve another: with a target of 512 MiB and four readers, four arenas
-# held 756 MB when idle, of which 112 were in use; one held 603 and was not measurably slower.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_MALLOC_OPTIONS = ((_M_MMAP_THRESHOLD, 64 << 20), (_M_TRIM_THRESHOLD, 256 << 20), (_M_ARENA_MAX, 1))
-
 
 def run_worker(
     operations: MountOperations,
@@ -92,7 +86,7 @@ def run_worker(
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the supervisor decides
-    _tune_malloc()
+    tune_malloc()
     # What is here stays: 75,000 objects, which a full collection looked through in 45 ms, and no reader was served.
     gc.freeze()
     try:
@@ -164,10 +158,3 @@ async def _measure_pool(engine: ReadEngine, counters: Counters) -> None:
         pool = engine.statistics().pool
         counters.set(slot, pool.reserved_bytes + pool.held_bytes)
         await trio.sleep(_MEASURE_EVERY_S)
-
-
-def _tune_malloc() -> None:
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # musl has none
-        for option, value in _MALLOC_OPTIONS:
-            libc.mallopt(option, value)

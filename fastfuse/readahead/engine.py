@@ -94,6 +94,14 @@ class ReadEngine:
             stream = self._open(inode, ref)
         return await stream.read(offset, end)
 
+    def fetch(self, inode: int, ref: ObjectRef, start: int, end: int) -> bool:
+        """For who knows for certain what will be read: start the fetch of ``[start, end)``, as one part.
+
+        Never waits and never fails; False where there is no room or no connection for it now. It takes no `open`; the
+        file has to be released as if it had been read.
+        """
+        return self._open(inode, ref).fetch(start, end)
+
     def release(self, inode: int) -> None:
         """The last handle of `inode` is closed: its memory is free for others. Unknown inodes are fine."""
         stream = self._streams.pop(inode, None)

@@ -107,6 +107,15 @@ class Stream:
                 self._counts.ahead_parts += 1
                 self._nursery.start_soon(self._fetch, part)
 
+    def fetch(self, start: int, end: int) -> bool:
+        """Start the fetches of what is missing in ``[start, end)``; False where it would be at others' expense."""
+        while start < end:
+            part = self.file.at(start) or self._start_ahead(start, end)
+            if part is None:
+                return False
+            start = part.end
+        return True
+
     def close(self) -> None:
         """The last handle is closed: nothing more is read ahead."""
         self._cursor = None
@@ -200,16 +209,20 @@ class Stream:
         window = self._window
         while (wanted := window.next_ahead(cursor)) is not None:
             start, end = wanted
-            part = self.file.at(start)
+            part = self.file.at(start) or self._start_ahead(start, end)
             if part is None:
-                if self._service.is_full(self._pool.parts_in_flight):
-                    return
-                part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
-                if part is None:
-                    return
-                self._counts.ahead_parts += 1
-                self._nursery.start_soon(self._fetch, part)
+                return
             window.commanded(cursor, part.end)
+
+    def _start_ahead(self, start: int, end: int) -> Part | None:
+        """The part from `start` on, where there is none, to `end` at most; None if others need what it takes."""
+        if self._service.is_full(self._pool.parts_in_flight):
+            return None
+        part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
+        if part is not None:
+            self._counts.ahead_parts += 1
+            self._nursery.start_soon(self._fetch, part)
+        return part
 
     async def _get(self, part: Part) -> Buffer:
         """The GET itself, timed."""

@@ -1,0 +1,113 @@
+"""Writes one epoch: items in their order, decompressed and framed as the channel wants it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import trio
+
+from fastfuse.errors import SourceError
+from fastfuse.objects import Buffer
+from fastfuse.sagemaker.pipe.gunzip import Gunzip
+from fastfuse.sagemaker.pipe.lookahead import File, Lookahead, Sink
+from fastfuse.sagemaker.pipe.recordio import MAX_RECORD_BYTES, Framer, Scan
+
+__all__ = ["EpochWriter", "Item"]
+
+# An object, or bytes that stand in a manifest.
+Item = File | bytes
+# A record of so much is looked through and written from memory; a longer one is read twice, for its frame says in front
+# how long it is and where it is split.
+_HELD_BYTES = 8 << 20
+# Less is decompressed where it is: a hop to a thread and back takes as long.
+_THREAD_BYTES = 32 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochWriter:
+    """What it takes to write the items of one epoch."""
+
+    lookahead: Lookahead
+    # May raise: that there is no reader any more.
+    write: Sink
+    # Told that an object is through.
+    finished: Callable[[], None]
+    is_gzip: bool
+    wraps_records: bool
+
+    async def run(self, items: Iterable[Item]) -> None:
+        """Write all of them, one after the other.
+
+        Raises:
+            ReadError, SourceError: an object cannot be read, or is not what it should be.
+        """
+        for item in items:
+            await (self._write_record(item) if self.wraps_records else self._pour(item, self.write))
+            if isinstance(item, File):
+                self.lookahead.done(item)
+                self.finished()
+
+    async def _pour(self, item: Item, sink: Sink) -> None:
+        if isinstance(item, bytes):
+            await sink(item)
+        elif self.is_gzip:
+            await self._pour_decompressed(item, sink)
+        else:
+            await self.lookahead.read(item, sink)
+
+    async def _pour_decompressed(self, file: File, sink: Sink) -> None:
+        gunzip = Gunzip()
+
+        async def decompress(part: Buffer) -> None:
+            pieces = gunzip.feed(part)
+            while piece := await _next(pieces, in_thread=len(part) >= _THREAD_BYTES):
+                await sink(piece)
+
+        try:
+            await self.lookahead.read(file, decompress)
+            gunzip.finish()
+        except ValueError as error:
+            raise SourceError(
+                f"{_shown(file)} cannot be decompressed: {error}",
+                hint="with CompressionType Gzip every object of the channel must be a gzip file",
+            ) from error
+
+    async def _write_record(self, item: Item) -> None:
+        scan = Scan()
+        held: list[Buffer] = []
+
+        async def look_through(piece: Buffer) -> None:
+            scan.feed(piece)
+            if scan.size_bytes >= MAX_RECORD_BYTES:
+                raise SourceError(
+                    f"{_shown(item)} is too long for a RecordIO record, which holds less than {MAX_RECORD_BYTES:,} "
+                    "bytes",
+                    hint="leave RecordWrapperType out, or split the object",
+                )
+            if scan.size_bytes <= _HELD_BYTES:
+                held.append(piece)
+            else:
+                held.clear()
+
+        await self._pour(item, look_through)
+        framer = Framer(scan)
+
+        async def write_framed(piece: Buffer) -> None:
+            for framed in framer.feed(piece):
+                await self.write(framed)
+
+        if scan.size_bytes <= _HELD_BYTES:
+            for piece in held:
+                await write_framed(piece)
+        else:
+            await self._pour(item, write_framed)
+        await self.write(framer.finish())
+
+
+async def _next(pieces: Iterator[bytes], *, in_thread: bool) -> bytes:
+    """The next piece; empty behind the last."""
+    return await trio.to_thread.run_sync(next, pieces, b"") if in_thread else next(pieces, b"")
+
+
+def _shown(item: Item) -> str:
+    """As Python writes it: a key may hold what a terminal obeys."""
+    return "an attribute" if isinstance(item, bytes) else repr(f"s3://{item.ref.bucket}/{item.ref.key}")

@@ -1,0 +1,64 @@
+"""Keeps readers from taking the death of a streamer for the end of an epoch.
+
+A FIFO ends when nobody has it open for writing any more, so also where the process that wrote was killed in the middle
+of an object: its reader would have a shorter epoch and not know. So whoever started the streamer and notices its death
+holds the writing ends as well, until the streamer says that an epoch has come to its proper end.
+
+    guard = Guard()
+    child = fork_child(lambda: stream_channel(..., guard=guard))
+    # now and then, or when `guard` is readable:
+    guard.update()
+    # when the job's processes are dead:
+    guard.close()
+"""
+
+import os
+import socket
+
+__all__ = ["Guard"]
+
+_BEGIN, _END = b"+", b"-"
+
+
+class Guard:
+    """Between two processes, the one of which forks the other. Every method returns at once."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        # In the order of the epochs.
+        self._held: list[int] = []
+
+    def fileno(self) -> int:
+        """Readable when there is something to `update`."""
+        return self._ours.fileno()
+
+    def hold(self, fd: int) -> None:
+        """In the streamer: the FIFO with the writing end `fd` is there for readers."""
+        socket.send_fds(self._theirs, [_BEGIN], [fd])
+
+    def let_go(self) -> None:
+        """In the streamer: the earliest that is held is through, or nobody reads it any more."""
+        self._theirs.send(_END)
+
+    def update(self) -> None:
+        """In the process that started it: do as it says."""
+        while True:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            self._held += fds
+            if message == _END:
+                os.close(self._held.pop(0))
+            elif not message:
+                return
+
+    def close(self) -> None:
+        """In the process that started it: nobody reads any more."""
+        self.update()
+        for fd in self._held:
+            os.close(fd)
+        self._held.clear()
+        self._ours.close()
+        self._theirs.close()

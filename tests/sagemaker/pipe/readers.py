@@ -1,0 +1,138 @@
+"""Readers of FIFOs, in processes of their own; and a streamer that can be killed."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Reader", "Streamer", "digest", "streaming"]
+
+_OPENING = """
+import hashlib, os, select, sys, time
+directory, channel, first, count, stop_bytes, is_blocking = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+buffer = bytearray(16777216)
+
+def open_epoch(epoch):
+    while True:
+        try:
+            return os.open(f"{directory}/{channel}_{epoch}", os.O_RDONLY | (0 if is_blocking else os.O_NONBLOCK))
+        except FileNotFoundError:
+            time.sleep(0.001)  # as the toolkits' readers do
+
+def read(fd):
+    if not is_blocking:
+        select.select([fd], [], [])
+    try:
+        return os.readv(fd, [memoryview(buffer)[:stop_bytes or None]])
+    except BlockingIOError:
+        return None
+"""
+# Epoch after epoch: as AWS's example does, or up to `stop_bytes`; at the end of each a line with its bytes and their
+# digest.
+_EPOCHS = (
+    _OPENING
+    + """
+for epoch in range(first, first + count):
+    fd, total, found = open_epoch(epoch), 0, hashlib.sha256()
+    while (got := read(fd)) != 0:
+        total += got or 0
+        found.update(memoryview(buffer)[:got or 0])
+        if stop_bytes and total >= stop_bytes:
+            break
+    os.close(fd)
+    print(total, found.hexdigest(), flush=True)
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A process that reads `count` epochs."""
+
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(
+        cls,
+        directory: Path,
+        *,
+        channel: str = "train",
+        first: int = 0,
+        count: int = 1,
+        stop_bytes: int = 0,
+        is_blocking: bool = True,
+    ) -> "Reader":
+        arguments = map(str, (directory, channel, first, count, stop_bytes, int(is_blocking)))
+        command = [sys.executable, "-I", "-c", _EPOCHS, *arguments]
+        return cls(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+    def epochs(self) -> list[tuple[int, str]]:
+        """Bytes and digest of each, once it has ended."""
+        told, _ = self.process.communicate()
+        assert self.process.returncode == 0
+        return [(int(total), found) for total, found in map(str.split, told.splitlines())]
+
+    def is_done(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def digest(data: bytes) -> tuple[int, str]:
+    """As `Reader.epochs` has it."""
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+@dataclass(slots=True)
+class Streamer:
+    """A process that streams a channel and tells how it goes, line by line."""
+
+    process: subprocess.Popen[str]
+    directory: Path
+    heard: list[dict[str, Any]] = field(default_factory=list)
+
+    def hear(self, name: str) -> Any:  # noqa: ANN401 - whatever JSON can carry
+        """The next thing told under `name`, which is waited for; a process that has ended tells nothing any more."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told = json.loads(line)
+            self.heard.append(told)
+            if told.get(name):
+                return told[name]
+        raise AssertionError(f"nothing was told of {name} but {self.heard}, and the process has ended")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        self.process.communicate()
+        return self.process.returncode
+
+
+@contextmanager
+def streaming(endpoint_url: str, source: str, directory: Path, **settings: object) -> Iterator[Streamer]:
+    """Streams `source`; `settings` are those of `tests.sagemaker.pipe.streamer`."""
+    arguments = json.dumps({"endpoint_url": endpoint_url, "source": source, "directory": str(directory), **settings})
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.sagemaker.pipe.streamer", arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield Streamer(process, directory)
+    finally:
+        process.kill()
+        process.communicate()

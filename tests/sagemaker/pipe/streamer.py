@@ -1,0 +1,80 @@
+"""``python -m tests.sagemaker.pipe.streamer JSON``: indexes a source and streams it, telling on standard output."""
+
+import json
+import os
+import select
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastfuse.errors import FastfuseError
+from fastfuse.indexing.make import make_index
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
+from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
+from fastfuse.sources.uri import S3Uri
+from fastfuse.store.base import ConnectionConfig
+
+
+def tell(**told: Any) -> None:  # noqa: ANN401 - whatever JSON can carry
+    print(json.dumps(told), flush=True)
+
+
+def main(
+    *,
+    endpoint_url: str,
+    source: str,
+    directory: str,
+    is_guarded: bool = False,
+    kind: str = "S3Prefix",
+    attribute_names: tuple[str, ...] = (),
+    **settings: Any,  # noqa: ANN401 - those of PipeSettings
+) -> int:
+    connection = ConnectionConfig(
+        endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True, deadline_s=5
+    )
+    fd = os.memfd_create("index")
+    origin = IndexOrigin(kind=SourceKind(kind), attribute_names=tuple(attribute_names), allow_empty=True)
+    if wait_child(fork_child(lambda: make_index(S3Uri.parse(source), origin, connection, fd))):
+        return 99
+    pipe = PipeSettings(
+        channel="train",
+        directory=Path(directory),
+        is_augmented=origin.kind is SourceKind.AUGMENTED_MANIFEST,
+        attribute_names=origin.attribute_names,
+        **settings,
+    )
+
+    def report(progress: PipeProgress) -> None:
+        tell(progress=asdict(progress), error=progress.error)
+
+    def stream(guard: Guard | None) -> int:
+        try:
+            stream_channel(fd, connection, pipe, ready=lambda: tell(ready=True), report=report, guard=guard)
+        except FastfuseError as error:
+            tell(raised=str(error))
+            return error.exit_code
+        return 0
+
+    return _guarded(stream) if is_guarded else stream(None)
+
+
+def _guarded(stream: Callable[[Guard | None], int]) -> int:
+    """As who runs jobs does: the streamer is a child, whose death its reader does not hear of before we let it."""
+    guard = Guard()
+    child = fork_child(lambda: stream(guard))
+    tell(pid=child)
+    death_fd = os.pidfd_open(child)
+    sources: list[Guard | int] = [guard, death_fd]
+    while death_fd not in select.select(sources, [], [])[0]:
+        guard.update()
+    tell(died=wait_child(child))
+    sys.stdin.read()
+    guard.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(**json.loads(sys.argv[1])))

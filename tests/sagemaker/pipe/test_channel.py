@@ -1,0 +1,308 @@
+"""Channels through real FIFOs: streamers and readers in processes of their own, against the loopback server."""
+
+import gzip
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.sources.shuffle import shuffled
+from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall, Truncate
+from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
+from tests.sagemaker.pipe.test_recordio import MAGIC, model_read
+
+MIB = 1 << 20
+# Small files and one of several parts, in folders whose keys are not in the order of their names.
+DATA = {
+    **{f"data/a/{number:03}": os.urandom(1000 + number) for number in range(200)},
+    "data/a!": b"before the folder",
+    "data/empty": b"",
+    "data/large": os.urandom(20 * MIB + 5),
+}
+ORDERED = [DATA[key] for key in sorted(DATA)]
+WHOLE = digest(b"".join(ORDERED))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    lines = [{"source-ref": f"s3://bucket/data/a/{number:03}", "class": number} for number in range(20)]
+    objects = {
+        **DATA,
+        "gzip/1": gzip.compress(DATA["data/a/001"]) + gzip.compress(DATA["data/large"]),
+        "gzip/2": gzip.compress(DATA["data/a/002"]),
+        "damaged/1": DATA["data/a/001"],
+        "damaged/2": gzip.compress(DATA["data/large"])[:-1000],
+        "records/1": MAGIC + b"x" * (9 * MIB) + MAGIC,
+        "records/2": b"odd",
+        "records/3": b"",
+        "prefix.manifest": json.dumps([{"prefix": "s3://bucket/data/"}, "large", "a/001", "a/001"]).encode(),
+        "lines.manifest": "".join(f"{json.dumps(line)}\n" for line in lines).encode(),
+    }
+    with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_faults(server: LoopbackServer) -> Iterator[None]:
+    yield
+    server.faults.clear()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "input" / "data"
+
+
+def names(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir()}
+
+
+def test_epochs_follow_one_another_each_with_everything_in_the_order_of_keys(
+    server: LoopbackServer, place: Path
+) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        assert names(place) == {"train_0"}
+        assert Reader.start(place, count=3).epochs() == [WHOLE] * 3
+        # As they were announced, and no more of them than the next one.
+        assert [streamer.hear("progress")["epoch"] for _ in range(3)][-1] <= 3
+        assert streamer.stop() == 0
+    assert names(place) == set()
+
+
+def test_progress_counts_what_was_streamed_and_fetched_over_all_epochs(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        total_bytes = WHOLE[0]
+        for epoch in (1, 2):
+            assert Reader.start(place, first=epoch - 1).epochs() == [WHOLE]
+            told = streamer.hear("progress")
+            while told["objects"] < epoch * len(DATA):
+                told = streamer.hear("progress")
+            assert told["written_bytes"] == epoch * total_bytes
+            # The beginning of the next epoch may be on its way, and what the last one left is not fetched again.
+            assert total_bytes <= told["fetched_bytes"] <= epoch * total_bytes + 64 * MIB
+            assert len(DATA) - 1 <= told["requests"]
+
+
+def test_the_next_epochs_fifo_is_there_while_one_is_read(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        with open(place / "train_0", "rb", buffering=0) as first:
+            assert first.read(10) == ORDERED[0][:10]
+            assert names(place) == {"train_0", "train_1"}
+            # Who opens it now waits for its beginning, however it is opened.
+            fd = os.open(place / "train_1", os.O_RDONLY | os.O_NONBLOCK)
+            with pytest.raises(BlockingIOError):
+                os.read(fd, 1)
+        os.set_blocking(fd, True)
+        with open(fd, "rb") as second:
+            assert digest(second.read()) == WHOLE
+
+
+def test_a_reader_that_closes_early_gets_the_next_epoch_from_its_beginning(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        assert all(total < 5000 for total, _ in Reader.start(place, count=3, stop_bytes=2000).epochs())
+        assert Reader.start(place, first=3).epochs() == [WHOLE]
+
+
+def test_a_reader_that_never_blocks_gets_everything(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        assert Reader.start(place, count=2, is_blocking=False).epochs() == [WHOLE] * 2
+
+
+def test_a_reader_that_waits_for_the_fifo_to_appear_gets_everything(server: LoopbackServer, place: Path) -> None:
+    reader = Reader.start(place)
+    with streaming(server.endpoint_url, "s3://bucket/data/", place):
+        assert reader.epochs() == [WHOLE]
+
+
+def test_an_empty_shard_is_an_empty_epoch(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/nothing/", place) as streamer:
+        streamer.hear("ready")
+        assert Reader.start(place, count=2).epochs() == [digest(b"")] * 2
+
+
+def test_each_epoch_is_shuffled_by_seed_and_number(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place, shuffle_seed=7, first_epoch=4) as streamer:
+        streamer.hear("ready")
+        expected = [digest(b"".join(ORDERED[at] for at in shuffled(len(ORDERED), 7, epoch))) for epoch in (4, 5)]
+        assert Reader.start(place, first=4, count=2).epochs() == expected
+
+
+def test_a_manifest_is_streamed_in_its_own_order_and_twice_where_it_says_so(
+    server: LoopbackServer, place: Path
+) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/prefix.manifest", place, kind="ManifestFile") as streamer:
+        streamer.hear("ready")
+        expected = DATA["data/large"] + DATA["data/a/001"] * 2
+        assert Reader.start(place).epochs() == [digest(expected)]
+
+
+def test_gzip_is_decompressed_over_all_members(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/gzip/", place, is_gzip=True) as streamer:
+        streamer.hear("ready")
+        expected = DATA["data/a/001"] + DATA["data/large"] + DATA["data/a/002"]
+        assert Reader.start(place).epochs() == [digest(expected)]
+
+
+def _read_records(streamer: Streamer) -> list[bytes]:
+    streamer.hear("ready")
+    with open(streamer.directory / "train_0", "rb") as fifo:
+        return model_read(fifo.read())
+
+
+def test_each_object_is_a_record(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/records/", place, wraps_records=True) as streamer:
+        assert _read_records(streamer) == [MAGIC + b"x" * (9 * MIB) + MAGIC, b"odd", b""]
+
+
+def test_a_record_is_what_was_compressed(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/gzip/", place, wraps_records=True, is_gzip=True) as streamer:
+        assert _read_records(streamer) == [DATA["data/a/001"] + DATA["data/large"], DATA["data/a/002"]]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_of_an_augmented_manifest_each_attribute_is_a_record_line_after_line(
+    server: LoopbackServer, place: Path, seed: int | None
+) -> None:
+    settings = {"kind": "AugmentedManifestFile", "attribute_names": ("class", "source-ref"), "shuffle_seed": seed}
+    with streaming(
+        server.endpoint_url, "s3://bucket/lines.manifest", place, wraps_records=True, **settings
+    ) as streamer:
+        order = range(20) if seed is None else shuffled(20, seed, 0)
+        expected = [record for line in order for record in (b"%d" % line, DATA[f"data/a/{line:03}"])]
+        assert _read_records(streamer) == expected
+
+
+def test_without_records_the_attributes_follow_one_another(server: LoopbackServer, place: Path) -> None:
+    settings = {"kind": "AugmentedManifestFile", "attribute_names": ("class", "source-ref")}
+    with streaming(server.endpoint_url, "s3://bucket/lines.manifest", place, **settings) as streamer:
+        streamer.hear("ready")
+        expected = b"".join(b"%d" % line + DATA[f"data/a/{line:03}"] for line in range(20))
+        assert Reader.start(place).epochs() == [digest(expected)]
+
+
+def test_what_the_service_gets_wrong_now_and_then_is_not_seen(server: LoopbackServer, place: Path) -> None:
+    server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", probability=0.1, seed=1))
+    server.faults.add(FaultRule(action=Truncate(500), operation="GetObject", probability=0.1, seed=2))
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        assert Reader.start(place).epochs() == [WHOLE]
+
+
+def test_an_epoch_that_fails_has_no_end_until_the_streamer_is_stopped(server: LoopbackServer, place: Path) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/large"))
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        reader = Reader.start(place)
+        assert "'data/large'" in streamer.hear("error")
+        assert not reader.is_done()
+        # As who runs the job does.
+        reader.kill()
+        streamer.process.send_signal(signal.SIGTERM)
+        assert "'data/large'" in streamer.hear("raised")
+        assert streamer.wait() == 1
+    assert names(place) == set()
+
+
+@pytest.mark.parametrize(("key", "what"), [("1", "it is not gzip data"), ("2", "cut short")])
+def test_damaged_gzip_fails_the_epoch(server: LoopbackServer, place: Path, key: str, what: str) -> None:
+    with streaming(server.endpoint_url, f"s3://bucket/damaged/{key}", place, is_gzip=True) as streamer:
+        streamer.hear("ready")
+        reader = Reader.start(place)
+        told = streamer.hear("error")
+        assert f"'s3://bucket/damaged/{key}' cannot be decompressed" in told
+        assert what in told
+        assert not reader.is_done()
+        reader.kill()
+        assert streamer.stop() == 4
+
+
+def test_sigterm_while_nobody_reads_ends_it_and_leaves_nothing(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        assert streamer.stop() == 0
+    assert names(place) == set()
+
+
+def test_sigterm_while_a_slow_service_is_waited_for_ends_it(server: LoopbackServer, place: Path) -> None:
+    stall = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="data/large"))
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        with open(place / "train_0", "rb", buffering=0) as fifo:
+            assert fifo.read(10) == ORDERED[0][:10]
+            assert streamer.stop() == 0
+    server.faults.remove(stall)
+
+
+def test_what_an_earlier_run_has_left_is_replaced(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        streamer.process.kill()
+        streamer.wait()
+    assert names(place) == {"train_0"}
+    os.mkfifo(place / "train_7")
+    os.mkfifo(place / "train_x")
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        assert names(place) == {"train_0", "train_x"}
+        assert Reader.start(place).epochs() == [WHOLE]
+
+
+def test_what_is_no_fifo_is_refused_and_stays(server: LoopbackServer, place: Path) -> None:
+    place.mkdir(parents=True)
+    (place / "train_0").write_text("mine")
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        assert "is where a FIFO of the channel belongs" in streamer.hear("raised")
+        assert streamer.wait() == 2
+    assert (place / "train_0").read_text() == "mine"
+    assert names(place) == {"train_0"}
+
+
+def test_what_takes_the_next_epochs_place_fails_this_one(server: LoopbackServer, place: Path) -> None:
+    place.mkdir(parents=True)
+    (place / "train_1").mkdir()
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        reader = Reader.start(place)
+        assert "train_1" in streamer.hear("error")
+        reader.kill()
+        assert streamer.stop() == 2
+    assert names(place) == {"train_1"}
+
+
+def test_a_streamer_that_is_killed_gives_its_reader_no_end(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place, is_guarded=True) as streamer:
+        pid = streamer.hear("pid")
+        streamer.hear("ready")
+        # It has one epoch to its end, so its parent lets go what it should.
+        assert Reader.start(place).epochs() == [WHOLE]
+        with open(place / "train_1", "rb", buffering=0) as fifo:
+            assert fifo.read(10) == ORDERED[0][:10]
+            later = os.open(place / "train_2", os.O_RDONLY | os.O_NONBLOCK)
+            os.kill(pid, signal.SIGKILL)
+            assert streamer.hear("died") == -signal.SIGKILL
+            os.set_blocking(fifo.fileno(), False)
+            # What was in the pipe, and then nothing that would look like an end.
+            while fifo.read(MIB):
+                pass
+            assert fifo.read(1) is None
+            with pytest.raises(BlockingIOError):
+                os.read(later, 1)
+            assert streamer.wait() == 0  # its standard input ends: the job is dead
+            assert fifo.read(1) == b""
+            assert os.read(later, 1) == b""
+            os.close(later)
+
+
+def test_a_fifo_may_be_read_by_whoever_may_enter_its_directory(server: LoopbackServer, place: Path) -> None:
+    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+        streamer.hear("ready")
+        assert stat.S_IMODE((place / "train_0").stat().st_mode) == 0o644

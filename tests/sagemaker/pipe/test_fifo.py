@@ -1,0 +1,123 @@
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.errors import ConfigurationError, MountError
+from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
+
+PIPE_MAX = int(Path("/proc/sys/fs/pipe-max-size").read_text())
+
+
+async def test_a_reader_that_has_come_is_noticed_and_gets_what_is_written(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "train_0")
+    waited = trio.Event()
+
+    async def wait() -> None:
+        await fifo.opened()
+        waited.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not waited.is_set()
+        fd = os.open(tmp_path / "train_0", os.O_RDONLY)
+        await waited.wait()
+    await fifo.write(b"data")
+    fifo.close()
+    assert os.read(fd, 100) == b"data"
+    assert os.read(fd, 100) == b""
+    os.close(fd)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_reader_that_was_there_before_anybody_waited_is_noticed(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "train_0")
+    os.close(os.open(tmp_path / "train_0", os.O_RDONLY))
+    await fifo.opened()
+    with pytest.raises(BrokenPipeError):
+        await fifo.write(b"data")
+    fifo.close()
+
+
+async def test_a_reader_that_goes_while_a_write_waits_ends_the_write(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "train_0")
+    fd = os.open(tmp_path / "train_0", os.O_RDONLY)
+    await fifo.opened()
+    async with trio.open_nursery() as nursery:
+
+        async def write() -> None:
+            with pytest.raises(BrokenPipeError):
+                await fifo.write(bytes(16 << 20))
+
+        nursery.start_soon(write)
+        await trio.testing.wait_all_tasks_blocked()
+        os.close(fd)
+    fifo.close()
+
+
+async def test_who_writes_to_a_fast_reader_lets_other_tasks_run(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "train_0")
+    fd = os.open(tmp_path / "train_0", os.O_RDONLY)
+    await fifo.opened()
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        for _ in range(64):
+            await fifo.write(bytes(64 << 10))
+            os.read(fd, 64 << 10)  # so that no write has to wait
+        assert turns > 4
+        nursery.cancel_scope.cancel()
+    os.close(fd)
+    fifo.close()
+
+
+def test_the_pipe_is_as_large_as_it_may_be(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "train_0")
+    assert fcntl.fcntl(fifo.fileno(), fcntl.F_GETPIPE_SZ) == min(1 << 20, PIPE_MAX)
+    fifo.close()
+
+
+def test_a_fifo_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "train_0")
+    (tmp_path / "train_0").unlink()
+    os.mkfifo(tmp_path / "train_0")
+    fifo.close()
+    fifo.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["train_0"]
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    Fifo(tmp_path / "train_0").close()
+    (tmp_path / "train_1").write_text("mine")
+    with pytest.raises(ConfigurationError):
+        Fifo(tmp_path / "train_1")
+    assert os.listdir("/proc/self/fd") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["train_1"]
+
+
+def test_where_no_fifo_can_be_made_the_error_says_where(tmp_path: Path) -> None:
+    with pytest.raises(MountError, match=r"missing/train_0' cannot be made: No such file"):
+        Fifo(tmp_path / "missing" / "train_0")
+
+
+def test_only_fifos_of_the_channels_epochs_are_stale(tmp_path: Path) -> None:
+    for name in ("train_0", "train_12", "train_1_0", "train_x", "train2_0", "train_"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "train_3").mkdir()
+    (tmp_path / "train_4").write_text("mine")
+    remove_stale(tmp_path, "train")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("train_1_0", "train_x", "train2_0", "train_", "train_3", "train_4")
+    }

@@ -1,0 +1,191 @@
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.sagemaker.pipe.lookahead import File, Lookahead, part_ranges
+from tests.fakes import CountingReader
+from tests.readahead.readers import Files, ScriptedReader, content, listed
+
+KIB = 1 << 10
+MIB = 1 << 20
+CONNECTIONS = 32
+# The engine keeps a quarter for readers of other files.
+CONFIG = ReadaheadConfig(
+    part_size_bytes=MIB,
+    first_part_bytes=256 * KIB,
+    memory_limit_bytes=64 * MIB,
+    max_window_bytes=40 * MIB,
+    max_parts_in_flight=CONNECTIONS * 4 // 3 + 1,
+)
+
+
+class Reading:
+    """An epoch that is looked ahead of."""
+
+    def __init__(self, sizes: Sequence[int], *, delay_s: float = 0.0) -> None:
+        self.files = [File(at + 1, listed(f"{at}", size)) for at, size in enumerate(sizes)]
+        self.scripted = ScriptedReader(delay_s)
+        self.store = CountingReader(self.scripted)
+
+    @asynccontextmanager
+    async def ahead(self, files: Sequence[File] | None = None) -> AsyncIterator[Lookahead]:
+        async with trio.open_nursery() as nursery:
+            reader = _Waking(self.store)
+            self.engine = ReadEngine(reader, CONFIG, nursery, lambda: Files([]))
+            reader.lookahead = lookahead = Lookahead(self.engine, CONFIG)
+            nursery.start_soon(lookahead.run, self.files if files is None else files)
+            await trio.testing.wait_all_tasks_blocked()
+            yield lookahead
+            nursery.cancel_scope.cancel()
+
+    async def read(self, lookahead: Lookahead, file: File) -> bytes:
+        pieces: list[bytes] = []
+
+        async def keep(piece: Buffer) -> None:
+            pieces.append(bytes(piece))
+
+        await lookahead.read(file, keep)
+        return b"".join(pieces)
+
+
+class _Waking:
+    def __init__(self, reader: CountingReader) -> None:
+        self._reader = reader
+        self.lookahead: Lookahead | None = None
+
+    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        try:
+            return await self._reader.get_range(ref, start, end)
+        finally:
+            if self.lookahead is not None:
+                self.lookahead.wake()
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+
+@given(st.integers(0, 100 * MIB), st.integers(1, 16), st.integers(0, 1 << 40))
+def test_parts_cover_an_object_without_gaps_and_are_no_larger_than_they_may_be(
+    size_bytes: int, part_mib: int, before_bytes: int
+) -> None:
+    parts = list(part_ranges(size_bytes, part_mib * MIB, before_bytes))
+    assert [start for start, _ in parts] == [0, *(end for _, end in parts)][: len(parts)]
+    assert not parts or parts[-1][1] == size_bytes
+    assert all(0 < end - start < part_mib * MIB + 256 * KIB for start, end in parts)
+
+
+def test_parts_grow_with_what_lies_before_them() -> None:
+    sizes = [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 0)]
+    assert sizes[:5] == [256 * KIB] * 5
+    assert max(sizes) == 8 * MIB
+    assert [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 1 << 30)] == [8 * MIB] * 5
+
+
+async def test_small_files_are_fetched_with_all_connections(autojump_clock: trio.testing.MockClock) -> None:
+    reading = Reading([39 * KIB] * 640, delay_s=0.02)
+    async with reading.ahead() as lookahead:
+        lookahead.begin()
+        for file in reading.files:
+            assert await reading.read(lookahead, file) == content(file.ref)
+            lookahead.done(file)
+    assert reading.store.most_in_flight == CONNECTIONS
+    # 20 rounds of 32, and a few at the beginning with which connections are not used yet.
+    assert trio.current_time() < 0.02 * (640 / CONNECTIONS + 4)
+    assert len(reading.store.calls) == 640
+
+
+async def test_parts_of_the_next_objects_are_on_their_way_while_one_is_read() -> None:
+    reading = Reading([3 * MIB] * 20)
+    reading.scripted.holds = lambda _key, _start, _end: True
+    async with reading.ahead() as lookahead:
+        lookahead.begin()
+        await trio.testing.wait_all_tasks_blocked()
+        # The first ones, before anything has arrived; how many the engine judges, by the memory that is left.
+        fetched_bytes = dict.fromkeys(range(20), 0)
+        for key, start, end in reading.store.calls:
+            fetched_bytes[int(key)] += end - start
+        whole = [key for key, size_bytes in fetched_bytes.items() if size_bytes == 3 * MIB]
+        assert whole == [*range(len(whole))]
+        assert len(whole) > 3
+        assert not any(list(fetched_bytes.values())[len(whole) + 1 :])
+        assert reading.store.in_flight > CONNECTIONS // 2
+
+
+async def test_before_anybody_reads_no_more_is_fetched_than_may_be_wasted() -> None:
+    reading = Reading([MIB] * 60)
+    async with reading.ahead() as lookahead:
+        assert sum(end - start for _, start, end in reading.store.calls) == CONFIG.memory_limit_bytes // 16
+        lookahead.begin()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sum(end - start for _, start, end in reading.store.calls) == CONFIG.max_window_bytes
+
+
+async def test_no_more_than_a_window_is_ahead_of_who_reads_slowly() -> None:
+    reading = Reading([MIB] * 60)
+    async with reading.ahead() as lookahead:
+        lookahead.begin()
+        for place, file in enumerate(reading.files[:5], 1):
+            await reading.read(lookahead, file)
+            lookahead.done(file)
+            await trio.testing.wait_all_tasks_blocked()
+            fetched_bytes = sum(end - start for _, start, end in reading.store.calls)
+            assert fetched_bytes == place * MIB + CONFIG.max_window_bytes
+
+
+async def test_a_file_may_be_read_twice_and_come_twice() -> None:
+    reading = Reading([2 * MIB, 5 * MIB])
+    files = [reading.files[at] for at in (0, 1, 0, 0)]
+    async with reading.ahead(files) as lookahead:
+        lookahead.begin()
+        for file in files:
+            assert await reading.read(lookahead, file) == content(file.ref)
+            assert await reading.read(lookahead, file) == content(file.ref)
+            lookahead.done(file)
+        assert reading.engine.statistics().open_files == 0
+
+
+async def test_an_epoch_that_is_left_early_leaves_no_file_open() -> None:
+    reading = Reading([MIB] * 20)
+    async with reading.ahead() as lookahead:
+        lookahead.begin()
+        await reading.read(lookahead, reading.files[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert reading.engine.statistics().open_files > 10
+        lookahead.close()
+        assert reading.engine.statistics().open_files == 0
+
+
+@example([1, 0, 2 * MIB, 0, 0, 0, 0, 0, 1], [0, 2, 2, 0, 8, 0], False)
+@given(st.lists(st.integers(0, 3 * MIB), max_size=12), st.lists(st.integers(0, 11), max_size=30), st.booleans())
+def test_whatever_is_ahead_every_byte_comes_in_its_place(sizes: list[int], order: list[int], is_late: bool) -> None:
+    async def check() -> None:
+        reading = Reading(sizes)
+        files = [reading.files[at] for at in order if at < len(sizes)]
+        async with reading.ahead(files if not is_late else []) as lookahead:
+            lookahead.begin()
+            for file in files:
+                assert await reading.read(lookahead, file) == content(file.ref)
+                lookahead.done(file)
+                reading.engine.check_invariants()
+            assert reading.engine.statistics().open_files == 0
+
+    trio.run(check)
+
+
+async def test_no_more_than_some_hundred_tiny_files_are_open_at_a_time() -> None:
+    reading = Reading([10] * 2000)
+    async with reading.ahead() as lookahead:
+        lookahead.begin()
+        await trio.testing.wait_all_tasks_blocked()
+        assert reading.engine.statistics().open_files == 640
+        await reading.read(lookahead, reading.files[0])
+        lookahead.done(reading.files[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert reading.engine.statistics().open_files == 640
+        assert len(reading.store.calls) == 641

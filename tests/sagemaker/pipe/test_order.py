@@ -1,0 +1,67 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.inodes.builder import TableBuilder
+from fastfuse.inodes.table import InodeTable
+from fastfuse.sagemaker.pipe.order import epoch_order, find_object, source_order
+
+MD5 = '"' + "0123456789abcdef" * 2 + '"'
+NAMES = st.text("ab!/0", min_size=1, max_size=6).filter(lambda key: all(key.split("/")))
+
+
+def table_of(
+    keys: list[str], *, bucket: str = "bucket", prefix: str = "", made: dict[str, bytes] | None = None
+) -> InodeTable:
+    builder = TableBuilder(bucket, prefix)
+    count = len(keys)
+    builder.add([key.encode() for key in sorted(keys)], [1] * count, [0] * count, [MD5] * count, ["STANDARD"] * count)
+    for path, content in (made or {}).items():
+        builder.add_made(path.encode(), content, 0)
+    return builder.build()[0]
+
+
+@given(st.sets(NAMES, min_size=1))
+def test_objects_come_in_the_order_of_their_keys(keys: set[str]) -> None:
+    table = table_of([*keys])
+    # A folder takes the place of a file of its name.
+    shown = [key for key in keys if not any(other.startswith(f"{key}/") for other in keys)]
+    assert [table.key(int(inode)) for inode in source_order(table)] == sorted(shown)
+
+
+def test_made_files_are_no_objects() -> None:
+    table = table_of(["a", "c"], made={"b": b"text", ".fastfuse/order-0.txt": b"a\n"})
+    assert [table.key(int(inode)) for inode in source_order(table)] == ["a", "c"]
+
+
+def test_a_source_with_an_order_of_its_own_is_streamed_in_it_and_twice_where_it_says_so() -> None:
+    table = table_of(["a", "b", "c"])
+    rows = [table.row(inode) for inode in (find_object(table, "bucket", key) or 0 for key in ("c", "a", "c"))]
+    ordered = InodeTable(table.metadata, {**table.columns, "source_order": np.array(rows, "uint32")})
+    assert [ordered.key(int(inode)) for inode in source_order(ordered)] == ["c", "a", "c"]
+
+
+def test_an_epoch_is_shuffled_by_its_seed_and_number_and_has_everything_once() -> None:
+    inodes = np.arange(100, 1100)
+    orders = [epoch_order(inodes, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))]
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == inodes.tolist() for order in orders)
+    assert epoch_order(inodes, None, 7).tolist() == inodes.tolist()
+
+
+def test_an_object_is_found_by_bucket_and_key() -> None:
+    table = table_of(["data/a/b", "data/c"], prefix="data/")
+    inode = find_object(table, "bucket", "data/a/b")
+    assert inode is not None
+    assert table.key(inode) == "data/a/b"
+    for bucket, key in (("bucket", "data/a"), ("bucket", "data/c/b"), ("bucket", "a/b"), ("other", "data/c")):
+        assert find_object(table, bucket, key) is None
+
+
+def test_in_a_table_of_several_buckets_each_is_a_folder() -> None:
+    table = table_of(["one/a", "two/a"], bucket="")
+    inode = find_object(table, "two", "a")
+    assert inode is not None
+    assert table.ref(inode).bucket == "two"
+    assert find_object(table, "three", "a") is None
