@@ -156,7 +156,7 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.survey": row("errors inodes.table objects sagemaker.download.* sizes", "numpy"),
     "sagemaker.download.fetch": row("objects sagemaker.download.* store.base", "trio"),
     "sagemaker.download.channel": row(
-        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.router", "trio"
+        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.buffers store.router", "trio"
     ),
     "sagemaker.pipe.settings": row(),
     "sagemaker.pipe.guard": row(),
@@ -169,7 +169,8 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.pipe.epoch": row("errors objects sagemaker.pipe.*", "trio"),
     "sagemaker.pipe.sequence": row("errors inodes.table sagemaker.pipe.* sources.uri", "numpy"),
     "sagemaker.pipe.channel": row(
-        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.router", "trio"
+        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.buffers store.router",
+        "trio",
     ),
     "sagemaker.pipe": row(),
     # The server for tests, benches and the demo knows nothing of the mount.

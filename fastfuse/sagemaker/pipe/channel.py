@@ -20,6 +20,7 @@ from fastfuse.sagemaker.pipe.lookahead import Lookahead
 from fastfuse.sagemaker.pipe.sequence import Sequence, sequence_of
 from fastfuse.sagemaker.pipe.settings import PipeProgress, PipeSettings
 from fastfuse.store.base import ConnectionConfig, RangeReader
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.router import open_reader
 
 __all__ = ["stream_channel"]
@@ -110,7 +111,8 @@ class _Channel:
         self._sequence = sequence
         self._settings = settings
         self._config = _readahead_config(settings, connection)
-        self._reader = _CountingReader(open_reader(connection), self._wake)
+        buffers = PartBuffers(slot_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes)
+        self._reader = _CountingReader(open_reader(connection, buffers), self._wake)
         self._report = report
         self._guard = guard
         self._lookahead: Lookahead | None = None
