@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fastfuse import __version__, daemon, fstab, log, options
+from fastfuse import __version__, cli_run, daemon, fstab, log, options
 from fastfuse.config import demo_settings, mount_settings, parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.indexing.origin import IndexOrigin
@@ -235,6 +235,10 @@ def mount(
         return _serve_in_background(settings, logs)
     log.configure(logs)
     return _serve(settings, None)
+
+
+# Whatever follows the command's name is the command's, options included.
+app.command(epilog=cli_run.EPILOG, context_settings={"allow_interspersed_args": False})(cli_run.run)
 
 
 def _serve(settings: MountSettings, ready: Callable[[], None] | None) -> int:

@@ -30,6 +30,7 @@ __all__ = [
     "connection_config",
     "demo_settings",
     "index_origin",
+    "job_memory_bytes",
     "memory_target_bytes",
     "mount_settings",
     "parse_duration_s",
@@ -109,6 +110,21 @@ def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: in
             hint="give a percentage, as in 25%, to stay below it",
         )
     return size_bytes
+
+
+def job_memory_bytes(text: str | None, minimum_bytes: int) -> int:
+    """The memory target of all channels of a job: as `memory_target_bytes`, of this machine.
+
+    By default it is also what so many channels need at least, if that is not more than half of what is there.
+
+    Raises:
+        ConfigurationError: as `memory_target_bytes`.
+    """
+    ram_bytes, limit_bytes = _ram_bytes(), memory_limit_bytes()
+    target_bytes = memory_target_bytes(text, ram_bytes, limit_bytes)
+    if text is not None:
+        return target_bytes
+    return max(target_bytes, min(minimum_bytes, min(ram_bytes, limit_bytes or ram_bytes) // 2))
 
 
 def parse_part_size(text: str, memory_bytes: int) -> int:

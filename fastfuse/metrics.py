@@ -65,6 +65,7 @@ METRICS = (
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed."),
+    Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
     Counter("fastfuse_listed_timestamp_seconds", "When the table was listed, in seconds since 1970.", is_gauge=True),
     Counter("fastfuse_refreshes", "Refreshes finished, by outcome.", "outcome", ("ok", "failed")),

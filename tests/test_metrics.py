@@ -33,6 +33,7 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_pool_bytes": ("gauge", "", ("",)),
     "fastfuse_hints": ("counter", "outcome", ("taken", "unknown")),
     "fastfuse_objects_listed": ("counter", "", ("",)),
+    "fastfuse_index_requests": ("counter", "", ("",)),
     "fastfuse_table_files": ("gauge", "", ("",)),
     "fastfuse_listed_timestamp_seconds": ("gauge", "", ("",)),
     "fastfuse_refreshes": ("counter", "outcome", ("ok", "failed")),

@@ -39,6 +39,7 @@ class NewTable:
     snapshot_fd: int
     listed_at_ns: int
     refused: int
+    requests: int
     report: RefreshReport
 
 
@@ -91,7 +92,8 @@ class _Refresh:
         if not told:
             raise ServiceError(f"the lister {self.how_it_ended()}")
         answer = heard(told)
-        new = NewTable(self._new_fd, answer["listed_at_ns"], answer["refused"], RefreshReport(**answer["report"]))
+        report = RefreshReport(**answer.pop("report"))
+        new = NewTable(snapshot_fd=self._new_fd, report=report, **answer)
         self._new_fd = -1
         return new
 
@@ -146,7 +148,12 @@ class _Refresh:
             files=made.files,
             elapsed_s=time.monotonic() - started_s,
         )
-        return {"report": asdict(report), "listed_at_ns": made.listed_at_ns, "refused": made.refused}
+        return {
+            "report": asdict(report),
+            "listed_at_ns": made.listed_at_ns,
+            "refused": made.refused,
+            "requests": made.requests,
+        }
 
 
 class Refresher:

@@ -56,24 +56,25 @@ _ROOM_RETRY_S = 1.0
 _T = TypeVar("_T")
 
 
-def run(settings: MountSettings, *, ready: Callable[[], None] | None = None) -> int:
+def run(settings: MountSettings, *, ready: Callable[[], None] | None = None, counters: Counters | None = None) -> int:
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
-    `ready` is called once the first open would work (clause L1).
+    `ready` is called once the first open would work (clause L1). Whoever made `counters` before this process was
+    forked can read what is counted.
 
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
     """
-    return Supervisor(settings).run(ready or (lambda: None))
+    return Supervisor(settings, counters).run(ready or (lambda: None))
 
 
 class Supervisor:
     """One mount, from its listing to its end."""
 
-    def __init__(self, settings: MountSettings) -> None:
+    def __init__(self, settings: MountSettings, counters: Counters | None = None) -> None:
         self._settings = settings
         self._notifier = Notifier(settings.notify_socket)
-        self._counters = Counters()
+        self._counters = counters or Counters()
         self._operations = MountOperations(
             self._counters,
             uid=settings.uid,
@@ -135,10 +136,11 @@ class Supervisor:
         settings = self._settings
         self._snapshot_fd, report = run_lister(settings.source, settings.origin, settings.connection)
         _log.info("listed %s: %s", settings.source, report)
-        self._count_table(report.files, report.refused, report.listed_at_ns)
+        self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
 
-    def _count_table(self, files: int, refused: int, listed_at_ns: int) -> None:
+    def _count_table(self, files: int, refused: int, requests: int, listed_at_ns: int) -> None:
         counters = self._counters
+        counters.add(counters.slot("fastfuse_index_requests"), requests)
         counters.add(counters.slot("fastfuse_objects_listed"), files + refused)
         counters.set(counters.slot("fastfuse_table_files"), files)
         counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), listed_at_ns // 10**9)
@@ -243,7 +245,7 @@ class Supervisor:
         assert self._tables is not None
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
-        self._count_table(new.report.files, new.refused, new.listed_at_ns)
+        self._count_table(new.report.files, new.refused, new.requests, new.listed_at_ns)
         try:
             socket.send_fds(self._tables, [b"\0"], [new.snapshot_fd])
             if self._tables.recv(len(SWAPPED)) == SWAPPED:

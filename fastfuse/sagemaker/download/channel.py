@@ -27,6 +27,7 @@ from fastfuse.sagemaker.download.survey import Survey, check_room, clear_private
 from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.buffers import PartBuffers
+from fastfuse.store.made import MadeReader
 from fastfuse.store.router import open_reader
 
 __all__ = ["download", "download_channel", "settle_channel"]
@@ -86,7 +87,7 @@ async def _download_and_close(
     report: Callable[[DownloadProgress], None],
 ) -> DownloadReport:
     buffers = PartBuffers(slot_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
-    reader = open_reader(connection, buffers)
+    reader = MadeReader(open_reader(connection, buffers), lambda: table)
     try:
         return await download(table, reader, settings, report, most_gets=connection.max_connections)
     finally:

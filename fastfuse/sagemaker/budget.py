@@ -1,0 +1,60 @@
+"""How the memory target of a job is divided between its channels. Pure."""
+
+from collections.abc import Sequence
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sizes import MIB, format_size
+
+__all__ = ["MINIMUM_CHANNEL_BYTES", "divide_memory", "minimum_job_bytes"]
+
+# As of one mount: below this there is no room for the parts of a few readers at once (16 parts of the default size).
+MINIMUM_CHANNEL_BYTES = 128 * MIB
+
+# Who needs memory at the same time: downloads are over before the command reads what is mounted, and a stream fetches
+# ahead from its start.
+_AT_ONCE = (frozenset({InputMode.FILE, InputMode.PIPE}), frozenset({InputMode.FAST_FILE, InputMode.PIPE}))
+
+
+def minimum_job_bytes(channels: Sequence[Channel]) -> int:
+    """The least memory target that these channels can work with."""
+    return MINIMUM_CHANNEL_BYTES * max(len(_sharing(channels, modes)) for modes in _AT_ONCE)
+
+
+def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, int]:
+    """Bytes by name of channel, by weight, so that channels that work at the same time have no more than the total.
+
+    Raises:
+        ConfigurationError: it is less than `minimum_job_bytes`.
+    """
+    if total_bytes < minimum_job_bytes(channels):
+        raise ConfigurationError(
+            f"a memory target of {format_size(total_bytes)} is too little for {len(channels)} channels, each of which "
+            f"needs {format_size(MINIMUM_CHANNEL_BYTES)}",
+            hint=f"give --memory-target {format_size(minimum_job_bytes(channels)).replace(' ', '')} or more, or fewer "
+            "channels; channels of mode File need none while others are read",
+        )
+    shares: dict[str, int] = {}
+    for modes in _AT_ONCE:
+        for name, share_bytes in _divide(total_bytes, _sharing(channels, modes)).items():
+            shares[name] = min(share_bytes, shares.get(name, share_bytes))
+    return shares
+
+
+def _sharing(channels: Sequence[Channel], modes: frozenset[InputMode]) -> list[Channel]:
+    return [channel for channel in channels if channel.input_mode in modes]
+
+
+def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
+    """By weight; a channel whose weight gives it less than the minimum gets that, at the cost of the others."""
+    shares: dict[str, int] = {}
+    while channels:
+        left_bytes = total_bytes - sum(shares.values())
+        weights = sum(channel.memory_weight for channel in channels)
+        wanted = {channel.name: int(left_bytes * channel.memory_weight / weights) for channel in channels}
+        small = [channel for channel in channels if wanted[channel.name] < MINIMUM_CHANNEL_BYTES]
+        if not small:
+            return shares | wanted
+        shares |= {channel.name: MINIMUM_CHANNEL_BYTES for channel in small}
+        channels = [channel for channel in channels if channel not in small]
+    return shares

@@ -1,0 +1,126 @@
+"""The processes of a job's channels, as their parent sees them: one each, all side by side.
+
+Each is a small process that forks others, which all die with it. It has a process group of its own: the terminal's
+Ctrl-C is for the command, and a channel goes on until the parent says so. Its standard error comes through a pipe, so
+that lines of one process do not break into those of another, nor into a progress bar.
+"""
+
+import logging
+import os
+import signal
+from typing import Any
+
+from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.indexing.origin import SourceKind
+from fastfuse.metrics import OUTCOMES, Counters
+from fastfuse.mount.children import fork_child, heard
+from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sagemaker.lines import LinePipe
+from fastfuse.sagemaker.phases import Phases
+from fastfuse.sagemaker.serving import ChannelTask, serve_channel
+from fastfuse.sagemaker.usage import Usage
+
+__all__ = ["ChannelProcess"]
+
+
+class ChannelProcess:
+    """One channel: preparing, ready, over."""
+
+    def __init__(self, task: ChannelTask) -> None:
+        self.channel: Channel = task.channel
+        # None while it lives; negative for a signal.
+        self.exit_code: int | None = None
+        self.is_ready = False
+        self.is_stopping = False
+        self.error: FastfuseError | None = None
+        # Read here even after a death.
+        self._counters = Counters()
+        self._told, self._log = LinePipe(), LinePipe()
+        self.pid = fork_child(lambda: self._work(task))
+        self._told.close_writing()
+        self._log.close_writing()
+
+    def _work(self, task: ChannelTask) -> None:
+        os.setpgid(0, 0)
+        os.dup2(self._log.writing_fd, 2)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(self._name_channel)
+        os._exit(serve_channel(task, self._counters, self._told.writing_fd))
+
+    def _name_channel(self, record: logging.LogRecord) -> bool:
+        record.channel = self.channel.name
+        return True
+
+    def listen(self, phases: Phases) -> None:
+        """Take in what it has said until now."""
+        if self.exit_code is None:
+            self._take(self._told.lines(), self._log.lines(), phases)
+
+    def ended(self, exit_code: int, phases: Phases) -> None:
+        """It was reaped."""
+        self.exit_code = exit_code
+        self._take(self._told.close(), self._log.close(), phases)
+
+    def stop(self) -> None:
+        """Tell it to end; told again, it does not wait for files that are still open."""
+        self.is_stopping = True
+        if self.exit_code is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def refresh(self) -> None:
+        """List again what is mounted (clause L6); other modes have nothing to refresh."""
+        if self.exit_code is None and self.is_ready and self.channel.input_mode is InputMode.FAST_FILE:
+            os.kill(self.pid, signal.SIGHUP)
+
+    def kill(self) -> None:
+        if self.exit_code is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def failure(self) -> FastfuseError | None:
+        """Why it does not serve any more, named after the channel.
+
+        None while it does, or if it was told to end, or if its work is done, or if it was unmounted from outside.
+        """
+        if self.error is not None:
+            return type(self.error)(f"channel {self.channel.name}: {self.error}", hint=self.error.hint)
+        if self.exit_code is None or self.is_stopping or self._is_rightly_over:
+            return None
+        how = f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exited with {self.exit_code}"
+        hint = "out of memory?" if self.exit_code == -signal.SIGKILL else "the log has the reason"
+        return ServiceError(f"channel {self.channel.name}: its process {how}", hint=hint)
+
+    @property
+    def _is_rightly_over(self) -> bool:
+        return self.exit_code == 0 and self.is_ready and self.channel.input_mode is not InputMode.PIPE
+
+    def usage(self) -> Usage:
+        """What it took from S3 until now."""
+        counters = self._counters
+        gets = sum(counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES)
+        indexing = counters.get("fastfuse_index_requests")
+        is_listed = self.channel.source_kind is SourceKind.PREFIX
+        return Usage(
+            fetched_bytes=counters.get("fastfuse_fetched_bytes"),
+            # Of a manifest, every object is asked for its size.
+            gets=gets + (0 if is_listed else indexing),
+            lists=indexing if is_listed else 0,
+        )
+
+    def _take(self, told: list[bytes], log: list[bytes], phases: Phases) -> None:
+        for line in log:
+            phases.relay(line)
+        for message in told:
+            try:
+                self._hear(heard(message), phases)
+            except FastfuseError as error:
+                self.error = error
+
+    def _hear(self, message: dict[str, Any], phases: Phases) -> None:
+        if "progress" in message:
+            phases.download(self.channel.name, *message["progress"])
+        if "broken" in message:
+            self.error = self.error or ServiceError(message["broken"], hint="the log has the reason")
+        if "ready" in message:
+            self.is_ready = True
+            phases.say(f"{self.channel.name} ({self.channel.input_mode}): {message['ready']}")

@@ -1,0 +1,124 @@
+"""What clears the place after a parent that was killed: a process of its own, which waits for that and nothing else.
+
+The channels' processes die with their parent. A mount without its process is an error to everybody who looks at it; a
+FIFO that loses its writer looks as if an epoch had come to its end, so the guardian holds it open (`pipe.Guard`) until
+the command is gone that may read from it. It is not for those who kill a whole control group: then the next run clears
+the place.
+"""
+
+import ctypes
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fastfuse.errors import FastfuseError
+from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.mount.mountpoint import find_mount, is_dead, unmount
+from fastfuse.sagemaker.channel import Channel
+from fastfuse.sagemaker.pipe import Guard
+
+__all__ = ["Guardian", "sweep"]
+
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Guardian:
+    """Lives until `dismiss`, or until nobody is left of the process tree that it was made for; then it clears up."""
+
+    def __init__(
+        self, channels: Sequence[Channel], data_dir: Path, guards: Sequence[Guard], *, stop_timeout_s: float
+    ) -> None:
+        # Whoever is forked from here on holds the writing end; nobody ever writes.
+        reading_fd, self._writing_fd = os.pipe()
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def work() -> None:
+            for number in _IGNORED:
+                signal.signal(number, signal.SIG_IGN)
+            os.setsid()
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+            os.close(self._writing_fd)
+            self._ours.close()
+            command_fd = _watch(reading_fd, theirs, guards)
+            sweep(channels, data_dir)
+            if command_fd >= 0:
+                _outlast(command_fd, stop_timeout_s)
+
+        self.pid = fork_child(work)
+        os.close(reading_fd)
+        theirs.close()
+
+    def heed(self, command_pid: int) -> None:
+        """The command runs: should we die, it is killed if it has not ended in time."""
+        command_fd = os.pidfd_open(command_pid)
+        with suppress(OSError):  # somebody has killed the guardian
+            socket.send_fds(self._ours, [b"\0"], [command_fd])
+        os.close(command_fd)
+
+    def dismiss(self) -> None:
+        """There is nothing left to be cleared."""
+        with suppress(ProcessLookupError, ChildProcessError):  # killed by somebody, and reaped
+            os.kill(self.pid, signal.SIGKILL)
+            wait_child(self.pid)
+        os.close(self._writing_fd)
+        self._ours.close()
+
+
+def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
+    """Take away what dead processes left of these channels, in whatever mode: mounts and FIFOs."""
+    for channel in channels:
+        try:
+            _unmount_dead(data_dir / channel.name)
+            _remove_fifos(data_dir, channel.name)
+        except (FastfuseError, OSError) as error:
+            _log.warning("channel %s left something behind: %s", channel.name, error)
+
+
+def _watch(life_fd: int, told: socket.socket, guards: Sequence[Guard]) -> int:
+    """Do as the streams say until nobody lives; returns the pidfd of the command, or -1."""
+    command_fd = -1
+    waiting_for: list[int | socket.socket | Guard] = [life_fd, told, *guards]
+    while True:
+        readable, _, _ = select.select(waiting_for, [], [])
+        for guard in guards:
+            guard.update()
+        if told in readable:
+            _, descriptors, _, _ = socket.recv_fds(told, 1, 1)
+            if descriptors:
+                command_fd = descriptors[0]
+            else:
+                waiting_for.remove(told)
+        if life_fd in readable:
+            return command_fd
+
+
+def _outlast(command_fd: int, timeout_s: float) -> None:
+    """Wait for the end of the command, which was sent SIGTERM when its parent died, and kill it if it takes long."""
+    readable, _, _ = select.select([command_fd], [], [], timeout_s)
+    if not readable:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(command_fd, signal.SIGKILL)
+
+
+def _unmount_dead(path: Path) -> None:
+    entry = find_mount(path)
+    if entry is not None and entry.is_ours and entry.owner_uid == os.geteuid() and is_dead(path):
+        unmount(path, lazy=True, device=entry.device)
+
+
+def _remove_fifos(data_dir: Path, channel: str) -> None:
+    is_fifo_of_channel = re.compile(re.escape(channel) + r"_\d+", re.ASCII).fullmatch
+    for path in data_dir.iterdir():
+        if is_fifo_of_channel(path.name) and stat.S_ISFIFO(path.lstat().st_mode):
+            with suppress(FileNotFoundError):
+                path.unlink()

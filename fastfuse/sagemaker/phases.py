@@ -1,0 +1,119 @@
+"""The phases of a job with their seconds, as SageMaker's console prints them, and how far downloads are.
+
+The names are those of ``SecondaryStatusTransitions``, and times are UTC, as there:
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html. Of SageMaker's phases
+Uploading is left out: what the command writes stays on this host.
+
+Standard error is the command's, too; where it is a terminal, a bar is drawn while nothing but the channels' own lines
+comes between, which go through here. Nothing here starts a thread: whoever uses it forks.
+"""
+
+import logging
+import sys
+import time
+from contextlib import suppress
+from enum import StrEnum
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from fastfuse.sizes import format_size
+
+__all__ = ["Phase", "Phases"]
+
+_log = logging.getLogger(__name__)
+
+# Between two lines on a download where there is no terminal to draw on.
+_LINE_EVERY_S = 5.0
+
+
+class Phase(StrEnum):
+    """What a job does, and how it ended."""
+
+    STARTING = "Starting"
+    DOWNLOADING = "Downloading"
+    TRAINING = "Training"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class Phases:
+    """Where a job is; one phase after the other."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._took_s: dict[Phase, float] = {}
+        self._now: Phase | None = None
+        self._since_s = time.monotonic()
+        self._bar: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._told_s: dict[str, float] = {}
+
+    def enter(self, phase: Phase, text: str) -> None:
+        """Go on to `phase`; the clock of the one before stops."""
+        self.finish_bar()
+        now_s = time.monotonic()
+        if self._now is not None:
+            self._took_s[self._now] = self._took_s.get(self._now, 0.0) + now_s - self._since_s
+        self._now, self._since_s = phase, now_s
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line of the phase of the moment."""
+        assert self._now is not None
+        if self._is_json:
+            _log.info("%s", text, extra={"phase": self._now.value})
+        else:
+            self._write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {self._now} - {text}")
+
+    def timings(self) -> str:
+        """The seconds of the phases that are over."""
+        return ", ".join(f"{phase} {took_s:.1f} s" for phase, took_s in self._took_s.items())
+
+    def relay(self, line: bytes) -> None:
+        """A line of a channel's process, for standard error."""
+        self._write(line.decode(errors="backslashreplace"))
+
+    def download(self, channel: str, done_bytes: int, total_bytes: int) -> None:
+        """How far a download is."""
+        if not self._is_json and sys.stderr.isatty():
+            self._draw(channel, done_bytes, total_bytes)
+            return
+        now_s = time.monotonic()
+        if now_s - self._told_s.setdefault(channel, now_s) >= _LINE_EVERY_S:
+            self._told_s[channel] = now_s
+            percent = f" ({done_bytes / total_bytes:.0%})" if total_bytes else ""
+            self.say(f"{channel}: {format_size(done_bytes)} of {format_size(total_bytes)}{percent}")
+
+    def finish_bar(self) -> None:
+        """Take the bar away, for good or until there is something to draw again."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+            self._tasks.clear()
+
+    def _draw(self, channel: str, done_bytes: int, total_bytes: int) -> None:
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
+            self._bar = Progress(
+                *columns,
+                console=Console(stderr=True),
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._bar.start()
+        if channel not in self._tasks:
+            self._tasks[channel] = self._bar.add_task(channel, total=total_bytes)
+        self._bar.update(self._tasks[channel], completed=done_bytes, total=total_bytes)
+        self._bar.refresh()
+
+    def _write(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            with suppress(OSError):  # the terminal is gone; the job is not
+                sys.stderr.write(line + "\n")

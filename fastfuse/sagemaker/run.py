@@ -1,0 +1,279 @@
+"""The parent of a job: prepares its channels side by side, runs its command, and takes everything down again.
+
+Small and single-threaded, as a mount's supervisor, and for the same reasons: it forks for as long as it lives, its
+signals are blocked and taken one at a time, and what children say is announced by a signal, too (SIGIO).
+
+States: starting -> downloading -> training -> stopping -> gone. A channel that fails before the command has started
+ends the run. Later the command decides: reads of a mount fail, which it sees itself; but a FIFO cannot carry an error,
+what was streamed looks whole, so it is told to stop. No channel's failure disturbs another channel.
+"""
+
+import logging
+import os
+import signal
+import time
+from typing import NamedTuple
+
+from fastfuse.errors import FastfuseError
+from fastfuse.sagemaker.channel import InputMode
+from fastfuse.sagemaker.channels import ChannelProcess
+from fastfuse.sagemaker.claim import claim
+from fastfuse.sagemaker.command import CommandProcess, Leftovers, adopt_orphans, find_command, ignored_signals
+from fastfuse.sagemaker.environment import count_gpus, script_environment
+from fastfuse.sagemaker.files import write_job_files
+from fastfuse.sagemaker.guardian import Guardian, sweep
+from fastfuse.sagemaker.phases import Phase, Phases
+from fastfuse.sagemaker.pipe import Guard
+from fastfuse.sagemaker.serving import ChannelTask
+from fastfuse.sagemaker.settings import RunSettings
+
+__all__ = ["run"]
+
+_log = logging.getLogger(__name__)
+
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
+_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+# <asm-generic/siginfo.h>: the kernel sent it, which is a terminal's Ctrl-C; every process of the group has it.
+_SI_KERNEL = 0x80
+# What a channel may need to end beyond the time that its open files have.
+_TAKE_DOWN_S = 15.0
+# Signals tell of everything that happens; this is only for what happened between two of them.
+_LOOK_EVERY_S = 1.0
+
+
+def run(settings: RunSettings) -> int:
+    """Run the job; returns the command's exit code, or without one 0 once the channels were told to stop.
+
+    Raises:
+        FastfuseError: the job could not be prepared, or a stream broke off. Nothing is left behind.
+    """
+    return _Run(settings).run()
+
+
+class _Outcome(NamedTuple):
+    """How the run ended."""
+
+    phase: Phase
+    text: str
+    exit_code: int
+
+
+class _Run:
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._phases = Phases(is_json=settings.is_json)
+        self._channels: list[ChannelProcess] = []
+        self._command: CommandProcess | None = None
+        self._guardian: Guardian | None = None
+        self._has_terminal = os.isatty(2)
+        # Ignored, they stay so (nohup, a shell's background): blocked, they would be taken.
+        self._signals = _SIGNALS - ignored_signals()
+        # The signal that we were told to stop with.
+        self._stopped_by: signal.Signals | None = None
+        # Channels that ended by themselves, each said once.
+        self._lost: set[str] = set()
+
+    def run(self) -> int:
+        """See `run`."""
+        channels = self._settings.channels
+        names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
+        self._phases.enter(Phase.STARTING, f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}")
+        try:
+            outcome = self._run_and_take_down()
+        except FastfuseError as error:
+            self._say_end(Phase.FAILED, str(error))
+            raise
+        self._say_end(outcome.phase, outcome.text)
+        return outcome.exit_code
+
+    def _say_end(self, phase: Phase, text: str) -> None:
+        self._phases.enter(phase, text)
+        self._phases.say(self._phases.timings())
+        for channel in self._channels:
+            self._phases.say(f"{channel.channel.name} ({channel.channel.input_mode}): {channel.usage()}")
+
+    def _run_and_take_down(self) -> _Outcome:
+        settings = self._settings
+        program = find_command(settings.command, settings.environment) if settings.command else ""
+        claimed_fd = claim(settings.paths)
+        write_job_files(settings.job, settings.cluster, settings.paths)
+        # What a whole control group left that was killed at once, in whatever mode.
+        sweep(settings.channels, settings.paths.data)
+        # They stay blocked until the end: one signal too many must not turn the exit code into a death.
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        adopt_orphans()
+        # Known to the guardian from the start, and to those who stream.
+        guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
+        self._guardian = Guardian(
+            settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
+        )
+        try:
+            for channel in settings.channels:
+                self._channels.append(ChannelProcess(ChannelTask(channel, settings, guards.get(channel.name))))
+            self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
+            # While they are at it: a driver with many GPUs takes seconds to answer.
+            environment = self._environment() if settings.command else {}
+            if not self._get_ready():
+                assert self._stopped_by is not None
+                text = f"by {self._stopped_by.name} before everything was ready"
+                return _Outcome(Phase.STOPPED, text, 128 + self._stopped_by)
+            if not settings.command:
+                return self._stay_up()
+            return self._train(program, environment)
+        finally:
+            self._take_down()
+            self._guardian.dismiss()
+            os.close(claimed_fd)
+
+    def _environment(self) -> dict[str, str]:
+        """The command's, which is ours and the job's."""
+        settings = self._settings
+        made = script_environment(
+            settings.job,
+            settings.cluster,
+            settings.paths,
+            cpu_count=len(os.sched_getaffinity(0)),
+            gpu_count=count_gpus(),
+        )
+        return {**settings.environment, **made}
+
+    def _get_ready(self) -> bool:
+        """Wait until every channel can be read; False if we are told to stop.
+
+        Raises:
+            FastfuseError: a channel cannot be prepared.
+        """
+        while not all(channel.is_ready for channel in self._channels):
+            self._take_signal(_LOOK_EVERY_S)
+            self._raise_first(self._failures())
+            if self._stopped_by is not None:
+                return False
+        return True
+
+    def _train(self, program: str, environment: dict[str, str]) -> _Outcome:
+        """The command, from its start to its end.
+
+        Raises:
+            FastfuseError: a stream broke off; the command was told to end.
+        """
+        settings = self._settings
+        self._phases.enter(Phase.TRAINING, f"Running {settings.command[0]}")
+        command = self._command = CommandProcess(program, settings.command, environment)
+        assert self._guardian is not None
+        self._guardian.heed(command.pid)
+        broken: list[FastfuseError] = []
+        while not command.is_over:
+            self._take_signal(_LOOK_EVERY_S if command.left_s is None else min(command.left_s, _LOOK_EVERY_S))
+            self._note_losses()
+            if not broken and (broken := self._failures(InputMode.PIPE)):
+                _log.error("%s; the command cannot know, and is told to end", broken[0])
+                command.stop(signal.SIGTERM, settings.stop_timeout_s)
+            command.enforce()
+        left_s = settings.stop_timeout_s if command.left_s is None else command.left_s
+        leftovers = Leftovers(self._is_ours, left_s)
+        while leftovers.press():
+            self._take_signal(_LOOK_EVERY_S)
+        self._raise_first(broken)
+        if self._stopped_by is not None:
+            text = f"by {self._stopped_by.name}: {command.describe_end()}"
+            return _Outcome(Phase.STOPPED, text, command.exit_code)
+        phase = Phase.FAILED if command.exit_code else Phase.COMPLETED
+        return _Outcome(phase, command.describe_end(), command.exit_code)
+
+    def _stay_up(self) -> _Outcome:
+        """Without a command: until we are told to stop, or until nothing is served any more.
+
+        Raises:
+            FastfuseError: a channel failed meanwhile; the others were served to their end.
+        """
+        self._phases.enter(Phase.TRAINING, "All channels are ready; SIGTERM or Ctrl-C ends it")
+        while self._stopped_by is None and any(channel.exit_code is None for channel in self._channels):
+            self._take_signal(_LOOK_EVERY_S)
+            self._note_losses()
+        self._raise_first(self._failures())
+        if self._stopped_by is not None:
+            return _Outcome(Phase.STOPPED, f"by {self._stopped_by.name}", 0)
+        return _Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
+
+    def _take_signal(self, timeout_s: float) -> bool:
+        """Wait for the next signal and do what it asks for; take in what children say and how they end.
+
+        Whether we were told to stop.
+        """
+        caught = signal.sigtimedwait(self._signals, timeout_s)
+        self._reap()
+        for channel in self._channels:
+            channel.listen(self._phases)
+        if caught is None or caught.si_signo in {signal.SIGCHLD, signal.SIGIO}:
+            return False
+        number = signal.Signals(caught.si_signo)
+        is_lost = number == signal.SIGHUP and self._has_terminal and not os.isatty(2)
+        if number == signal.SIGHUP and not is_lost:
+            for channel in self._channels:
+                channel.refresh()
+            return False
+        self._stopped_by = self._stopped_by or number
+        if self._command is not None:
+            # A terminal and who hangs it up tell the whole process group; who sends a signal tells one.
+            has_it = is_lost or caught.si_code == _SI_KERNEL
+            self._command.stop(number, self._settings.stop_timeout_s, has_it=has_it)
+        return True
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            exit_code = os.waitstatus_to_exitcode(status)
+            if self._command is not None and pid == self._command.pid:
+                self._command.ended(exit_code)
+            for channel in self._channels:
+                if channel.pid == pid:
+                    channel.ended(exit_code, self._phases)
+
+    def _failures(self, mode: InputMode | None = None) -> list[FastfuseError]:
+        failed = [channel for channel in self._channels if mode in {None, channel.channel.input_mode}]
+        return [channel.failure for channel in failed if channel.failure is not None]
+
+    def _raise_first(self, failures: list[FastfuseError]) -> None:
+        if failures:
+            raise failures[0]
+
+    def _note_losses(self) -> None:
+        """Say once of each channel that ended by itself that it did; whoever reads from a mount gets errors."""
+        for channel in self._channels:
+            name = channel.channel.name
+            if channel.exit_code is None or name in self._lost:
+                continue
+            self._lost.add(name)
+            if channel.failure is not None:
+                _log.error("%s; the other channels go on", channel.failure)
+            elif channel.channel.input_mode is InputMode.FAST_FILE:
+                _log.error("channel %s was unmounted; the other channels go on", name)
+
+    def _is_ours(self, pid: int) -> bool:
+        assert self._guardian is not None
+        return pid == self._guardian.pid or any(channel.pid == pid for channel in self._channels)
+
+    def _take_down(self) -> None:
+        """End every channel, by force if need be, and clear what it leaves."""
+        alive = [channel for channel in self._channels if channel.exit_code is None]
+        if alive:
+            self._phases.enter(Phase.STOPPING, f"Taking down {', '.join(channel.channel.name for channel in alive)}")
+        if self._command is not None:
+            self._command.kill()  # still there only if we fail for an unforeseen reason
+        for channel in self._channels:
+            channel.stop()
+        kill_at_s = time.monotonic() + self._settings.grace_s + _TAKE_DOWN_S
+        while any(channel.exit_code is None for channel in self._channels):
+            is_told_again = self._take_signal(_LOOK_EVERY_S)
+            is_late = time.monotonic() >= kill_at_s
+            for channel in self._channels:
+                if is_late:
+                    channel.kill()
+                elif is_told_again:  # nobody waits for what is open
+                    channel.stop()
+        sweep(self._settings.channels, self._settings.paths.data)

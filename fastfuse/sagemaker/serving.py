@@ -1,0 +1,162 @@
+"""What the process of one channel does: index, then mount, download or stream; and what it tells its parent.
+
+A message is a line of JSON: ``{"ready": …}`` with what was made, ``{"progress": …}`` of a download, ``{"broken": …}``
+of a stream that will not go on, or an error as `mount.children` writes it. What is counted is in memory that parent
+and child share.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastfuse.errors import FastfuseError, MountError
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
+from fastfuse.metrics import Counters
+from fastfuse.mount import supervisor
+from fastfuse.mount.children import error_message
+from fastfuse.mount.indexing import IndexReport, run_lister
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.mount.settings import MountSettings
+from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sagemaker.download import DownloadProgress, DownloadSettings, download_channel, settle_channel
+from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.settings import RunSettings
+from fastfuse.sizes import format_size
+
+__all__ = ["ChannelTask", "serve_channel"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTask:
+    """One channel of a run."""
+
+    channel: Channel
+    settings: RunSettings
+    # Of a Pipe channel; what its readers wait on outlives its process.
+    guard: Guard | None = None
+
+    @property
+    def memory_target_bytes(self) -> int:
+        """Its part of the job's."""
+        return self.settings.memory_target_bytes[self.channel.name]
+
+    @property
+    def origin(self) -> IndexOrigin:
+        """Where this host's index of the channel comes from."""
+        channel, settings = self.channel, self.settings
+        return replace(
+            settings.origin,
+            kind=channel.source_kind,
+            attribute_names=channel.attribute_names,
+            shard=settings.cluster.shard(channel, by_bytes=settings.shard_by_bytes),
+            # A stream is shuffled by who streams; of files the reader chooses the order, and can look one up.
+            shuffle_seed=channel.shuffle_seed if channel.input_mode is InputMode.FAST_FILE else None,
+        )
+
+
+def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
+    """Serve the channel until it is done or told to stop; returns the exit code (clause L5)."""
+
+    def tell(**message: Any) -> None:  # noqa: ANN401 -- whatever JSON can carry
+        os.write(told_fd, json.dumps(message).encode() + b"\n")
+
+    serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
+    try:
+        return serve(task, counters, tell)
+    except FastfuseError as error:
+        os.write(told_fd, error_message(error) + b"\n")
+        return error.exit_code
+
+
+def _index(task: ChannelTask, counters: Counters) -> tuple[int, IndexReport]:
+    """In a process of its own, whose garbage goes with it."""
+    snapshot_fd, report = run_lister(task.channel.source, task.origin, task.settings.connection)
+    _log.info("listed %s: %s", task.channel.source, report)
+    counters.add(counters.slot("fastfuse_index_requests"), report.requests)
+    return snapshot_fd, report
+
+
+def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    place = task.settings.paths.channel(task.channel.name)
+    snapshot_fd, _ = _index(task, counters)
+    gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
+
+    def report(progress: DownloadProgress) -> None:
+        counters.set(gets, progress.requests)
+        tell(progress=(progress.bytes_done, progress.bytes_total))
+
+    settings = DownloadSettings(
+        directory=place,
+        memory_target_bytes=task.memory_target_bytes,
+        part_size_bytes=task.settings.part_size_bytes,
+    )
+    done = download_channel(snapshot_fd, task.settings.connection, settings, report)
+    counters.set(fetched, done.fetched_bytes)
+    kept = f", {done.kept_files:,} of which were there" if done.kept_files else ""
+    tell(ready=f"{done.files:,} files{kept}, {format_size(done.total_bytes)} in {done.elapsed_s:.1f} s at {place}")
+    # The job need not wait for the disk.
+    settle_channel(place)
+    return 0
+
+
+def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    channel, paths = task.channel, task.settings.paths
+    snapshot_fd, index = _index(task, counters)
+    gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
+
+    def ready() -> None:
+        tell(ready=f"{index.files:,} objects through {paths.channel(channel.name)}_0")
+
+    def report(progress: PipeProgress) -> None:
+        counters.set(gets, progress.requests)
+        counters.set(fetched, progress.fetched_bytes)
+        if progress.error:
+            tell(broken=progress.error)
+
+    settings = PipeSettings(
+        channel=channel.name,
+        directory=paths.data,
+        is_gzip=channel.is_gzip,
+        wraps_records=channel.wraps_records,
+        shuffle_seed=channel.shuffle_seed,
+        is_augmented=channel.source_kind is SourceKind.AUGMENTED_MANIFEST,
+        attribute_names=channel.attribute_names,
+        memory_target_bytes=task.memory_target_bytes,
+        part_size_bytes=task.settings.part_size_bytes,
+    )
+    stream_channel(snapshot_fd, task.settings.connection, settings, ready=ready, report=report, guard=task.guard)
+    return 0
+
+
+def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    place = task.settings.paths.channel(task.channel.name)
+    # A mount that is there says so itself, and one that is dead is cleared.
+    if find_mount(place) is None and place.is_dir() and any(place.iterdir()):
+        raise MountError(
+            f"the mountpoint {place} is not empty",
+            hint="File mode keeps what it has downloaded: remove it, or give another --base-dir",
+        )
+    settings = MountSettings(
+        source=task.channel.source,
+        mountpoint=place,
+        connection=task.settings.connection,
+        origin=task.origin,
+        memory_target_bytes=task.memory_target_bytes,
+        part_size_bytes=task.settings.part_size_bytes,
+        uid=os.getuid(),
+        gid=os.getgid(),
+        allow_other=task.settings.allow_other,
+        create_mountpoint=True,
+        grace_s=task.settings.grace_s,
+    )
+
+    def ready() -> None:
+        files = counters.get("fastfuse_table_files")
+        tell(ready=f"{files:,} objects at {place}")
+
+    return supervisor.run(settings, ready=ready, counters=counters)

@@ -1,0 +1,149 @@
+"""Real jobs for tests: ``fastfuse run`` in a process of its own, with a command that says what it sees.
+
+Nothing waits for a time: the command writes a line, or the process ends.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.mount.waiting import PATIENCE_S, wait_until
+from tests.mounting import ENVIRONMENT
+
+__all__ = ["BUCKET", "CHECKSUMS", "Job", "Script", "channel", "checksums", "running", "script"]
+
+BUCKET = "bucket"
+
+Script = Sequence[str]
+
+
+def script(text: str) -> Script:
+    """A command that runs Python."""
+    return (sys.executable, "-c", text)
+
+
+# Written as for SageMaker: it knows its channels by SM_CHANNELS and SM_CHANNEL_*, whatever their mode.
+CHECKSUMS = """
+import hashlib, json, os
+config = json.loads(os.environ["SM_INPUT_DATA_CONFIG"])
+sums = {}
+for name in json.loads(os.environ["SM_CHANNELS"]):
+    place = os.environ["SM_CHANNEL_" + name.upper()]
+    hashed = hashlib.sha256()
+    if config[name]["TrainingInputMode"] == "Pipe":
+        paths = [place + "_0"]
+    else:
+        paths = [os.path.join(top, file) for top, _, files in os.walk(place) for file in files if file[0] != "."]
+    for path in sorted(paths):
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                hashed.update(chunk)
+    sums[name] = hashed.hexdigest()
+print(json.dumps(sums), flush=True)
+"""
+
+
+def checksums(job: "Job") -> dict[str, str]:
+    """What `CHECKSUMS` has printed."""
+    made: dict[str, str] = json.loads(job.output)
+    return made
+
+
+def channel(name: str, mode: str, prefix: str = "", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """An entry of InputDataConfig."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/{prefix}"}
+    return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": source}, **more}
+
+
+@dataclass
+class Job:
+    """A run that was started; `process` is its parent."""
+
+    process: "subprocess.Popen[bytes]"
+    base: Path
+    directory: Path
+
+    @property
+    def log(self) -> str:
+        """Everything that came to standard error until now."""
+        return (self.directory / "log").read_text()
+
+    @property
+    def output(self) -> str:
+        """Everything that the command has printed until now."""
+        return (self.directory / "output").read_text()
+
+    @property
+    def data(self) -> Path:
+        return self.base / "input" / "data"
+
+    def wait(self) -> int:
+        """The exit code, once there is one."""
+        return self.process.wait(PATIENCE_S)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait_for_output(self, text: str) -> None:
+        """Wait until the command has printed that."""
+        wait_until(lambda: text in self.output or self._is_over())
+        assert text in self.output, self.log
+
+    def wait_for_log(self, text: str) -> None:
+        """Wait until standard error has that."""
+        wait_until(lambda: text in self.log or self._is_over())
+        assert text in self.log, self.log
+
+    def _is_over(self) -> bool:
+        return self.process.poll() is not None
+
+
+@contextmanager
+def running(
+    endpoint_url: str,
+    channels: Sequence[Mapping[str, Any]],
+    *options: str,
+    command: Script = (),
+    base: Path | None = None,
+    terminal: int | None = None,
+) -> Iterator[Job]:
+    """Start a job, in a session of its own on `terminal` if one is given; what still runs at the end is stopped."""
+    with tempfile.TemporaryDirectory(prefix="job-") as name:
+        directory = Path(name)
+        (directory / "job.json").write_text(json.dumps(channels))
+        place = base or directory / "ml"
+        arguments = [sys.executable, "-m", "fastfuse", "run", "--job", str(directory / "job.json")]
+        arguments += ["--base-dir", str(place), "--endpoint-url", endpoint_url, "--region", "us-east-1"]
+        arguments += ["--force-path-style", *options, *(["--", *command] if command else [])]
+        with (directory / "log").open("wb") as log, (directory / "output").open("wb") as output:
+            process = subprocess.Popen(
+                arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=log if terminal is None else terminal,
+                preexec_fn=None if terminal is None else _take_terminal,
+            )  # fmt: skip
+        job = Job(process, place, directory)
+        try:
+            yield job
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _take_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,0 +1,211 @@
+"""The same script, unchanged, in every mode; what it finds, and what the console says."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pty
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import ACCESS_DENIED, FaultRule, Limit, LoopbackServer, MemoryObjects
+from tests.mounting import run_fastfuse
+from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script
+from tests.semantics.places import block_bytes
+
+MODES = ("FastFile", "File", "Pipe")
+OBJECTS: Mapping[str, bytes] = {
+    "train/a": block_bytes(1, 3 << 20),
+    "train/b/c": block_bytes(2, 100_001),
+    "train/b/d": b"",
+    "test/x": block_bytes(3, 5000),
+}
+TRAIN = hashlib.sha256(b"".join(data for key, data in OBJECTS.items() if key.startswith("train/"))).hexdigest()
+TEST = hashlib.sha256(OBJECTS["test/x"]).hexdigest()
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as running_server:
+        yield running_server
+
+
+@pytest.mark.parametrize("modes", [*zip(MODES, MODES, strict=True), *product(MODES[:1], MODES[1:])], ids="-".join)
+def test_a_script_reads_the_same_bytes_whatever_the_mode(server: LoopbackServer, modes: tuple[str, str]) -> None:
+    channels = [channel("train", modes[0], "train/"), channel("test", modes[1], "test/")]
+    with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
+        assert job.wait() == 0, job.log
+        assert checksums(job) == {"train": TRAIN, "test": TEST}
+
+
+def test_files_that_were_downloaded_are_not_fetched_again(server: LoopbackServer, tmp_path: Path) -> None:
+    channels = [channel("train", "File", "train/")]
+    for _ in range(2):
+        with running(server.endpoint_url, channels, base=tmp_path, command=script(CHECKSUMS)) as job:
+            assert job.wait() == 0, job.log
+            assert checksums(job) == {"train": TRAIN}
+    gets = [record.key for record in server.requests if record.operation == "GetObject"]
+    assert sorted(set(gets)) == ["train/a", "train/b/c"]
+    assert gets.count("train/b/c") == 1
+
+
+def test_without_a_command_channels_stay_up_until_they_are_stopped(server: LoopbackServer) -> None:
+    channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
+    with running(server.endpoint_url, channels) as job:
+        job.wait_for_log("All channels are ready")
+        assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
+        assert (job.data / "test_0").read_bytes() == OBJECTS["test/x"]
+        assert job.stop() == 0
+        assert os.listdir(job.data) == ["train"]
+        assert os.listdir(job.data / "train") == []
+
+
+def test_without_a_command_a_run_ends_when_nothing_is_left_to_serve(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, [channel("train", "File", "train/")]) as job:
+        assert job.wait() == 0, job.log
+        assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
+        assert "Completed - nothing is left to be served" in job.log
+
+
+def test_the_config_files_are_there_before_the_command(server: LoopbackServer) -> None:
+    command = script("import os; print(open(os.environ['SM_INPUT_CONFIG_DIR'] + '/inputdataconfig.json').read())")
+    with running(server.endpoint_url, [channel("train", "FastFile", "train/")], command=command) as job:
+        assert job.wait() == 0, job.log
+        assert list(json.loads(job.output)) == ["train"]
+
+
+def test_the_console_tells_phases_bytes_requests_and_cost(server: LoopbackServer) -> None:
+    channels = [channel("train", mode, "train/") | {"ChannelName": mode} for mode in MODES]
+    with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
+        assert job.wait() == 0, job.log
+        phases = re.findall(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (\w+) - ", job.log, re.MULTILINE)
+        assert list(dict.fromkeys(phases)) == ["Starting", "Downloading", "Training", "Stopping", "Completed"]
+        assert re.search(r"Completed - Starting [\d.]+ s, Downloading [\d.]+ s, Training [\d.]+ s, Stopping", job.log)
+        for mode in MODES:
+            line = re.search(rf"Completed - {mode} \({mode}\): ([\d.]+) MiB, (\d+) GET, 1 LIST, \$([\d.]+) ", job.log)
+            assert line, job.log
+            size, gets, cost = line.groups()
+            assert float(size) == pytest.approx(3.1, abs=0.05)
+            assert float(cost) == pytest.approx(int(gets) * 0.4e-6 + 5e-6, abs=1e-6)
+
+
+def test_with_json_logs_every_line_of_the_console_is_json(server: LoopbackServer) -> None:
+    channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
+    with running(server.endpoint_url, channels, "--log-format", "json", command=script(CHECKSUMS)) as job:
+        assert job.wait() == 0, job.log
+        records = [json.loads(line) for line in job.log.splitlines()]
+        assert next(record["phase"] for record in records if "phase" in record) == "Starting"
+        assert {record["channel"] for record in records if "channel" in record} == {"train", "test"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_channel_that_cannot_be_prepared_ends_the_run_and_is_named(server: LoopbackServer, mode: str) -> None:
+    missing = channel("broken", mode, "")
+    missing["DataSource"]["S3DataSource"]["S3Uri"] = "s3://missing/"
+    channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/"), missing]
+    with running(server.endpoint_url, channels, command=script("print('never')")) as job:
+        assert job.wait() == 4
+        assert "channel broken: There is no bucket 'missing'" in job.log
+        assert job.output == ""
+        assert not [path for path in job.data.iterdir() if path.is_fifo()]
+
+
+def test_a_download_that_fails_ends_the_run_and_is_named(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
+    channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
+    with running(server.endpoint_url, channels, command=script("print('never')")) as job:
+        assert job.wait() == 3, job.log
+        assert "error: channel test: " in job.log
+        assert job.output == ""
+
+
+def test_of_two_mounted_channels_one_that_fails_does_not_disturb_the_other(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
+    read_both = """
+import os, sys
+try:
+    open(os.environ["SM_CHANNEL_TEST"] + "/x", "rb").read()
+except OSError as error:
+    print(error.errno)
+print(len(open(os.environ["SM_CHANNEL_TRAIN"] + "/a", "rb").read()))
+"""
+    channels = [channel("train", "FastFile", "train/"), channel("test", "FastFile", "test/")]
+    with running(server.endpoint_url, channels, command=script(read_both)) as job:
+        assert job.wait() == 0, job.log
+        assert job.output.split() == ["13", str(3 << 20)]
+
+
+def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
+    read = "import os; open(os.environ['SM_CHANNEL_TEST'] + '_0', 'rb').read(); print('whole')"
+    channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
+    with running(server.endpoint_url, channels, command=script(read)) as job:
+        assert job.wait() in {1, 3}, job.log
+        assert "error: channel test: " in job.log
+        assert job.output == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "run takes either --job FILE or --channel"),
+        (["--channel", "train=s3://bucket/", "--job", "x.json"], "run takes either --job FILE or --channel"),
+        (["--channel", "train=s3://bucket/", "--", "/no/such/program"], "'/no/such/program' is not to be found"),
+        (["--channel", "train=s3://bucket/", "--memory-target", "128MiB", "--channel", "b=s3://bucket/"], "256MiB"),
+        (["--channel", "train=s3://bucket/", "--memory-target", "128MiB", "--part-size", "64MiB"], "--part-size 64MiB"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_made(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = run_fastfuse("run", "--base-dir", str(tmp_path / "ml"), *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "ml").exists()
+
+
+def test_a_base_directory_that_cannot_be_written_is_named_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    done = run_fastfuse("run", "--base-dir", str(tmp_path / "file"), "--channel", "train=s3://bucket/", "true")
+    assert done.returncode == 2
+    assert "--base-dir" in done.stderr
+
+
+def test_a_second_run_below_the_same_base_directory_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+    channels = [channel("train", "Pipe", "train/")]
+    with running(server.endpoint_url, channels, base=tmp_path) as first:
+        first.wait_for_log("All channels are ready")
+        with running(server.endpoint_url, channels, base=tmp_path) as second:
+            assert second.wait() == 2
+            assert f"another fastfuse run uses {tmp_path}" in second.log
+        assert (tmp_path / "input/data/train_0").read_bytes() == OBJECTS["train/a"] + OBJECTS["train/b/c"]
+        assert first.stop() == 0
+
+
+def test_nothing_is_mounted_over_what_file_mode_has_downloaded(server: LoopbackServer, tmp_path: Path) -> None:
+    (tmp_path / "input/data/train").mkdir(parents=True)
+    (tmp_path / "input/data/train/a").write_bytes(b"mine")
+    with running(server.endpoint_url, [channel("train", "FastFile", "train/")], base=tmp_path) as job:
+        assert job.wait() == 5
+        assert "channel train: the mountpoint" in job.log
+        assert "hint: File mode keeps what it has downloaded" in job.log
+
+
+def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=Limit(8 << 20), operation="GetObject"))
+    ours, theirs = pty.openpty()
+    with running(server.endpoint_url, [channel("train", "File", "train/")], terminal=theirs) as job:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        assert job.wait() == 0
+    os.close(ours)
+    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
+    assert re.search(r"train \S*━\S* +[\d./]+ MiB", text), text
+    assert re.search(r"Completed - train \(File\): 3.1 MiB", text)

@@ -1,0 +1,242 @@
+"""How a run ends before its time: signals, kill -9, a terminal; nothing stays mounted and no process stays."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.mount.waiting import PATIENCE_S, wait_for_end, wait_until
+from tests.mounting import ENVIRONMENT
+from tests.sagemaker.running.jobs import BUCKET, Job, channel, running, script
+from tests.semantics.leftovers import descendants
+from tests.semantics.places import block_bytes
+
+MODES = ("FastFile", "File", "Pipe")
+CHANNELS = [channel("mounted", "FastFile", "data/"), channel("piped", "Pipe", "data/")]
+
+# Tells of every signal that it gets, and ends at SIGTERM and SIGINT with codes of its own.
+PATIENT = """
+import signal, sys
+def told(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    sys.exit(40 + number)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, told)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+STUBBORN = PATIENT.replace("    sys.exit(40 + number)\n", "")
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({BUCKET: MemoryObjects({"data/x": block_bytes(1, 40 << 20)})}) as running_server:
+        yield running_server
+
+
+def fifos(job: Job) -> list[str]:
+    return [path.name for path in job.data.iterdir() if path.is_fifo()]
+
+
+def assert_nothing_is_left(job: Job) -> None:
+    assert find_mount(job.data / "mounted") is None
+    assert fifos(job) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_once_and_the_commands_exit_code_is_ours(
+    server: LoopbackServer, number: signal.Signals
+) -> None:
+    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+        job.wait_for_output("ready")
+        assert job.stop(number) == 40 + number
+        assert job.output.split() == ["ready", number.name]
+        assert f"Stopped - by {number.name}: the command exited with {40 + number}" in job.log
+        assert_nothing_is_left(job)
+
+
+def test_a_command_that_a_signal_kills_is_told_as_shells_do(server: LoopbackServer) -> None:
+    command = script("import os, signal; os.kill(os.getpid(), signal.SIGUSR1)")
+    with running(server.endpoint_url, CHANNELS, command=command) as job:
+        assert job.wait() == 128 + signal.SIGUSR1
+        assert "Failed - the command was killed by SIGUSR1" in job.log
+        assert_nothing_is_left(job)
+
+
+def test_a_command_that_does_not_end_in_time_is_killed_with_all_that_it_started(server: LoopbackServer) -> None:
+    text = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\n{STUBBORN}"
+    with running(server.endpoint_url, CHANNELS, "--stop-timeout", "0.5", command=script(text)) as job:
+        wait_until(lambda: job.output.count("ready") == 2)
+        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
+        assert job.stop() == 128 + signal.SIGKILL
+        assert "SIGTERM" in job.output
+        for process in processes:
+            wait_for_end(process)
+        assert_nothing_is_left(job)
+
+
+def test_what_a_shell_left_running_is_told_to_end_too(server: LoopbackServer) -> None:
+    with running(
+        server.endpoint_url, CHANNELS, command=("sh", "-c", '"$0" -c "$1" & wait', sys.executable, PATIENT)
+    ) as job:
+        job.wait_for_output("ready")
+        assert job.stop() == 128 + signal.SIGTERM
+        assert job.output.split() == ["ready", "SIGTERM"]
+
+
+def test_a_command_inherits_no_signal_blocked_or_ignored_and_no_descriptor(server: LoopbackServer) -> None:
+    command = ("sh", "-c", "grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd")
+    with running(server.endpoint_url, CHANNELS, command=command) as job:
+        assert job.wait() == 0
+        # What `ls` has open beyond the three is the directory.
+        assert job.output.split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "0", "1", "2", "3"]
+
+
+def test_ctrl_c_reaches_the_command_once_and_no_channel(server: LoopbackServer) -> None:
+    ours, theirs = pty.openpty()
+    program = script(
+        PATIENT.replace(
+            "    sys.exit(40 + number)\n",
+            "    print(len(open(path, 'rb').read()), flush=True)\n    sys.exit(40 + number)\n",
+        ).replace("import signal, sys", "import os, signal, sys\npath = os.environ['SM_CHANNEL_MOUNTED'] + '/x'")
+    )
+    with running(server.endpoint_url, CHANNELS, command=program, terminal=theirs) as job:
+        job.wait_for_output("ready")
+        os.write(ours, b"\x03")
+        assert job.wait() == 40 + signal.SIGINT
+        assert job.output.split() == ["ready", "SIGINT", str(40 << 20)]
+    os.close(ours)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_preparation_ends_it(server: LoopbackServer, mode: str, number: signal.Signals) -> None:
+    server.faults.add(FaultRule(action=Stall(0), operation="GetObject" if mode == "File" else "ListObjectsV2"))
+    channels = [channel("mounted", "FastFile", "data/") | {"ChannelName": "other"}, channel("slow", mode, "data/")]
+    with running(server.endpoint_url, channels, command=script("print('never')")) as job:
+        operation = "GetObject" if mode == "File" else "ListObjectsV2"
+        server.wait_until(lambda statistics: statistics.requests.get(operation, 0) > 0)
+        assert job.stop(number) == 128 + number
+        assert f"Stopped - by {number.name} before everything was ready" in job.log
+        assert job.output == ""
+        assert not any(not path.name.startswith(".") for path in (job.data / "slow").glob("*"))
+
+
+def test_nothing_is_left_after_kill_9(server: LoopbackServer) -> None:
+    """The command is told, what was mounted is gone, and a reader of a FIFO never sees its epoch end."""
+    text = """
+import os, signal
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+with open(os.environ["SM_CHANNEL_PIPED"] + "_0", "rb", buffering=0) as file:
+    file.read(1 << 10)
+    print("reading", flush=True)
+    while not told:
+        signal.sigtimedwait([], 0.01)
+    print("told", flush=True)
+    file.readall()
+print("whole", flush=True)
+"""
+    with running(server.endpoint_url, CHANNELS, "--stop-timeout", "1", command=script(text)) as job:
+        job.wait_for_output("reading")
+        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
+        job.process.kill()
+        assert job.wait() == -signal.SIGKILL
+        for process in processes:
+            wait_for_end(process)
+        assert job.output.split() == ["reading", "told"]
+        assert_nothing_is_left(job)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_run_is_gone_on_with_by_the_next(server: LoopbackServer, mode: str, tmp_path: Path) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(4 << 20), operation="GetObject", skip=1))
+    channels = [channel("data", mode, "data/")]
+    size = f"""
+import os
+place = os.environ["SM_CHANNEL_DATA"]
+print(len(open(place + {"_0" if mode == "Pipe" else "/x"!r}, "rb").read()), flush=True)
+"""
+    with running(server.endpoint_url, channels, base=tmp_path, command=script(size)) as job:
+        server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
+        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
+        job.process.kill()
+        job.wait()
+        for process in processes:
+            wait_for_end(process)
+        assert job.output == ""
+        assert not (job.data / "data" / "x").exists()
+    server.faults.remove(rule)
+    with running(server.endpoint_url, channels, base=tmp_path, command=script(size)) as job:
+        assert job.wait() == 0, job.log
+        assert job.output == f"{40 << 20}\n"
+
+
+def test_a_mount_that_is_unmounted_from_outside_is_told_and_the_command_goes_on(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+        job.wait_for_output("ready")
+        subprocess.run(
+            [sys.executable, "-m", "fastfuse", "unmount", str(job.data / "mounted")],
+            env=ENVIRONMENT, check=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        job.wait_for_log("channel mounted was unmounted; the other channels go on")
+        assert (job.data / "piped_0").is_fifo()
+        assert job.stop() == 40 + signal.SIGTERM
+
+
+def test_a_channel_whose_process_is_killed_is_told_and_the_others_go_on(server: LoopbackServer) -> None:
+    channels = [*CHANNELS, channel("other", "FastFile", "data/")]
+    with running(server.endpoint_url, channels, command=script(PATIENT)) as job:
+        job.wait_for_output("ready")
+        # Channels are the first children but the guardian, in their order.
+        _, victim, *_ = sorted(_children(job.process.pid))
+        os.kill(victim, signal.SIGKILL)
+        job.wait_for_log("channel mounted: its process was killed by signal 9; the other channels go on")
+        assert len((job.data / "other" / "x").read_bytes()) == 40 << 20
+        assert job.stop() == 40 + signal.SIGTERM
+        assert_nothing_is_left(job)
+
+
+def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+        job.wait_for_output("ready")
+        _, _, victim, *_ = sorted(_children(job.process.pid))
+        os.kill(victim, signal.SIGKILL)
+        assert job.wait() == 1
+        assert job.output.split() == ["ready", "SIGTERM"]
+        assert "error: channel piped: its process was killed by signal 9" in job.log
+        assert_nothing_is_left(job)
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def test_sighup_refreshes_what_is_mounted(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+        job.wait_for_output("ready")
+        job.process.send_signal(signal.SIGHUP)
+        job.wait_for_log("refreshed s3://bucket/data/: 0 added, 0 removed, 0 replaced")
+        assert job.stop() == 40 + signal.SIGTERM
+        assert "SIGHUP" not in job.output
+
+
+def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(server: LoopbackServer) -> None:
+    ours, theirs = pty.openpty()
+    with running(server.endpoint_url, CHANNELS, terminal=theirs) as job:
+        os.close(theirs)
+        shown = b""
+        while b"All channels are ready" not in shown:
+            shown += os.read(ours, 65536)
+        os.close(ours)
+        assert job.wait() == 0
+        assert_nothing_is_left(job)
