@@ -14,10 +14,20 @@ __all__ = ["Epochs", "read_by", "script_command"]
 Epochs = list[list[str]]
 
 
+# As ``python -m`` would run each; in one process, which imports numpy once.
+_ONE_AFTER_THE_OTHER = f"""
+import runpy, sys
+for script in sys.argv[1:]:
+    sys.argv[1:] = [script]
+    runpy.run_module("{__package__}." + script, run_name="__main__", alter_sys=True)
+"""
+
+
 def script_command(scripts: Sequence[str]) -> tuple[str, ...]:
-    """Runs one script after the other, as long as none fails."""
-    package = __package__
-    return ("sh", "-c", " && ".join(f'"$0" -m {package}.{script} {script}' for script in scripts), sys.executable)
+    """Runs one script after the other, each on the channel of its name."""
+    if len(scripts) == 1:
+        return (sys.executable, "-m", f"{__package__}.{scripts[0]}", scripts[0])
+    return (sys.executable, "-c", _ONE_AFTER_THE_OTHER, *scripts)
 
 
 def read_by(host_count: int, endpoint_url: str, channels: Sequence[Mapping[str, Any]]) -> list[dict[str, Epochs]]:

@@ -3,6 +3,7 @@
 Where there are files, each worker gets its share of the shuffled ones; of a FIFO there is one reader.
 """
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,16 +16,18 @@ import numpy.typing as npt
 from tests.sagemaker.scripts.contract import Channel, digest, train
 
 WORKERS = 3
+# What starts workers best is another method in each version of Python.
+CONTEXT = multiprocessing.get_context("fork")
 
 
 def read_epoch(channel: Channel, epoch: int) -> Iterator[str]:
     if channel.is_pipe:
-        with ProcessPoolExecutor(1) as pool:
+        with ProcessPoolExecutor(1, CONTEXT) as pool:
             yield from pool.submit(read_stream, channel.fifo(epoch)).result()
     else:
         paths = channel.files(".npy", epoch)
         random.Random(epoch).shuffle(paths)
-        with ProcessPoolExecutor(WORKERS) as pool:
+        with ProcessPoolExecutor(WORKERS, CONTEXT) as pool:
             yield from pool.map(read_file, paths, chunksize=4)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.sagemaker.scripts.contract import Channel, train
-from tests.sagemaker.scripts.images import WORKERS, hashed, images, read_file
+from tests.sagemaker.scripts.images import CONTEXT, WORKERS, hashed, images, read_file
 
 
 class Files(Dataset[str]):
@@ -32,9 +32,11 @@ class Stream(IterableDataset[str]):
 def loader(channel: Channel, epoch: int) -> Iterable[list[str]]:
     batches: Iterable[list[str]] = []
     if channel.is_pipe:  # which has one reader
-        batches = DataLoader(Stream(channel.fifo(epoch)), batch_size=8, num_workers=1)
+        batches = DataLoader(Stream(channel.fifo(epoch)), batch_size=8, num_workers=1, multiprocessing_context=CONTEXT)
     elif paths := channel.files(".npy", epoch):  # a host may have no share, and a random sampler wants one
-        batches = DataLoader(Files(paths), batch_size=8, shuffle=True, num_workers=WORKERS)
+        batches = DataLoader(
+            Files(paths), batch_size=8, shuffle=True, num_workers=WORKERS, multiprocessing_context=CONTEXT
+        )
     return batches
 
 
