@@ -159,7 +159,7 @@ LAYERS: Mapping[str, Row] = {
         "errors inodes.table listing.snapshot sagemaker.download.* store.base store.buffers store.made store.router",
         "trio",
     ),
-    "sagemaker.pipe.settings": row(),
+    "sagemaker.pipe.settings": row("errors"),
     "sagemaker.pipe.guard": row(),
     "sagemaker.pipe.recordio": row("objects", "numpy"),
     "sagemaker.pipe.gunzip": row("objects"),

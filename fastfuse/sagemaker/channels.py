@@ -119,8 +119,6 @@ class ChannelProcess:
     def _hear(self, message: dict[str, Any], phases: Phases) -> None:
         if "progress" in message:
             phases.download(self.channel.name, *message["progress"])
-        if "broken" in message:
-            self.error = self.error or ServiceError(message["broken"], hint="the log has the reason")
         if "ready" in message:
             self.is_ready = True
             phases.say(f"{self.channel.name} ({self.channel.input_mode}): {message['ready']}")

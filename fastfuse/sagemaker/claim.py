@@ -4,7 +4,7 @@ import fcntl
 import os
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.files import JobPaths
+from fastfuse.sagemaker.files import JobPaths, cannot_make
 
 __all__ = ["claim"]
 
@@ -14,15 +14,13 @@ def claim(paths: JobPaths) -> int:
 
     Raises:
         ConfigurationError: another run is there, or the base directory cannot be made.
+        DiskError: the disk is full.
     """
     try:
         paths.input.mkdir(parents=True, exist_ok=True)
         fd = os.open(paths.input, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise ConfigurationError(
-            f"{str(paths.input)!r} cannot be made: {error.strerror}",
-            hint="run as root, or name a directory of yours with --base-dir",
-        ) from error
+        raise cannot_make(paths.input, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

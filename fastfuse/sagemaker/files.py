@@ -3,6 +3,7 @@
 As https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html has them.
 """
 
+import errno
 import json
 import os
 import tempfile
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
 from fastfuse.sagemaker.channel import Channel, Cluster, TrainingJob
 
-__all__ = ["BASE_DIR", "JobPaths", "input_data_config", "resource_config", "write_job_files"]
+__all__ = ["BASE_DIR", "JobPaths", "cannot_make", "input_data_config", "resource_config", "write_job_files"]
 
 # Where SageMaker puts everything.
 BASE_DIR: Final = Path("/opt/ml")
@@ -104,6 +105,7 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
 
     Raises:
         ConfigurationError: something cannot be made below the base directory.
+        DiskError: the disk is full.
     """
     files: dict[str, Mapping[str, object]] = {
         "hyperparameters.json": job.hyperparameters,
@@ -116,10 +118,15 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
         for name, content in files.items():
             _write(paths.config / name, json.dumps(content, separators=(",", ":")))
     except OSError as error:
-        raise ConfigurationError(
-            f"{str(error.filename or paths.base)!r} cannot be made: {error.strerror}",
-            hint="run as root, or name a directory of yours with --base-dir",
-        ) from error
+        raise cannot_make(error.filename or paths.base, error) from error
+
+
+def cannot_make(path: str | Path, error: OSError) -> FastfuseError:
+    """Why `path`, which belongs to the base directory, is not there."""
+    message = f"{str(path)!r} cannot be made: {error.strerror}"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return DiskError(message, hint="free some space")
+    return ConfigurationError(message, hint="run as root, or name a directory of yours with --base-dir")
 
 
 def _write(path: Path, text: str) -> None:

@@ -123,6 +123,8 @@ class _Run:
         finally:
             self._take_down()
             self._guardian.dismiss()
+            for guard in guards.values():
+                guard.close()
             os.close(claimed_fd)
 
     def _environment(self) -> dict[str, str]:

@@ -1,15 +1,17 @@
 """What the process of one channel does: index, then mount, download or stream; and what it tells its parent.
 
-A message is a line of JSON: ``{"ready": …}`` with what was made, ``{"progress": …}`` of a download, ``{"broken": …}``
-of a stream that will not go on, or an error as `mount.children` writes it. What is counted is in memory that parent
-and child share.
+A message is a line of JSON: ``{"ready": …}`` with what was made, ``{"progress": …}`` of a download, or an error as
+`mount.children` writes it, of a stream as soon as it will not go on. What is counted is in memory that parent and child
+share.
 """
 
 import json
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError, MountError
@@ -62,14 +64,15 @@ class ChannelTask:
 def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
     """Serve the channel until it is done or told to stop; returns the exit code (clause L5)."""
 
-    def tell(**message: Any) -> None:  # noqa: ANN401 -- whatever JSON can carry
-        os.write(told_fd, json.dumps(message).encode() + b"\n")
+    def tell(error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 -- whatever JSON can carry
+        line = json.dumps(message).encode() if error is None else error_message(error)
+        os.write(told_fd, line + b"\n")
 
     serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     try:
         return serve(task, counters, tell)
     except FastfuseError as error:
-        os.write(told_fd, error_message(error) + b"\n")
+        tell(error)
         return error.exit_code
 
 
@@ -106,6 +109,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
 
 def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     channel, paths = task.channel, task.settings.paths
+    _remove_mountpoint(paths.channel(channel.name))
     snapshot_fd, index = _index(task, counters)
     gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
 
@@ -115,8 +119,8 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     def report(progress: PipeProgress) -> None:
         counters.set(gets, progress.requests)
         counters.set(fetched, progress.fetched_bytes)
-        if progress.error:
-            tell(broken=progress.error)
+        if progress.failure is not None:
+            tell(progress.failure)
 
     settings = PipeSettings(
         channel=channel.name,
@@ -131,6 +135,22 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     )
     stream_channel(snapshot_fd, task.settings.connection, settings, ready=ready, report=report, guard=task.guard)
     return 0
+
+
+def _remove_mountpoint(place: Path) -> None:
+    """Where this channel was mounted before: a script that finds the directory takes it for the channel, and an empty
+    one for an empty channel.
+
+    Raises:
+        MountError: the directory is not empty.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if any(place.iterdir()):
+            raise MountError(
+                f"the directory {place} is not empty, and the channel is to be streamed",
+                hint="File mode keeps what it has downloaded: remove it, or give another --base-dir",
+            )
+        place.rmdir()
 
 
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:

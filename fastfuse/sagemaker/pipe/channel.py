@@ -105,7 +105,7 @@ class _Channel:
         report: Callable[[PipeProgress], None],
         guard: Guard | None,
     ) -> None:
-        self.failure: Exception | None = None
+        self.failure: FastfuseError | None = None
         self._sequence = sequence
         self._settings = settings
         self._config = ReadaheadConfig.within(
@@ -147,12 +147,12 @@ class _Channel:
                 self._tell()
                 self._epoch += 1
         except Exception as error:  # noqa: BLE001 - of whatever kind: the reader must not take it for an end
-            self.failure = first_of(error)
-            is_foreseen = isinstance(self.failure, FastfuseError)
+            cause = first_of(error)
+            self.failure = cause if isinstance(cause, FastfuseError) else _unforeseen(cause)
             _log.error(
                 "epoch %d of channel %s has failed, and its reader waits: %s",
                 *(self._epoch, self._settings.channel, self.failure),
-                exc_info=None if is_foreseen else self.failure,
+                exc_info=None if self.failure is cause else cause,
             )
             self._tell()
             await trio.sleep_forever()
@@ -219,6 +219,10 @@ class _Channel:
                 written_bytes=self._written_bytes,
                 fetched_bytes=self._reader.fetched_bytes,
                 requests=self._reader.requests,
-                error="" if self.failure is None else str(self.failure) or type(self.failure).__name__,
+                failure=self.failure,
             )
         )
+
+
+def _unforeseen(error: Exception) -> FastfuseError:
+    return FastfuseError(f"{type(error).__name__}: {error}", hint="the log has more of it; please report it")

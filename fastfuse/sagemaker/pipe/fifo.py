@@ -13,6 +13,7 @@ again, and a reader that splices them on (``pv``, ``tee``) holds them for as lon
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import stat
@@ -66,8 +67,10 @@ class Fifo:
             raise _in_the_way(path) from error
         except OSError as error:
             self._close()
+            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
             raise MountError(
-                f"the FIFO {str(path)!r} cannot be made: {error.strerror}", hint="it takes a file system with FIFOs"
+                f"the FIFO {str(path)!r} cannot be made: {error.strerror}",
+                hint="free some space or inodes" if is_full else "it takes a file system with FIFOs",
             ) from error
 
     def close(self) -> None:

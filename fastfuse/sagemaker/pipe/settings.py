@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastfuse.errors import FastfuseError
+
 __all__ = ["PipeProgress", "PipeSettings"]
 
 
@@ -42,5 +44,5 @@ class PipeProgress:
     written_bytes: int
     fetched_bytes: int
     requests: int
-    # Why this epoch will have no end: its reader waits until somebody stops it. Empty while all is well.
-    error: str = ""
+    # Why this epoch will have no end: its reader waits until somebody stops it. None while all is well.
+    failure: FastfuseError | None = None

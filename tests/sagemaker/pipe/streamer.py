@@ -5,7 +5,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def main(
     )
 
     def report(progress: PipeProgress) -> None:
-        tell(progress=asdict(progress), error=progress.error)
+        tell(progress=asdict(replace(progress, failure=None)), error=str(progress.failure or ""))
 
     def stream(guard: Guard | None) -> int:
         try:

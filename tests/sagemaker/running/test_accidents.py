@@ -1,0 +1,192 @@
+"""Disks that fill up and whole process trees that are killed, in the middle of a job, in every mode."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.mount.waiting import wait_for_end
+from tests.sagemaker.download.test_accidents import small_disk
+from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, Job, channel, checksums, running, script
+from tests.semantics.leftovers import descendants
+from tests.semantics.places import block_bytes
+
+MIB = 1 << 20
+OBJECTS = {f"data/small{number}": block_bytes(number, 1000) for number in range(5)}
+OBJECTS |= {"data/x": block_bytes(9, 24 * MIB)}
+SIZE_BYTES = sum(map(len, OBJECTS.values()))
+
+# Reads what there is of its channel twice, and in between calls what a test puts in front of this.
+READ_TWICE = """
+import os, sys
+def paths(epoch):
+    place = os.environ["SM_CHANNEL_DATA"]
+    return [place + "/" + name for name in os.listdir(place)] if os.path.isdir(place) else [f"{place}_{epoch}"]
+for epoch in range(2):
+    total = 0
+    for path in paths(epoch):
+        with open(path, "rb", buffering=0) as file:
+            total += len(file.read(1000))
+            if epoch == 0:
+                meanwhile()
+            while data := file.read(1 << 20):
+                total += len(data)
+    print(total, flush=True)
+"""
+FILL_BYTES = """
+import os
+def meanwhile():
+    with open(os.environ["SM_MODEL_DIR"] + "/model", "ab", buffering=0) as model:
+        try:
+            while model.write(bytes(1 << 16)):
+                pass
+        except OSError as error:
+            os.write(2, f"the model: {error}\\n".encode())
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as running_server:
+        yield running_server
+
+
+def fill(directory: Path) -> Path:
+    """Take every byte that is free."""
+    filler = directory / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    return filler
+
+
+def kill_all(job: Job) -> None:
+    """As who kills a control group: nobody is left who could clear up."""
+    processes = [os.pidfd_open(pid) for pid in (job.process.pid, *descendants(job.process.pid))]
+    for process in processes:  # one that is stopped forks no others
+        signal.pidfd_send_signal(process, signal.SIGSTOP)
+    for process in processes:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        wait_for_end(process)
+    assert job.wait() == -signal.SIGKILL
+
+
+def test_a_disk_that_fills_up_during_a_download_ends_the_run_and_the_next_goes_on(
+    server: LoopbackServer, tmp_path: Path
+) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="data/x", skip=1))
+    channels = [channel("data", "File", "data/"), channel("mounted", "FastFile", "data/")]
+    with small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES + 8 * MIB) as base:
+        with running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job:
+            server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
+            filler = fill(base)
+            server.faults.remove(rule)
+            assert job.wait() == 5, job.log
+            assert "error: channel data: the disk is full" in job.log
+            assert job.output == ""
+            assert find_mount(job.data / "mounted") is None
+            shown = {path.name: path.read_bytes() for path in (job.data / "data").iterdir() if path.is_file()}
+            assert "x" not in shown
+            assert all(OBJECTS[f"data/{name}"] == data for name, data in shown.items() if name[0] != ".")
+        filler.unlink()
+        with running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job:
+            assert job.wait() == 0, job.log
+            sums = checksums(job)
+            assert sums["data"] == sums["mounted"]
+
+
+@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
+def test_a_disk_that_fills_up_meanwhile_does_not_disturb_who_only_reads(
+    server: LoopbackServer, mode: str, tmp_path: Path
+) -> None:
+    with (
+        small_disk(tmp_path / "disk", size_bytes=4 * MIB) as base,
+        running(
+            server.endpoint_url, [channel("data", mode, "data/")], base=base, command=script(FILL_BYTES + READ_TWICE)
+        ) as job,
+    ):
+        assert job.wait() == 0, job.log
+        assert "the model: [Errno 28]" in job.log
+        assert job.output.split() == [str(SIZE_BYTES)] * 2
+
+
+def test_where_the_next_epochs_fifo_cannot_be_made_no_epoch_is_taken_for_whole(
+    server: LoopbackServer, tmp_path: Path
+) -> None:
+    take_inodes = """
+import itertools, os
+try:
+    for number in itertools.count():
+        open(os.environ["SM_MODEL_DIR"] + f"/{number}", "xb").close()
+except OSError as error:
+    os.write(2, f"the model: {error}\\n".encode())
+def meanwhile():
+    pass
+"""
+    with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as base:
+        subprocess.run(["mount", "-o", "remount,nr_inodes=40", base], check=True)
+        with running(
+            server.endpoint_url, [channel("data", "Pipe", "data/")], base=base, command=script(take_inodes + READ_TWICE)
+        ) as job:
+            assert job.wait() == 5, job.log
+            assert "the model: [Errno 28]" in job.log
+            assert "data_1' cannot be made: No space left on device" in job.log
+            assert job.output == ""
+            assert not [path for path in job.data.iterdir() if path.is_fifo()]
+
+
+def test_a_full_disk_is_told_before_anything_is_served(server: LoopbackServer, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_bytes=MIB) as base:
+        fill(base)
+        with running(server.endpoint_url, [channel("data", "Pipe", "data/")], base=base) as job:
+            assert job.wait() == 5, job.log
+            assert "No space left on device" in job.log
+            assert not [path for path in base.rglob("*") if path.is_fifo()]
+    assert server.requests == ()
+
+
+@pytest.mark.parametrize("next_mode", ["FastFile", "File", "Pipe"])
+@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
+def test_what_is_left_where_everything_was_killed_at_once_is_cleared_by_the_next_run_in_any_mode(
+    server: LoopbackServer, mode: str, next_mode: str, tmp_path: Path
+) -> None:
+    reading = "def meanwhile():\n    import signal\n    print('reading', flush=True)\n    signal.pause()\n"
+    with running(
+        server.endpoint_url, [channel("data", mode, "data/")], base=tmp_path, command=script(reading + READ_TWICE)
+    ) as job:
+        job.wait_for_output("reading")
+        kill_all(job)
+        assert job.output.split() == ["reading"]
+    reading = "def meanwhile():\n    pass\n"
+    with running(
+        server.endpoint_url, [channel("data", next_mode, "data/")], base=tmp_path, command=script(reading + READ_TWICE)
+    ) as job:
+        assert job.wait() == 0, job.log
+        assert job.output.split() == [str(SIZE_BYTES)] * 2
+    assert find_mount(tmp_path / "input/data/data") is None
+    assert not [path for path in (tmp_path / "input/data").iterdir() if path.is_fifo()]
+
+
+@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
+def test_a_script_that_is_told_to_end_may_read_to_the_end_of_its_epoch(server: LoopbackServer, mode: str) -> None:
+    finishing = """
+import signal, sys
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+def meanwhile():
+    print("reading", flush=True)
+    while not told:
+        signal.sigtimedwait([], 0.01)
+"""
+    with running(
+        server.endpoint_url, [channel("data", mode, "data/")], command=script(finishing + READ_TWICE + "sys.exit(9)\n")
+    ) as job:
+        job.wait_for_output("reading")
+        assert job.stop() == 9, job.log
+        assert job.output.split()[-2:] == [str(SIZE_BYTES)] * 2

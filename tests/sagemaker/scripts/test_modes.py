@@ -1,0 +1,43 @@
+"""Scripts as people write them, on one host and on several: in every mode they read the same records."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.sagemaker.running.jobs import BUCKET
+from tests.sagemaker.scripts.datasets import LABELLED, SCRIPTS, described
+from tests.sagemaker.scripts.hosts import read_by
+
+MODES = ("FastFile", "File", "Pipe")
+EPOCHS = 2
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    objects = {key: data for dataset in (*SCRIPTS.values(), LABELLED) for key, data in dataset.objects.items()}
+    with LoopbackServer({BUCKET: MemoryObjects(objects)}) as running_server:
+        yield running_server
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_on_one_host_every_script_reads_every_record_in_every_epoch(server: LoopbackServer, mode: str) -> None:
+    channels = [described(script, mode) for script in SCRIPTS]
+    [read] = read_by(1, server.endpoint_url, channels)
+    for script, dataset in SCRIPTS.items():
+        assert [sorted(records) for records in read[script]] == [dataset.all_records] * EPOCHS
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("host_count", [3, 7])
+def test_hosts_of_a_sharded_job_read_every_record_once_between_them(
+    server: LoopbackServer, mode: str, host_count: int
+) -> None:
+    channels = [described(script, mode, S3DataDistributionType="ShardedByS3Key") for script in SCRIPTS]
+    hosts = read_by(host_count, server.endpoint_url, channels)
+    for script, dataset in SCRIPTS.items():
+        for epoch in range(EPOCHS):
+            # Sorted lists, not sets: a record of two hosts would be there twice.
+            assert sorted(record for read in hosts for record in read[script][epoch]) == dataset.all_records
+        with_a_share = sum(bool(read[script][0]) for read in hosts)
+        assert with_a_share == min(host_count, len(dataset.objects))
