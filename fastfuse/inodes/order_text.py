@@ -1,8 +1,8 @@
 """What an order of files says: the bytes of ``.fastfuse/order-<epoch>.txt``, made piece by piece. Pure.
 
 Of an order of ten million files 40 MB are kept, and not the 400 MB of its text: only where each thousandth line begins.
-Measured with a million files of 30 bytes each: 0.3 s for the paths' places, 0.1 s for an order, 0.6 s for all of its
-text.
+Measured with a million paths of 35 bytes: 0.1 s for what all orders have in common, 0.03 s for an order and 0.5 s for
+all of its text.
 """
 
 import numpy as np
@@ -15,8 +15,11 @@ from fastfuse.sources.shuffle import shuffled
 __all__ = ["OrderText", "OrderedPaths"]
 
 _BLOCK_LINES = 1024
-# Directories whose paths are remembered.
-_MAX_DIRECTORIES = 1 << 16
+# Lines that are made at once: what that takes beside them stays in a processor's cache.
+_STEP_LINES = 16 * _BLOCK_LINES
+_SLASH, _LINE_FEED = b"/\n"
+
+_Numbers = npt.NDArray[np.int64]
 
 
 class OrderedPaths:
@@ -25,42 +28,42 @@ class OrderedPaths:
     def __init__(self, table: InodeTable) -> None:
         self.rows = rows_to_order(table).astype("uint32")
         self.lengths = path_lengths(table)[self.rows].astype("uint32")
-        self._table = table
-        self._parents = table.columns["parents"]
-        self._directories: dict[int, bytes] = {0: b""}
+        self._inodes = table.columns.get("inodes")
+        self._parents = table.columns["parents"].view("uint32")
+        self._names = table.columns["names"].view("uint8")
+        self._name_ends = table.columns["name_ends"].view("uint64")
 
     def inodes(self, places: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """The inodes of the files at these places."""
         rows = self.rows[places]
-        inodes = self._table.columns.get("inodes")
-        return rows.astype("uint64") + np.uint64(1) if inodes is None else inodes[rows].astype("uint64")
+        return rows.astype("uint64") + np.uint64(1) if self._inodes is None else self._inodes[rows].astype("uint64")
 
     def lines(self, places: npt.NDArray[np.uint32]) -> bytes:
         """The paths at these places, each with the end of its line."""
-        rows = self.rows[places].astype("int64")
-        ends = self._table.columns["name_ends"]
-        names = self._table.columns["names"].data
-        pieces: list[bytes | memoryview] = []
-        for parent, start, end in zip(
-            self._parents[rows].tolist(), ends[rows - 1].tolist(), ends[rows].tolist(), strict=True
-        ):
-            pieces += (self._directories.get(parent) or self._directory(parent), names[start:end], b"\n")
-        return b"".join(pieces)
+        steps = range(0, len(places), _STEP_LINES)
+        return b"".join(self._lines(self.rows[places[at : at + _STEP_LINES]].astype("int64")) for at in steps)
 
-    def _directory(self, row: int) -> bytes:
-        """The path of a directory, with its ``/``; empty for the root."""
-        names = []
-        at = row
-        while at:
-            names.append(self._table.name_at(at) + b"/")
-            above = int(self._parents[at])
-            if above >= at:  # only in a damaged snapshot
-                raise ValueError(f"row {at} lies in a directory that comes after it")
-            at = above
-        if len(self._directories) < _MAX_DIRECTORIES:
-            self._directories[row] = b"".join(reversed(names))
-            return self._directories[row]
-        return b"".join(reversed(names))
+    def _lines(self, rows: _Numbers) -> bytes:
+        ways = self._ways(rows)
+        names = ways[ways > 0]
+        starts = self._name_ends[names - 1].astype("int64")
+        # Each name is copied with the byte behind it, which is overwritten.
+        lengths = self._name_ends[names].astype("int64") - starts + 1
+        ends = np.cumsum(lengths)
+        copied = np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
+        text = self._names.take(copied, mode="clip")
+        text[ends - 1] = _SLASH
+        text[ends[np.cumsum(np.count_nonzero(ways, axis=1)) - 1] - 1] = _LINE_FEED
+        return text.tobytes()
+
+    def _ways(self, rows: _Numbers) -> _Numbers:
+        """For each of `rows` the rows of the directories down to it and itself; 0 before the first of them."""
+        steps = [rows]
+        while np.any(above := self._parents[steps[-1]].astype("int64")):
+            if np.any(above >= np.maximum(steps[-1], 1)):  # only in a damaged snapshot
+                raise ValueError("a row lies in a directory that comes after it")
+            steps.append(above)
+        return np.stack(steps[::-1], axis=1)
 
 
 class OrderText:

@@ -44,7 +44,8 @@ def with_orders(table: InodeTable, seed: int) -> tuple[InodeTable, int]:
     table = _without(table, ORDERS_DIRECTORY)
     rows = rows_to_order(table)
     size_bytes = int(path_lengths(table)[rows].sum()) + len(rows)
-    return _with_files(table, _recipes(table, seed), size_bytes), table.metadata.file_count - len(np.unique(rows))
+    left_out = int(np.count_nonzero(are_objects(table.columns["kinds"]) & _has_line_end(table)))
+    return _with_files(table, _recipes(table, seed), size_bytes), left_out
 
 
 def rows_to_order(table: InodeTable) -> _Numbers:

@@ -182,7 +182,7 @@ async def test_an_augmented_manifest_is_a_file_beside_what_it_refers_to() -> Non
 
 
 async def test_paths_begin_with_the_bucket_where_there_are_several_in_whichever_part() -> None:
-    objects = augmented({"a-ref": "s3://one/k", "b-ref": "s3://two/d/k"}, {"a-ref": "s3://one/l"}, {"c": 1})
+    objects = augmented({"a-ref": "s3://one/l"}, {"a-ref": "s3://one/k", "b-ref": "s3://two/d/k"}, {"c": 1})
     whole = await list_augmented_manifest(objects, SOURCE)
     assert paths(whole.table) == {
         "one/k": "s3://one/k",
@@ -200,8 +200,8 @@ async def test_paths_begin_with_the_bucket_where_there_are_several_in_whichever_
         for at in range(4)
     ]
     assert [sorted(paths(part.table)) for part in parts[:4]] == [
-        ["one/k", "train.manifest", "two/d/k"],
         ["one/l", "train.manifest"],
+        ["one/k", "train.manifest", "two/d/k"],
         ["train.manifest"],
         ["train.manifest"],
     ]

@@ -139,6 +139,19 @@ def test_enough_is_announced_at_4096_files() -> None:
     assert [*seen, order.is_full] == [False, True, False]
 
 
+def test_an_order_is_spent_when_everything_is_fetched_or_passed_over() -> None:
+    order = AnnouncedOrder(1 << 30)
+    spent = [order.is_spent]
+    order.announce([1, 2])
+    assert order.next() == 1
+    order.taken(10)
+    spent.append(order.is_spent)
+    order.skipped()
+    spent.append(order.is_spent)
+    order.opened(1)
+    assert [*spent, order.is_spent] == [True, False, True, True]
+
+
 def test_what_is_announced_twice_is_fetched_once() -> None:
     carried = Carried([1, 2, 1, 2, 3])
     assert carried.order.next() is None

@@ -46,6 +46,35 @@ async def test_release_of_a_file_that_was_never_read_is_fine() -> None:
         engine.release(17)
 
 
+async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> None:
+    ref = listed("a", 256 * KIB)
+    reader = ScriptedReader()
+    async with running(reader) as engine:
+        assert engine.fetch(1, ref, 64 * KIB, 128 * KIB)
+        assert engine.fetch(1, ref, 64 * KIB, 128 * KIB)
+        assert engine.fetch(1, ref, 0, 128 * KIB)
+        await settled()
+        assert sorted(reader.gets) == [("a", 0, 64 * KIB), ("a", 64 * KIB, 128 * KIB)]
+        assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)[: 128 * KIB]
+        assert engine.statistics().demanded_parts == 0
+        engine.release(1)
+        assert engine.statistics().open_files == 0
+
+
+async def test_a_fetch_on_command_is_refused_where_it_would_be_at_the_expense_of_others() -> None:
+    reader = ScriptedReader()
+    reader.holds = lambda _key, _start, _end: True
+    async with running(reader) as engine:
+        files = [(inode, listed(f"{inode}", 64 * KIB)) for inode in range(1, 20)]
+        granted = [inode for inode, ref in files if engine.fetch(inode, ref, 0, 64 * KIB)]
+        # Three quarters of the memory and of the connections.
+        assert granted == [*range(1, 13)]
+        reader.let_go()
+        await settled()
+        engine.release(1)
+        assert engine.fetch(13, files[12][1], 0, 64 * KIB)
+
+
 async def test_another_version_under_the_same_inode_is_read_afresh() -> None:
     """Semantics D1: after the table was swapped an inode may mean another object; nothing of the old one is served."""
     old, new = listed("a", 64 * KIB), listed("a", 64 * KIB, etag='"v2"')

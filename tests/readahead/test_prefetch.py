@@ -99,6 +99,17 @@ async def test_opening_an_empty_a_large_or_an_archived_file_starts_nothing(ref: 
         engine.release(1)
 
 
+async def test_files_that_are_no_objects_are_read_when_they_are_opened_and_never_before() -> None:
+    refs = [ObjectRef("", f"made-{index:02}", 39 * KB, '"made-1"') for index in range(40)]
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        for inode in in_order(refs)[:20]:
+            await read_whole(engine, inode, refs[inode - 1])
+        await engine.new_order().announce(in_order(refs))
+        await settled()
+        assert [key for key, _, _ in reader.gets] == [ref.key for ref in refs[:20]]
+
+
 async def test_a_file_that_is_opened_and_closed_unread_leaves_only_what_is_the_first_to_go() -> None:
     reader = ScriptedReader()
     ref = listed("a", 39 * KB)

@@ -166,9 +166,10 @@ def test_a_private_directory_that_is_a_link_is_refused(
     outside.mkdir()
     channel.mkdir()
     (channel / os.fsdecode(PRIVATE_NAME)).symlink_to(outside)
-    with pytest.raises(DiskError, match="fastfuse-download"):
+    with pytest.raises(DiskError, match="fastfuse-download' cannot be made: something else is in its place"):
         run(server, table_of(refs_of(objects)), channel)
     assert files_below(outside) == {}
+    assert server.requests == ()
 
 
 def test_a_private_directory_that_others_may_write_to_is_refused(

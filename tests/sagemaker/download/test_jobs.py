@@ -55,10 +55,10 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: bytes) -> 
 def test_a_link_that_takes_a_directorys_place_meanwhile_is_not_followed(tmp_path: Path) -> None:
     outside, channel = tmp_path / "outside", tmp_path / "channel"
     outside.mkdir()
-    table = table_with("a", "b/c")
+    table = table_with("a", "b/c", "z")
     walk = jobs(Places(table, open_root(channel)), bytearray(len(table)))
-    assert next(walk).name == b"a"
+    assert [next(walk).name, next(walk).name] == [b"a", b"z"]
+    (channel / "b").rmdir()
     (channel / "b").symlink_to(outside)
     with pytest.raises(DiskError, match="something else is in its place"):
-        list(walk)
-    assert os.listdir(outside) == []
+        next(walk)

@@ -176,3 +176,16 @@ def test_whatever_is_ahead_every_byte_comes_in_its_place(sizes: list[int], order
             assert reading.engine.statistics().open_files == 0
 
     trio.run(check)
+
+
+async def test_no_more_than_some_hundred_tiny_files_are_open_at_a_time() -> None:
+    reading = Reading([10] * 2000)
+    async with reading.ahead() as lookahead:
+        lookahead.begin()
+        await trio.testing.wait_all_tasks_blocked()
+        assert reading.engine.statistics().open_files == 640
+        await reading.read(lookahead, reading.files[0])
+        lookahead.done(reading.files[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert reading.engine.statistics().open_files == 640
+        assert len(reading.store.calls) == 641

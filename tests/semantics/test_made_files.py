@@ -1,0 +1,112 @@
+"""Files that are no objects, through a real mount: their bytes are the index's, all else is as with others."""
+
+import errno
+import hashlib
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from fastfuse.inodes.builder import TableBuilder
+from fastfuse.listing.snapshot import Snapshot
+from fastfuse.testing import MemoryObjects
+from tests.indexing.indexes import index_bytes
+from tests.mounting import run_fastfuse
+from tests.semantics.places import block_bytes, direct_read, gets, place
+
+LARGE = block_bytes(1, (9 << 20) + 17)  # more than a part
+MTIME_NS = 1_700_000_000_000_000_001
+
+
+def write_index(path: Path, objects: Mapping[str, bytes], made: Mapping[str, bytes]) -> None:
+    builder = TableBuilder("bucket", "")
+    for key, data in sorted(objects.items()):
+        etag = '"' + hashlib.md5(data, usedforsecurity=False).hexdigest() + '"'
+        builder.add([key.encode()], [len(data)], [10**18], [etag], ["STANDARD"])
+    for name, data in made.items():
+        builder.add_made(name.encode(), data, MTIME_NS)
+    table, refusals = builder.build()
+    path.write_bytes(index_bytes(Snapshot(source="s3://bucket/", listed_at_ns=17, table=table, refusals=refusals)))
+
+
+@pytest.mark.parametrize("io", ["cached", "direct"])
+def test_a_made_file_is_read_like_any_other_and_takes_no_request(tmp_path: Path, io: str) -> None:
+    """N6, A1, D1, D3, D4"""
+    objects = {"a": b"object", "folder/b": b"another"}
+    write_index(tmp_path / "index", objects, {"m": b"made\n", "folder/large": LARGE, "folder/empty": b""})
+    with place(MemoryObjects(objects), "--index", str(tmp_path / "index"), "--io", io) as here:
+        assert sorted(os.listdir(here.path)) == ["a", "folder", "m"]
+        assert sorted(os.listdir(here.path / "folder")) == ["b", "empty", "large"]
+        found = (here.path / "m").stat()
+        assert (found.st_size, found.st_mtime_ns, found.st_mode & 0o777) == (5, MTIME_NS, 0o444)
+        assert (here.path / "m").read_bytes() == b"made\n"
+        assert (here.path / "folder" / "empty").read_bytes() == b""
+        assert (here.path / "folder" / "large").read_bytes() == LARGE
+        assert direct_read(here.path / "folder" / "large", 8192, (8 << 20) - 4096) == LARGE[(8 << 20) - 4096 :][:8192]
+        with (
+            (here.path / "folder" / "large").open("rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as mapped,
+        ):
+            assert mapped[:] == LARGE
+        assert gets(here.server) == []
+        assert (here.path / "a").read_bytes() == b"object"
+        assert {record.key for record in gets(here.server)} == {"a"}
+
+
+def test_a_made_file_has_no_attributes_of_an_object(tmp_path: Path) -> None:
+    """A3"""
+    write_index(tmp_path / "index", {"a": b"object"}, {"m": b"made"})
+    with place({"a": b"object"}, "--index", str(tmp_path / "index")) as here:
+        assert os.listxattr(here.path / "m") == []
+        assert os.getxattr(here.path / "a", "user.s3.bucket") == b"bucket"
+        with pytest.raises(OSError, match="No data") as caught:
+            os.getxattr(here.path / "m", "user.s3.etag")
+        assert caught.value.errno == errno.ENODATA
+
+
+def test_a_made_file_whose_bytes_change_is_another_file_after_a_refresh(tmp_path: Path) -> None:
+    """L6, D2"""
+    objects = {"a": b"object"}
+    index = tmp_path / "index"
+    write_index(index, objects, {"m": b"before", "large": LARGE, "same": b"same"})
+    with place(MemoryObjects(objects), "--index", str(index)) as here:
+        before = {name: (here.path / name).stat().st_ino for name in ("m", "same")}
+        assert (here.path / "same").read_bytes() == b"same"
+        with (here.path / "m").open("rb") as held, (here.path / "large").open("rb") as unread:
+            assert held.read() == b"before"
+            write_index(index, objects, {"m": b"after!", "large": LARGE[::-1], "same": b"same", "more": b"more"})
+            done = run_fastfuse("refresh", str(here.path))
+            assert done.stdout.startswith("1 added, 0 removed, 2 replaced"), done.stderr
+            assert os.pread(held.fileno(), 100, 0) == b"before"
+            # Its bytes were in the index of before, which is gone.
+            with pytest.raises(OSError, match="Stale file handle"):
+                unread.read()
+        assert (here.path / "m").read_bytes() == b"after!"
+        assert (here.path / "large").read_bytes() == LARGE[::-1]
+        assert (here.path / "more").read_bytes() == b"more"
+        assert (here.path / "same").read_bytes() == b"same"
+        assert (here.path / "m").stat().st_ino != before["m"]
+        assert (here.path / "same").stat().st_ino == before["same"]
+        assert gets(here.server) == []
+
+
+def test_a_damaged_index_of_a_made_file_is_refused(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", {"a": b"object"}, {"m": b"made"})
+    data = (tmp_path / "index").read_bytes()
+    (tmp_path / "index").write_bytes(data.replace(b"made" + bytes(60), b"fake" + bytes(60)))
+    (tmp_path / "mount").mkdir()
+    place = ("s3://bucket", str(tmp_path / "mount"))
+    done = run_fastfuse("mount", *place, "--index", str(tmp_path / "index"), "--no-sign-request")
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
+
+
+def test_the_summary_of_an_index_counts_made_files_beside_the_objects(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", {"a": b"object", "b": b"1234"}, {"m": b"made"})
+    options = ("index", "s3://bucket", "--index", str(tmp_path / "index"), "--no-sign-request")
+    done = run_fastfuse(*options, "--summary", "--json")
+    assert '"objects": 2' in done.stdout, done.stderr
+    assert '"made_files": 1' in done.stdout
+    assert '"total_bytes": 10' in done.stdout
