@@ -103,11 +103,13 @@ def _of_raw(runs: Sequence[Figures], workload: str) -> Verdict | None:
 
 
 def _side_by_side(channels: Sequence[ChannelFigures]) -> Verdict | None:
-    counts = sorted({each.channels for each in channels})
+    # What reads tells nothing of the start: its server has other objects.
+    started = [each for each in channels if not each.peak_bytes]
+    counts = sorted({each.channels for each in started})
     if len(counts) < 2:
         return None
     one_s, all_s = (
-        statistics.median(each.ready_s for each in channels if each.channels == count)
+        statistics.median(each.ready_s for each in started if each.channels == count)
         for count in (counts[0], counts[-1])
     )
     text = f"{counts[-1]} channels ready after {all_s:.2f} s / one alone after {one_s:.2f} s"

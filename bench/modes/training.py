@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 _BEGAN_S = time.monotonic()
 
@@ -47,7 +47,7 @@ class _Tally:
         self.size_bytes += size_bytes
 
 
-def _read_tfrecords(file: BufferedReader, tally: _Tally) -> None:
+def _read_tfrecords(file: Any, tally: _Tally) -> None:  # noqa: ANN401 - any BufferedReader
     data = memoryview(bytearray(_RECORD_BYTES))
     while header := file.read(_TFRECORD.size):
         length, _ = _TFRECORD.unpack(header)
@@ -56,7 +56,7 @@ def _read_tfrecords(file: BufferedReader, tally: _Tally) -> None:
         tally.count(_TFRECORD.size + length + _TFRECORD_TAIL_BYTES)
 
 
-def _read_recordio(file: BufferedReader, tally: _Tally) -> None:
+def _read_recordio(file: Any, tally: _Tally) -> None:  # noqa: ANN401 - any BufferedReader
     data = memoryview(bytearray(_RECORD_BYTES))
     while header := file.read(_RECORDIO.size):
         _, flagged = _RECORDIO.unpack(header)
