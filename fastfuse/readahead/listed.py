@@ -95,6 +95,11 @@ class ListingOrder:
             self._hungry[run] = None
         return dropped
 
+    def follower(self, row: int) -> int | None:
+        """The row that is opened next by who has opened `row` and those before it, one by one; None if nobody has."""
+        run = self._runs.get(row + 1)
+        return row + 1 if run is not None and run.files >= _RUN_FILES and row + 1 < self._row_count else None
+
     def next(self) -> int | None:
         """The next row to fetch, the runs in turn; the same until `commanded`, or another open."""
         while self._hungry:
