@@ -47,6 +47,8 @@ _UNMOUNT_RETRY_S = 0.2
 # What the memory target also has to cover beside the parts: the S3 client's socket buffers and the allocator's slack.
 # Measured with 64 connections and targets of 512 MiB and 1 GiB: 40 MB; twice that, for other sizes of chunks.
 _CLIENT_OVERHEAD_BYTES = 80 << 20
+# The window of whoever is expected to read on: 64 MiB of 1 GiB, which brings 0.5 GB/s where a part takes 113 ms.
+_FIRST_WINDOW_DIVISOR = 16
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
 # A limit on processes or descriptors is often met for moments only; until it is not, the kernel keeps what is asked.
@@ -430,5 +432,6 @@ def _readahead_config(settings: MountSettings) -> ReadaheadConfig:
         part_size_bytes=settings.part_size_bytes,
         first_part_bytes=min(default.first_part_bytes, settings.part_size_bytes),
         memory_limit_bytes=max(target_bytes - _CLIENT_OVERHEAD_BYTES, target_bytes // 2),
+        first_window_bytes=target_bytes // _FIRST_WINDOW_DIVISOR if settings.expects_whole_files else 0,
         max_parts_in_flight=settings.connection.max_connections,
     )

@@ -26,6 +26,9 @@ class ReadaheadConfig:
     # How far ahead of one reader at most, if it is alone; what it needs is measured (`pace`). At the rates above a
     # connection brings 74 MB/s in parts of 8 MiB, so the 36 parts that it may have on their way carry 2.6 GB/s.
     max_window_bytes: int = 384 * _MIB
+    # With it a large file is taken to be read to its end until one was not, and so much is fetched ahead when the first
+    # is begun; 0: the window of the first files grows with what is read.
+    first_window_bytes: int = 0
     # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
     # The store's connections (`ConnectionConfig.max_connections`): more GETs than that would only queue there.

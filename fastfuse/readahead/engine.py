@@ -59,7 +59,7 @@ class ReadEngine:
         self._pool = PartPool(config)
         self._streams: dict[int, Stream] = {}
         self._counts = ReadCounts()
-        self._service = ServicePace()
+        self._service = ServicePace(config.first_window_bytes)
         self._delivered = Delivered()
         # Files that are open, and that had been opened before.
         self._reopened: set[int] = set()
