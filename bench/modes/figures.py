@@ -10,7 +10,7 @@ __all__ = ["ChannelFigures", "Figures", "median", "median_stages", "verdicts"]
 
 _FIRST_RECORD_S = 2.0
 _MIB = 1 << 20
-# What a mount may hold beside its memory target, as `bench.verdicts` has it.
+# What a job may hold beside its memory target: as much as one mount (`bench.verdicts`).
 _OVERHEAD_BYTES = 64 * _MIB
 
 
@@ -121,6 +121,6 @@ def _memory(channels: Sequence[ChannelFigures]) -> Verdict | None:
     if not read:
         return None
     highest = max(read, key=lambda each: each.peak_bytes)
-    bound = (highest.memory_target_bytes + _OVERHEAD_BYTES * highest.channels) / _MIB
+    bound = (highest.memory_target_bytes + _OVERHEAD_BYTES) / _MIB
     text = f"{highest.channels} channels read at once: the highest PSS of {len(read)} runs, MiB"
     return Verdict("memory", text, highest.peak_bytes / _MIB, bound, is_upper=True)
