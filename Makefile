@@ -14,7 +14,7 @@ demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it 
 	$(BIN)/fastfuse demo
 
 test: check ## Run the linters, the type checker and all tests.
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 check: $(VENV)/.dev ## Run the linters and the type checker only.
 	$(BIN)/ruff check .

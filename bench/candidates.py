@@ -32,7 +32,9 @@ _BLOCK_BYTES = 1 << 20
 class Limits:
     """What the mount and the raw client may use. Latency is measured with a GET for each reader at once."""
 
-    max_connections: int = 64
+    # Of the mount, which needs more than 64 for small files only, and of the raw client.
+    max_connections: int = 128
+    raw_requests: int = 64
     part_bytes: int = 8 << 20
 
 
@@ -79,7 +81,7 @@ def _raw(server: Server, _: Path, limits: Limits) -> Iterator[Target]:
             bucket=server.bucket,
             ca_bundle=server.ca_bundle,
             part_bytes=limits.part_bytes,
-            requests_in_flight=limits.max_connections,
+            requests_in_flight=limits.raw_requests,
         )
     )
 

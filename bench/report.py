@@ -55,7 +55,8 @@ def as_markdown(measured: Measured, plan: Plan, facts: Mapping[str, str], elapse
         "",
         f"{len(results.runs)} runs in {elapsed_s / 60:.1f} minutes; medians, the candidates of a table in turns. CPU "
         "is the daemon's (the client's where none is); cores busy are those of daemon, readers and server. At most "
-        f"{plan.limits.max_connections} requests at once, parts of {plan.limits.part_bytes / _MIB:g} MiB.",
+        f"{plan.limits.max_connections} requests at once ({plan.limits.raw_requests} of the "
+        f"raw client), parts of {plan.limits.part_bytes / _MIB:g} MiB.",
     ]
     lines += ["", *verdict_table(verdicts(results))]
     lines += ["", *(f"- left out: {name} {reason}" for name, reason in measured.notes.items())]

@@ -86,7 +86,7 @@ class _Measurement:
     def _run(self, candidate: str, data: DataSet, server: Server) -> Iterator[Run]:
         limits = self._plan.limits
         if not self._cell.workload.is_bulk:
-            limits = replace(limits, max_connections=self._cell.workload.readers) if candidate == "raw" else limits
+            limits = replace(limits, raw_requests=self._cell.workload.readers)
         with tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place, ExitStack() as stack:
             try:
                 target = stack.enter_context(CANDIDATES[candidate](server, Path(place), limits))

@@ -190,7 +190,7 @@ def connection_config(
     ca_bundle: Path | None = None,
     no_verify_ssl: bool = False,
     request_payer: bool = False,
-    max_connections: int = 64,
+    max_connections: int = 128,
     environ: Mapping[str, str] = os.environ,
 ) -> ConnectionConfig:
     """The connection's options, checked one by one and against each other; `environ` is only asked for an endpoint.

@@ -180,7 +180,7 @@ PartOf = Annotated[
     str | None,
     typer.Option(
         "--shard", envvar="FASTFUSE_SHARD", metavar="I/N", rich_help_panel=_SOURCE,
-        help="Show part I of N, counted from 0: of the objects, or of the lines of an augmented manifest. The N parts "
+        help="Show part I of N, counted from 1: of the objects, or of the lines of an augmented manifest. The N parts "
         "have nothing in common and are everything together, as SageMaker's ShardedByS3Key promises; which part has "
         "what is fastfuse's own rule. A part may be empty.",
     ),

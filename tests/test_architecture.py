@@ -60,8 +60,9 @@ LAYERS: Mapping[str, Row] = {
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
-    "store.plain": row("errors objects store.*", "botocore numpy trio"),
-    "store.made": row("errors inodes.order_text inodes.table objects store.base", "numpy trio"),
+    "store.buffers": row("", "numpy"),
+    "store.plain": row("errors objects store.*", "botocore trio"),
+    "store.made": row("errors inodes.order_text inodes.table objects store.base", "cachetools numpy trio"),
     "store.http1": row(),
     "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
@@ -94,7 +95,7 @@ LAYERS: Mapping[str, Row] = {
     "readahead.runs": row(),
     "readahead.cursor": row("readahead.pace"),
     "readahead.window": row("readahead.config readahead.cursor readahead.pace readahead.runs"),
-    "readahead.*": row("errors objects readahead.* store.base", "cachetools trio"),
+    "readahead.*": row("errors objects readahead.* store.base", "trio"),
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
     "mount.settings": row("indexing.origin sources.uri store.base"),
     "mount.kernel": row(),
@@ -117,7 +118,7 @@ LAYERS: Mapping[str, Row] = {
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
         "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders readahead "
-        "store.base store.counted store.made store.router",
+        "store.base store.buffers store.counted store.made store.router",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.
@@ -155,7 +156,8 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.survey": row("errors inodes.table objects sagemaker.download.* sizes", "numpy"),
     "sagemaker.download.fetch": row("objects sagemaker.download.* store.base", "trio"),
     "sagemaker.download.channel": row(
-        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.made store.router", "trio"
+        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.buffers store.made store.router",
+        "trio",
     ),
     "sagemaker.pipe.settings": row(),
     "sagemaker.pipe.guard": row(),
@@ -168,7 +170,8 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.pipe.epoch": row("errors objects sagemaker.pipe.*", "trio"),
     "sagemaker.pipe.sequence": row("errors inodes.table sagemaker.pipe.* sources.uri", "numpy"),
     "sagemaker.pipe.channel": row(
-        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.router", "trio"
+        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.buffers store.router",
+        "trio",
     ),
     "sagemaker.pipe": row(),
     # A job on this host: the parent forks for as long as it lives, as a supervisor does, and each channel is one.

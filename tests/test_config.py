@@ -131,8 +131,8 @@ class TestIndexOrigin:
         assert index_origin(index="x.index").saved == Path("x.index").absolute()
         assert index_origin(inventory="s3://b/manifest.json").inventory == S3Uri("b", "manifest.json")
         assert index_origin(keys_from=Path("keys")).keys_from == Path("keys").absolute()
-        assert index_origin(shard="1/3", no_index_cache=True) == IndexOrigin(shard=Shard(index=1, count=3))
-        assert index_origin(shard="0/2", shard_by="bytes").shard == Shard(index=0, count=2, by_bytes=True)
+        assert index_origin(shard="1/3", no_index_cache=True) == IndexOrigin(shard=Shard(index=0, count=3))
+        assert index_origin(shard="1/2", shard_by="bytes").shard == Shard(index=0, count=2, by_bytes=True)
         assert index_origin(source_type=SourceKind.MANIFEST, index="x").kind is SourceKind.MANIFEST
         lines = index_origin(source_type=SourceKind.AUGMENTED_MANIFEST, attribute_names=["b", "a-ref"])
         assert lines.attribute_names == ("b", "a-ref")
@@ -161,7 +161,7 @@ class TestIndexOrigin:
                 {"attribute_names": ["a", "a"], "source_type": SourceKind.AUGMENTED_MANIFEST},
                 "the attribute name 'a' is given twice",
             ),
-            ({"shard": "3/3"}, "3/3 is no part of 3"),
+            ({"shard": "4/3"}, "4/3 is no part of 3"),
             ({"shard_by": "count"}, "--shard-by says how to divide what --shard divides"),
         ],
     )

@@ -92,5 +92,5 @@ def test_each_option_of_the_source_has_its_variable_in_the_environment() -> None
     result = CliRunner().invoke(app, [], env=environment)
     assert result.output == 'AugmentedManifestFile "source-ref" "class" part 1/2 by bytes\n'
     options = ["--source-type", "AugmentedManifestFile", "--attribute-name", "b", "--attribute-name", "a b"]
-    result = CliRunner().invoke(app, [*options, "--shard", "0/2"])
-    assert result.output == 'AugmentedManifestFile "b" "a b" part 0/2 by count\n'
+    result = CliRunner().invoke(app, [*options, "--shard", "1/2"])
+    assert result.output == 'AugmentedManifestFile "b" "a b" part 1/2 by count\n'

@@ -12,7 +12,7 @@ from fastfuse.metrics import METRICS
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 # Options of docker, systemctl, rclone and the bench.
-OTHERS = {"--device", "--cap-add", "--security-opt", "--now", "--no-checksum", "--runs", "--help"}
+OTHERS = {"--epochs", "--device", "--cap-add", "--security-opt", "--now", "--no-checksum", "--runs", "--help"}
 
 
 def test_the_table_of_metrics_is_complete() -> None:
@@ -28,10 +28,10 @@ def _options(command: str) -> set[str]:
 def test_every_option_that_is_named_exists() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README)) - OTHERS
     assert named
-    assert named <= set().union(*map(_options, ("mount", "demo", "index", "unmount", "hint")))
+    assert named <= set().union(*map(_options, ("mount", "run", "demo", "index", "unmount", "hint")))
 
 
-@pytest.mark.parametrize("command", ["mount", "index"])
+@pytest.mark.parametrize("command", ["mount", "run", "index"])
 def test_every_option_of_a_command_is_named(command: str) -> None:
     missing = {option for option in _options(command) if option not in README}
     assert missing <= {"--mount-option", "--output", "--verbose"}  # there as -o and -v

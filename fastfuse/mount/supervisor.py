@@ -44,11 +44,6 @@ _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
 # While files are open the kernel says EBUSY, and it tells nobody when they are closed.
 _UNMOUNT_RETRY_S = 0.2
-# What the memory target also has to cover beside the parts: the S3 client's socket buffers and the allocator's slack.
-# Measured with 64 connections and targets of 512 MiB and 1 GiB: 40 MB; twice that, for other sizes of chunks.
-_CLIENT_OVERHEAD_BYTES = 80 << 20
-# The window of whoever is expected to read on: 64 MiB of 1 GiB, which brings 0.5 GB/s where a part takes 113 ms.
-_FIRST_WINDOW_DIVISOR = 16
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
 # A limit on processes or descriptors is often met for moments only; until it is not, the kernel keeps what is asked.
@@ -84,7 +79,12 @@ class Supervisor:
             umask=settings.umask,
             direct_from_bytes=settings.part_size_bytes if settings.io == PageCacheUse.DIRECT else None,
         )
-        self._readahead = _readahead_config(settings)
+        self._readahead = ReadaheadConfig.within(
+            settings.memory_target_bytes,
+            part_size_bytes=settings.part_size_bytes,
+            max_parts_in_flight=settings.connection.max_connections,
+            expects_whole_files=settings.expects_whole_files,
+        )
         self._mountpoint = settings.mountpoint
         self._session: Session | None = None
         self._snapshot_fd = -1
@@ -423,15 +423,3 @@ def _tune_kernel(session: Session, io: PageCacheUse) -> None:
             "this kernel cannot map files that are read past the page cache (Linux 6.6 can): with --io direct, mmap of "
             "a large file fails with ENODEV unless it is private, and so does numpy.memmap"
         )
-
-
-def _readahead_config(settings: MountSettings) -> ReadaheadConfig:
-    default = ReadaheadConfig()
-    target_bytes = settings.memory_target_bytes
-    return ReadaheadConfig(
-        part_size_bytes=settings.part_size_bytes,
-        first_part_bytes=min(default.first_part_bytes, settings.part_size_bytes),
-        memory_limit_bytes=max(target_bytes - _CLIENT_OVERHEAD_BYTES, target_bytes // 2),
-        first_window_bytes=target_bytes // _FIRST_WINDOW_DIVISOR if settings.expects_whole_files else 0,
-        max_parts_in_flight=settings.connection.max_connections,
-    )

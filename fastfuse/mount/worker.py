@@ -42,6 +42,7 @@ from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.orders import OrderFollower
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.counted import CountingReader
 from fastfuse.store.made import MadeReader
 from fastfuse.store.router import open_reader
@@ -105,7 +106,8 @@ async def _serve(
     hints: socket.socket | None,
     hint_uids: frozenset[int] | None,
 ) -> None:
-    reader = open_reader(connection)
+    buffers = PartBuffers(slot_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
+    reader = open_reader(connection, buffers)
     async with trio.open_nursery() as nursery:
         made = MadeReader(CountingReader(reader, counters), lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)

@@ -66,7 +66,7 @@ class _Time:
 class ServicePace:
     """The GETs of one mount, of whatever file."""
 
-    __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_whole_files")
+    __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_was_left_early", "_whole_files")
 
     def __init__(self, first_window_bytes: int = 0) -> None:
         """`first_window_bytes`: the window of who opens a file before anything is known; 0: none is foreseen."""
@@ -78,11 +78,17 @@ class ServicePace:
         # What readers needed lately, and how many files in a row they read to the end.
         self._usual_window_bytes = first_window_bytes
         self._whole_files = _WHOLE_FILES if first_window_bytes else 0
+        self._was_left_early = False
 
     @property
     def ramp_bytes(self) -> int:
         """The window of who opens a file now, if it is likely that it is read to the end; or else 0."""
         return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
+
+    @property
+    def was_left_early(self) -> bool:
+        """Whether the file closed last was not read to its end."""
+        return self._was_left_early
 
     def waited(self) -> None:
         """A reader had to wait for bytes."""
@@ -91,6 +97,7 @@ class ServicePace:
     def closed(self, *, was_whole: bool) -> None:
         """A file of more than a part was closed, read from its first to its last byte or not."""
         self._whole_files = self._whole_files + 1 if was_whole else 0
+        self._was_left_early = not was_whole
 
     def needed(self, window_bytes: int, *, or_more: bool = False) -> None:
         """A reader is kept fed by `window_bytes`."""
@@ -144,7 +151,7 @@ class ReaderPace:
 
     __slots__ = (
         *("_margin", "_peak_bytes", "_service", "_trail", "_wait_began_s", "_waited_s", "_waiting"),
-        *("limit_bytes", "ramp_bytes"),
+        *("expected_bytes", "limit_bytes", "ramp_bytes"),
     )
 
     def __init__(self, service: ServicePace, ramp_bytes: int = 0) -> None:
@@ -156,6 +163,8 @@ class ReaderPace:
         self._waiting = 0
         self._waited_s = self._wait_began_s = 0.0
         self.limit_bytes: int | None = None
+        # What the limit will be if the reader goes on as it has begun.
+        self.expected_bytes = 0
         # The window to begin with; without it, it grows with what is read.
         self.ramp_bytes = ramp_bytes
 
@@ -193,10 +202,13 @@ class ReaderPace:
         self._margin += _MARGIN_WEIGHT * (_MARGIN - self._margin)
         span_s = clock_s - trail[0][0]
         if span_s < get_s or not span_s:
-            self._service.needed(part_bytes + int(self._margin * (position - trail[0][1])), or_more=True)
+            taken = position - trail[0][1]
+            self._service.needed(part_bytes + int(self._margin * taken), or_more=True)
+            if span_s:
+                self.expected_bytes = part_bytes + int(taken * get_s / span_s)
             return
         # In steps of parts: what was taken since the first step within the time, or else at the rate of the last.
-        taken = max(position - trail[1][1], (position - trail[0][1]) * get_s / span_s)
-        self._peak_bytes += (taken - self._peak_bytes) * (1 if taken > self._peak_bytes else _WEIGHT)
+        most = max(position - trail[1][1], (position - trail[0][1]) * get_s / span_s)
+        self._peak_bytes += (most - self._peak_bytes) * (1 if most > self._peak_bytes else _WEIGHT)
         self.limit_bytes = part_bytes + int(self._margin * self._peak_bytes)
         self._service.needed(self.limit_bytes)

@@ -2,15 +2,14 @@
 
 import math
 from bisect import bisect_right, insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 import trio
-from cachetools import LRUCache
 
 from fastfuse.objects import ObjectRef
 
-__all__ = ["FileParts", "Part"]
+__all__ = ["FileParts", "Part", "Shelf"]
 
 # A burst of reads takes a moment to arrive: who has waited for so much of a time has waited for all of it.
 _NEARLY_ALL = 0.9
@@ -24,7 +23,7 @@ class Part:
 
     __slots__ = (
         *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "readers", "room", "shelf"),
-        *("start", "unread_bytes", "wanted_at_s"),
+        *("size_bytes", "start", "unread_bytes", "wanted_at_s"),
     )
 
     def __init__(
@@ -33,6 +32,7 @@ class Part:
         self.file = file
         self.start = start
         self.end = end
+        self.size_bytes = end - start
         # Asked for by a read that waits, not read ahead.
         self.is_demanded = is_demanded
         # Fetched for somebody who had not opened the file yet.
@@ -50,11 +50,42 @@ class Part:
         # At zero everybody who wanted it has it, in the kernel's page cache. Reading twice counts twice: a hint.
         self.unread_bytes = end - start
         # Which of the pool's orders of eviction it is in, if any.
-        self.shelf: LRUCache[Part, Part] | None = None
+        self.shelf: Shelf | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        return self.end - self.start
+
+class Shelf:
+    """Parts that may be evicted, least recently used first. A part is on one shelf at most."""
+
+    __slots__ = ("_parts", "size_bytes")
+
+    def __init__(self) -> None:
+        self._parts: OrderedDict[Part, None] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._parts)
+
+    def put(self, part: Part) -> None:
+        self._parts[part] = None
+        self.size_bytes += part.size_bytes
+        part.shelf = self
+
+    def touch(self, part: Part) -> None:
+        self._parts.move_to_end(part)
+
+    def remove(self, part: Part) -> None:
+        del self._parts[part]
+        self.size_bytes -= part.size_bytes
+        part.shelf = None
+
+    def pop(self) -> Part:
+        """Take the one down that was used least recently."""
+        part = next(iter(self._parts))
+        self.remove(part)
+        return part
 
 
 class FileParts:

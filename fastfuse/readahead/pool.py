@@ -38,11 +38,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import trio
-from cachetools import LRUCache
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig, Share
-from fastfuse.readahead.parts import FileParts, Part
+from fastfuse.readahead.parts import FileParts, Part, Shelf
 from fastfuse.readahead.share import FairShare
 
 __all__ = ["PartPool", "PoolStatistics"]
@@ -60,6 +59,10 @@ _MAX_EXPECTED_PARTS = 2048
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
+
+# Of more connections than this, which small files need to hide the time to the first byte, readers of large files get
+# no more parts ahead before there are twice as many: they would only take new memory.
+_ENOUGH_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,9 @@ class PartPool:
         self._limit_bytes = limit
         self._first_part_bytes = config.first_part_bytes
         self._connections = connections = config.max_parts_in_flight
-        self._ahead = Share(limit - limit // 4, max(1, connections - connections // 4))
-        self._fresh: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
-        self._spent: LRUCache[Part, Part] = LRUCache(
-            min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES), getsizeof=_size_bytes
-        )
-        self._expected: LRUCache[Part, Part] = LRUCache(limit, getsizeof=_size_bytes)
+        self._ahead = Share(limit - limit // 4, _ahead_parts(connections))
+        self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
+        self._fresh, self._spent, self._expected = Shelf(), Shelf(), Shelf()
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -143,7 +143,7 @@ class PartPool:
     def touch(self, part: Part) -> None:
         """A reader has come to `part`."""
         if part.shelf is self._fresh:
-            self._fresh[part]
+            self._fresh.touch(part)
         self._touch(part.file)
 
     def demand(self, file: FileParts, start: int, end: int) -> Part:
@@ -174,7 +174,7 @@ class PartPool:
 
     def has_room_for_expected(self, size_bytes: int) -> bool:
         """Whether expected files leave so much of their share of the memory."""
-        expected_bytes = self._expected.currsize + self._expected_in_flight_bytes
+        expected_bytes = self._expected.size_bytes + self._expected_in_flight_bytes
         is_room = len(self._expected) + self._expected_in_flight < _MAX_EXPECTED_PARTS
         return is_room and expected_bytes + size_bytes <= self._limit_bytes // _EXPECTED_DIVISOR
 
@@ -199,7 +199,7 @@ class PartPool:
             file.is_expected = False
             for part in file:
                 if part.shelf is self._expected:
-                    del self._expected[part]
+                    self._expected.remove(part)
                     self._drop(part)
 
     def holds(self, inode: int) -> bool:
@@ -253,14 +253,14 @@ class PartPool:
     def spend(self, part: Part) -> None:
         """Everything in `part` has been read."""
         if part.shelf is self._fresh:
-            del self._fresh[part]
+            self._fresh.remove(part)
             self._shelve_spent(part)
 
     def statistics(self) -> PoolStatistics:
-        spent_bytes, expected_bytes = int(self._spent.currsize), int(self._expected.currsize)
+        spent_bytes, expected_bytes = self._spent.size_bytes, self._expected.size_bytes
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
-            held_bytes=int(self._fresh.currsize) + expected_bytes + spent_bytes,
+            held_bytes=self._fresh.size_bytes + expected_bytes + spent_bytes,
             spent_bytes=spent_bytes,
             expected_bytes=expected_bytes + self._expected_in_flight_bytes,
             parts_in_flight=self._in_flight,
@@ -274,7 +274,10 @@ class PartPool:
         """For tests: the books agree with the parts."""
         parts = [part for file in self._files.values() for part in file]
         shelved = [*self._fresh, *self._expected, *self._spent]
-        assert self._reserved_bytes + sum(map(_size_bytes, shelved)) <= self._limit_bytes
+        assert self._reserved_bytes + sum(part.size_bytes for part in shelved) <= self._limit_bytes
+        for shelf in (self._fresh, self._expected, self._spent):
+            assert shelf.size_bytes == sum(part.size_bytes for part in shelf)
+            assert all(part.shelf is shelf for part in shelf)
         assert all(part.file.is_expected and not part.file.is_open for part in self._expected)
         assert set(shelved) <= set(parts)
         assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
@@ -326,12 +329,12 @@ class PartPool:
         if allowed_bytes < 0:
             return False
         fresh, expected, spent = self._fresh, self._expected, self._spent
-        while fresh.currsize + expected.currsize + spent.currsize > allowed_bytes:
-            self._drop((spent or expected or fresh).popitem()[1])
+        while fresh.size_bytes + expected.size_bytes + spent.size_bytes > allowed_bytes:
+            self._drop((spent or expected or fresh).pop())
         return True
 
     def _add_ahead(self, part: Part) -> Part | None:
-        held_bytes = self._reserved_bytes + self._fresh.currsize + self._expected.currsize
+        held_bytes = self._reserved_bytes + self._fresh.size_bytes + self._expected.size_bytes
         if held_bytes + part.size_bytes > self._ahead.window_bytes:
             return None
         self._make_room(part.size_bytes)  # spent parts are enough: all others fit beside this one
@@ -344,8 +347,8 @@ class PartPool:
         file.is_expected = False
         for part in file:
             if part.shelf is self._expected:
-                del self._expected[part]
-                self._put(part, self._fresh)
+                self._expected.remove(part)
+                self._fresh.put(part)
 
     def _grant(self) -> None:
         """Let those start that wait for a connection or for memory, the files in turn."""
@@ -377,25 +380,21 @@ class PartPool:
         if part.file.is_stale:
             self._drop(part)
         elif part.file.is_open and part.unread_bytes > 0:
-            self._put(part, self._fresh)
+            self._fresh.put(part)
         elif part.file.is_expected:
-            self._put(part, self._expected)
+            self._expected.put(part)
         else:
             self._shelve_spent(part)
         self._grant()
 
-    def _put(self, part: Part, shelf: LRUCache[Part, Part]) -> None:
-        shelf[part] = part
-        part.shelf = shelf
-
     def _shelve_spent(self, part: Part) -> None:
-        spent = self._spent
-        while spent and spent.currsize + part.size_bytes > spent.maxsize:
-            self._drop(spent.popitem()[1])
-        if part.size_bytes > spent.maxsize:
+        spent, allowed_bytes = self._spent, self._max_spent_bytes - part.size_bytes
+        while spent and spent.size_bytes > allowed_bytes:
+            self._drop(spent.pop())
+        if allowed_bytes < 0:
             self._drop(part)
-            return
-        self._put(part, spent)
+        else:
+            spent.put(part)
 
     def _rest(self, file: FileParts) -> None:
         """Nobody reads `file` now: its fresh parts count as spent."""
@@ -405,7 +404,6 @@ class PartPool:
     def _drop(self, part: Part) -> None:
         """`part` is on no shelf. Its bytes go now: streams may remember the part."""
         part.data = None
-        part.shelf = None
         self._unread_dropped_bytes += max(0, part.unread_bytes)
         part.file.remove(part)
         self._forget_if_empty(part.file)
@@ -417,7 +415,7 @@ class PartPool:
         del self._files[file.inode]
         for part in file:
             if part.shelf is not None:
-                del part.shelf[part]
+                part.shelf.remove(part)
                 self._drop(part)
 
     def _forget_if_empty(self, file: FileParts) -> None:
@@ -426,5 +424,7 @@ class PartPool:
             del self._files[file.inode]
 
 
-def _size_bytes(part: Part) -> int:
-    return part.size_bytes
+def _ahead_parts(connections: int) -> int:
+    """How many parts may be on their way ahead of readers, all files together."""
+    most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
+    return max(1, most - most // 4)

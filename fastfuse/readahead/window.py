@@ -24,8 +24,8 @@ fast.
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
 * Equal pieces at equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
-* A sequential reader fetches whole parts, and keeps a window ahead of itself: twice its run, until `pace` knows how
-  much it takes during one GET.
+* A sequential reader fetches whole parts, and keeps a window ahead of itself: twice its run or, once it seems to want
+  more than the beginning, what `pace` expects, until that knows how much the reader takes during one GET.
 
 Parts double from `first_part_bytes` to `part_size_bytes` as the run grows, and are cut at multiples of their size, so
 that after a while all readers of a file cut it at the same places, and share the parts.
@@ -43,6 +43,12 @@ _SEQUENTIAL_READS = 3
 # Bytes ahead per byte read, while nothing better is known. The run triples with each window, so the first MiB is five
 # round trips from a window of 256 MiB; and who stops early has wasted at most twice what it read.
 _GROWTH = 2
+# Five GETs one after the other are half of the time that a shard of 110 MB takes. So who has taken more than the kernel
+# asks for on account of any first read (4 MiB, by our tuning) gets a window for its speed at once, up to this one, as
+# long as the reader before did not stop early: a shard of 1 GiB in 0.59 s instead of 0.79 (20 ms and 90 MB/s per
+# connection). A larger one brings no more: this fills a link of 2 GB/s.
+_PROVEN_BYTES = 6 << 20
+_LEAP_BYTES = 96 << 20
 # Readers of one file at different places, and requests of one reader that overtook another, that are told apart.
 # Linux keeps at most 12 background requests (max_background) unless told otherwise.
 _MAX_CURSORS = 16
@@ -263,7 +269,12 @@ class Window:
         window = max(self._first_bytes, _GROWTH * (cursor.run_bytes + cursor.credit_bytes))
         pace = cursor.pace
         if pace is not None:
-            window = max(window, pace.ramp_bytes) if pace.limit_bytes is None else min(window, pace.limit_bytes)
+            if pace.limit_bytes is not None:
+                window = min(window, pace.limit_bytes)
+            elif cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early:
+                window = max(window, min(pace.expected_bytes, _LEAP_BYTES))
+            else:
+                window = max(window, pace.ramp_bytes)
         elif cursor.begin == 0 and self._is_small:
             window = self._size
         return min(window, self._cap_bytes)

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, TrainingJob
+from fastfuse.sagemaker.channel import Channel, Cluster, TrainingJob
 
 __all__ = ["BASE_DIR", "JobPaths", "input_data_config", "resource_config", "write_job_files"]
 
 # Where SageMaker puts everything.
 BASE_DIR: Final = Path("/opt/ml")
-
-# The developer guide, "Training Data": what is written for each mode. A script must not notice FastFile, and
-# containers refuse words that they do not know.
-_WRITTEN_MODE: Final = {InputMode.FILE: "File", InputMode.FAST_FILE: "File", InputMode.PIPE: "Pipe"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +78,7 @@ def _channel_entry(channel: Channel) -> dict[str, str]:
     # The order of the keys is the guide's. XGBoost's container fails if one but ContentType is missing.
     content_type = {} if channel.content_type is None else {"ContentType": channel.content_type}
     return content_type | {
-        "TrainingInputMode": _WRITTEN_MODE[channel.input_mode],
+        "TrainingInputMode": channel.input_mode.value,
         "S3DistributionType": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
         "RecordWrapperType": "RecordIO" if channel.wraps_records else "None",
     }

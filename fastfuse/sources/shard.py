@@ -37,7 +37,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, *, by_bytes: bool = False) -> "Shard":
-        """``I/N``: part I of N, counted from 0.
+        """``I/N``: part I of N, counted from 1, as hosts and pages are.
 
         Raises:
             ConfigurationError: it is nothing like that, or there is no such part.
@@ -45,18 +45,18 @@ class Shard:
         numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
         if numbers is None:
             raise ConfigurationError(
-                f"{text!r} is not a part of several", hint="write it as I/N: all of four are 0/4, 1/4, 2/4 and 3/4"
+                f"{text!r} is not a part of several", hint="write it as I/N: all of four are 1/4, 2/4, 3/4 and 4/4"
             )
         index, count = int(numbers[1]), int(numbers[2])
-        if index >= count:
+        if not 1 <= index <= count:
             raise ConfigurationError(
-                f"{text} is no part of {count}: parts are counted from 0",
-                hint="of four, the last one is 3/4",
+                f"{text} is no part of {count}: parts are counted from 1",
+                hint="of four, the first is 1/4 and the last 4/4",
             )
-        return cls(index=index, count=count, by_bytes=by_bytes)
+        return cls(index=index - 1, count=count, by_bytes=by_bytes)
 
     def __str__(self) -> str:
-        return f"part {self.index}/{self.count} by {'bytes' if self.by_bytes else 'count'}"
+        return f"part {self.index + 1}/{self.count} by {'bytes' if self.by_bytes else 'count'}"
 
     def positions(self, sizes_bytes: Sequence[int]) -> Sequence[int]:
         """Which of the objects with these sizes, in the order of their keys, belong to the part; ascending."""

@@ -1,85 +1,103 @@
-"""One HTTP/1.1 connection over a plain socket, for one GET at a time."""
+"""HTTP/1.1 connections over plain sockets, each for one GET at a time, and a watch over those that wait."""
 
 import contextlib
 import errno
 import os
+import select
 import socket
 import struct
-import threading
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 import trio
 
 from fastfuse.store.http1 import MAX_HEAD_BYTES, BadHeadError, ReplyHead, parse_head
 
-__all__ = ["Connection", "connect"]
+__all__ = ["TASK_BYTES", "Connection", "StallWatch", "connect"]
 
 # So much of a body the task receives itself: a hop to a thread and back costs as much as copying it.
-_THREAD_BYTES = 256 << 10
+TASK_BYTES = 256 << 10
 # One call for the head and the beginning of the body, or for all of a small object.
 _FIRST_BYTES = 64 << 10
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 
 
+class StallWatch:
+    """Gives connections up that have waited for longer than `stall_s`.
+
+    One task for all of them, and only while one waits: a cancel scope for each GET takes a tenth of its CPU time.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self.stall_s = stall_s
+        # Since when, on trio's clock, the longest first.
+        self._waiting: dict[Connection, float] = {}
+        self._is_running = False
+
+    def begin(self, connection: "Connection") -> None:
+        """`connection` begins to wait."""
+        self._waiting[connection] = trio.current_time()
+        if not self._is_running:
+            self._is_running = True
+            # Nobody's nursery: connections outlive the tasks that use them. It ends with the run if not before.
+            trio.lowlevel.spawn_system_task(self._run)
+
+    def end(self, connection: "Connection") -> None:
+        """`connection` waits no more; idempotent."""
+        self._waiting.pop(connection, None)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                connection, since_s = next(iter(self._waiting.items()))
+                if since_s + self.stall_s > trio.current_time():
+                    await trio.sleep_until(since_s + self.stall_s)
+                else:
+                    self.end(connection)
+                    connection.give_up()
+        finally:
+            self._is_running = False
+
+
 async def connect(
-    address: tuple[str, int], *, timeout_s: float, stall_s: float, threads: trio.CapacityLimiter
+    host: str, port: int, *, timeout_s: float, watch: StallWatch, threads: trio.CapacityLimiter
 ) -> "Connection":
-    """A new connection. `OSError` where there is none within `timeout_s` for each of the host's addresses."""
-    dial = _Dial()
+    """A new connection. `OSError` where there is none within `timeout_s`."""
     try:
-        sock = await trio.to_thread.run_sync(
-            partial(dial.connect, address, timeout_s), abandon_on_cancel=True, limiter=threads
-        )
-    except trio.Cancelled:
-        dial.abandon()
-        raise
+        with trio.fail_after(timeout_s):
+            stream = await trio.open_tcp_stream(host, port)
+    except trio.TooSlowError:
+        raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+    except OSError as error:
+        if error.strerror:
+            raise
+        raise _first_reason(error) from error
+    # Python's own class: a call of trio's is a checkpoint, which costs as much as the system call.
+    sock = socket.socket(fileno=stream.socket.detach())
+    stall_s = watch.stall_s
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(stall_s), int(stall_s % 1 * 1e6)))
-    return Connection(sock, stall_s, threads)
-
-
-class _Dial:
-    """A socket that is closed if nobody waits for it any more when it is connected."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # Both under the lock.
-        self._is_abandoned = False
-        self._sock: socket.socket | None = None
-
-    def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
-        """In a thread."""
-        sock = socket.create_connection(address, timeout_s)
-        with self._lock:
-            if self._is_abandoned:
-                sock.close()
-            self._sock = sock
-        return sock
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._is_abandoned = True
-            if self._sock is not None:
-                self._sock.close()
+    return Connection(sock, watch, threads)
 
 
 class Connection:
-    """Waits for at most `stall_s` for the first byte of a reply, and for more of it: then it raises `TimeoutError`.
+    """Waits for as long as `watch` allows for the head of a reply, and again for its body: then for `TimeoutError`.
 
     It is of no more use after any exception, a cancellation too: close it.
     """
 
-    def __init__(self, sock: socket.socket, stall_s: float, threads: trio.CapacityLimiter) -> None:
+    def __init__(self, sock: socket.socket, watch: StallWatch, threads: trio.CapacityLimiter) -> None:
         self._sock = sock
-        self._stall_s = stall_s
+        self._watch = watch
         self._threads = threads
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         # Of the reply's body what came with its head, and how much is still to come.
         self._begun = memoryview(b"")
         self._left_bytes: int | None = 0
         self._is_persistent = True
-        self._is_closed = self._is_in_thread = False
+        self._is_closed = self._is_in_thread = self._is_given_up = False
 
     @property
     def is_reusable(self) -> bool:
@@ -88,13 +106,12 @@ class Connection:
 
     def is_fresh(self) -> bool:
         """Whether an idle connection is still open, and nothing came that nobody asked for."""
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return not self._poll.poll(0)
+
+    def give_up(self) -> None:
+        """Have the task that waits here raise `TimeoutError`."""
+        self._is_given_up = True
+        trio.lowlevel.notify_closing(self._sock)
 
     async def ask(self, request: bytes) -> ReplyHead | None:
         """The head of the reply; None where the connection ended before it began.
@@ -104,26 +121,26 @@ class Connection:
             OSError: the connection broke in the head, or it stalled.
         """
         self._left_bytes = None  # until it is known
-        received = bytearray()
+        received = b""
+        self._watch.begin(self)
         try:
-            with trio.fail_after(self._stall_s):
-                await self._send(request)
-                end = -1
-                while end < 0:
-                    chunk = await self._receive()
-                    if not chunk:
-                        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-                    received += chunk
-                    end = received.find(b"\r\n\r\n")
-                    if end < 0 and len(received) > MAX_HEAD_BYTES:
-                        raise BadHeadError("a head without an end")
+            await self._send(request)
+            end = -1
+            while end < 0:
+                chunk = await self._receive()
+                if not chunk:
+                    raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+                received = received + chunk if received else chunk  # mostly it is all of it
+                end = received.find(b"\r\n\r\n")
+                if end < 0 and len(received) > MAX_HEAD_BYTES:
+                    raise BadHeadError("a head without an end")
         except (BrokenPipeError, ConnectionResetError):
             if received:
                 raise
             return None
-        except trio.TooSlowError:
-            raise _stalled() from None
-        head = parse_head(bytes(received[:end]))
+        finally:
+            self._watch.end(self)
+        head = parse_head(received[:end])
         self._begun = memoryview(received)[end + 4 :]
         self._is_persistent = head.is_persistent
         if head.body_bytes is not None:
@@ -136,13 +153,14 @@ class Connection:
         done = len(begun)
         data[:done] = begun
         self._begun = memoryview(b"")
-        if len(data) - done > _THREAD_BYTES:
+        if len(data) - done > TASK_BYTES:
             done += await self._receive_in_thread(data[done:])
         elif done < len(data):
-            with trio.move_on_after(self._stall_s) as scope:
+            self._watch.begin(self)
+            try:
                 done += await self._receive_rest(data[done:])
-            if scope.cancelled_caught:
-                raise _stalled()
+            finally:
+                self._watch.end(self)
         if done == len(data) and self._left_bytes is not None:
             self._left_bytes = min(0, self._left_bytes)  # more than was told is no end to build upon
         return done
@@ -159,22 +177,28 @@ class Connection:
             self._sock.close()
 
     async def _send(self, request: bytes) -> None:
-        sent = 0
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                sent += self._sock.send(request[sent:])
-            if sent == len(request):
-                return
-            await trio.lowlevel.wait_writable(self._sock)
+        while request:
+            try:
+                request = request[self._sock.send(request) :]
+            except BlockingIOError:
+                await self._wait(trio.lowlevel.wait_writable)
 
     async def _receive(self) -> bytes:
         while True:
             # An answer takes its time: the other way round would be a call for nothing.
-            await trio.lowlevel.wait_readable(self._sock)
+            await self._wait(trio.lowlevel.wait_readable)
             try:
                 return self._sock.recv(_FIRST_BYTES)
             except BlockingIOError:
                 pass
+
+    async def _wait(self, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
+        if not self._is_given_up:
+            try:
+                return await wait(self._sock)
+            except trio.ClosedResourceError:
+                pass
+        raise _stalled()
 
     async def _receive_rest(self, data: memoryview) -> int:
         done = 0
@@ -182,7 +206,7 @@ class Connection:
             try:
                 count = self._sock.recv_into(data[done:])
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._sock)
+                await self._wait(trio.lowlevel.wait_readable)
                 continue
             if not count:
                 break
@@ -211,6 +235,14 @@ class Connection:
             if self._is_closed:
                 sock.close()
         return done
+
+
+def _first_reason(error: OSError) -> OSError:
+    """Of trio's error, which says only that all addresses of the host failed; mostly that is one."""
+    cause = error.__cause__
+    first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    number = first.errno if isinstance(first, OSError) else None
+    return OSError(number, os.strerror(number)) if number else OSError(str(error))
 
 
 def _stalled() -> TimeoutError:

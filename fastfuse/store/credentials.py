@@ -95,15 +95,19 @@ class CredentialSource:
         self._renew_at: datetime | None = None
         self.latest: Credentials | None = None
 
+    @property
+    def is_current(self) -> bool:
+        """Whether `latest` is there, and not to be renewed yet."""
+        return self.latest is not None and not self._is_due()
+
     async def current(self) -> Credentials:
         """Credentials that are valid now, resolved on first use and renewed ahead of their expiry.
 
         A checkpoint only where something has to be resolved. A renewal that fails while the old credentials are
         still valid is logged and tried again later.
         """
-        latest = self.latest
-        if latest is not None and not self._is_due():
-            return latest
+        if self.latest is not None and not self._is_due():
+            return self.latest
         async with self._lock:
             if self.latest is None:
                 self._keep(await self._resolve())

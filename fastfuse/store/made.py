@@ -3,12 +3,12 @@
 What a mount holds of orders: those of the last two epochs, each 4 bytes a file, and 8 bytes a file of all together.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import trio
+from cachetools import LRUCache
 
 from fastfuse.errors import BadReplyError, ObjectChangedError
 from fastfuse.inodes.order_text import OrderedPaths, OrderText
@@ -33,7 +33,7 @@ class MadeReader:
         self._making = trio.Lock()
         self._limiter = trio.CapacityLimiter(1)
         self._paths: tuple[InodeTable, OrderedPaths] | None = None
-        self._orders: OrderedDict[tuple[int, int], OrderText] = OrderedDict()
+        self._orders: LRUCache[tuple[int, int], OrderText] = LRUCache(_MAX_ORDERS)
 
     async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """See `RangeReader.get_range`; a made file that changed since is an `ObjectChangedError`, too."""
@@ -76,12 +76,10 @@ class MadeReader:
                 self.forget()
                 self._paths = (table, await trio.to_thread.run_sync(OrderedPaths, table, limiter=self._limiter))
             paths = self._paths[1]
-            text = self._orders.pop((seed, epoch), None)
+            text = self._orders.get((seed, epoch))
             if text is None:
                 text = await trio.to_thread.run_sync(OrderText, paths, seed, epoch, limiter=self._limiter)
-            self._orders[seed, epoch] = text
-            if len(self._orders) > _MAX_ORDERS:
-                self._orders.popitem(last=False)
+                self._orders[seed, epoch] = text
             if self._table() is not table:
                 self.forget()  # or it would keep the table that has been replaced meanwhile
             return text

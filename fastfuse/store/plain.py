@@ -10,18 +10,19 @@ one call without the GIL.
 """
 
 import re
-from datetime import UTC, datetime
+import time
+from datetime import datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import partial
 from urllib.parse import quote, urlsplit
 
-import numpy as np
 import trio
 from botocore.utils import get_environ_proxies
 
 from fastfuse.errors import BadReplyError, DeadlineError, StoreUnsuitableError
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.store.connection import Connection, connect
+from fastfuse.store.buffers import PartBuffers
+from fastfuse.store.connection import TASK_BYTES, Connection, StallWatch, connect
 from fastfuse.store.failures import Failure, Kind, failure_of_reply, read_error
 from fastfuse.store.http1 import BadHeadError, ReplyHead
 from fastfuse.store.replies import (
@@ -53,16 +54,18 @@ def is_plain(session: S3Session) -> bool:
 class PlainRangeReader:
     """Reads ranges from one bucket of a service that `is_plain`."""
 
-    def __init__(self, session: S3Session, bucket: str) -> None:
+    def __init__(self, session: S3Session, bucket: str, buffers: PartBuffers) -> None:
         self._session = session
         self._bucket = bucket
-        self._slots = trio.CapacityLimiter(session.config.max_connections)
+        self._buffers = buffers
+        self._slots = trio.Semaphore(session.config.max_connections)
         self._threads = trio.CapacityLimiter(session.config.max_connections)
+        self._watch = StallWatch(stall_timeout_s(session.config))
         # The one used last at the end: the others may time out.
         self._idle: list[Connection] = []
         self._signer: Signer | None = None
         self._address = ("", 0)
-        self._host = self._base_path = ""
+        self._host = self._base_path = self._unsigned = ""
         self._closed = False
 
     async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
@@ -70,10 +73,18 @@ class PlainRangeReader:
         check_range_arguments(ref, start, end)
         if ref.bucket != self._bucket:
             raise ValueError(f"{ref.bucket!r} is not the bucket of this reader, {self._bucket!r}")
-        deadline_s = self._session.config.deadline_s
-        with trio.move_on_after(deadline_s):
+        began_s, deadline_s, failed = trio.current_time(), self._session.config.deadline_s, None
+        if end - start <= TASK_BYTES and self._is_ready():
+            try:
+                data = await self._quickly(ref, start, end)
+            except RetryableError as error:
+                failed = error
+            else:
+                if data is not None:
+                    return data
+        with trio.CancelScope(deadline=began_s + deadline_s):
             await self.prepare()
-            return await retrying(partial(self._get_once, ref, start, end))
+            return await retrying(partial(self._get_once, ref, start, end), failed=failed)
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 
     async def prepare(self) -> None:
@@ -88,7 +99,9 @@ class PlainRangeReader:
                     f"{self._bucket!r} is an access point or a directory bucket.", whole_server=True
                 )
             self._find_address()
-            self._signer = Signer(await self._session.region(self._bucket))
+            extra = {"x-amz-request-payer": "requester"} if self._session.config.request_payer else {}
+            self._signer = Signer(await self._session.region(self._bucket), self._host, extra)
+            self._unsigned = "".join([f"{name}: {value}\r\n" for name, value in extra.items()])
 
     def _find_address(self) -> None:
         url = urlsplit(self._session.endpoint_url or "")
@@ -101,6 +114,28 @@ class PlainRangeReader:
         self._base_path = path
         shown = f"[{host}]" if ":" in host else host
         self._host = shown if port == 80 else f"{shown}:{port}"
+
+    def _is_ready(self) -> bool:
+        """Whether a GET can begin at once."""
+        source = self._session.credentials
+        is_signed = self._signer is not None and (source is None or source.is_current)
+        return is_signed and bool(self._idle) and self._slots.value > 0 and not self._closed
+
+    async def _quickly(self, ref: ObjectRef, start: int, end: int) -> Buffer | None:
+        """A small range over an idle connection if that is still open, None otherwise; needs no slot to wait for.
+
+        And no deadline: a connection that has to answer twice at most gives up by itself long before. A cancel scope
+        costs as much as all that is sent and received.
+        """
+        self._slots.acquire_nowait()
+        try:
+            connection = self._idle.pop()
+            if connection.is_fresh():
+                return await self._exchange(connection, self._request(ref, start, end), ref, start, end)
+            connection.close()
+            return None
+        finally:
+            self._slots.release()
 
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         request = self._request(ref, start, end)
@@ -132,9 +167,9 @@ class PlainRangeReader:
         config = self._session.config
         try:
             return await connect(
-                self._address,
+                *self._address,
                 timeout_s=config.connect_timeout_s,
-                stall_s=stall_timeout_s(config),
+                watch=self._watch,
                 threads=self._threads,
             )
         except OSError as error:
@@ -142,17 +177,14 @@ class PlainRangeReader:
 
     def _request(self, ref: ObjectRef, start: int, end: int) -> bytes:
         path = f"{self._base_path}/{quote(ref.key, safe='/~')}"
-        headers = {"x-amz-request-payer": "requester"} if self._session.config.request_payer else {}
-        source = self._session.credentials
+        lines, source = self._unsigned, self._session.credentials
         if source is not None:
             assert source.latest is not None
             assert self._signer is not None
-            headers = self._signer.headers(path, self._host, source.latest, now=datetime.now(UTC), extra=headers)
-        headers |= _conditions(ref)
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            lines = self._signer.lines(path, source.latest, time.time())
         return (
             f"GET {path} HTTP/1.1\r\nhost: {self._host}\r\nuser-agent: fastfuse\r\n"
-            f"accept-encoding: identity\r\nrange: bytes={start}-{end - 1}\r\n{lines}\r\n"
+            f"accept-encoding: identity\r\nrange: bytes={start}-{end - 1}\r\n{lines}{_condition(ref)}\r\n"
         ).encode()
 
     async def _exchange(
@@ -166,8 +198,7 @@ class PlainRangeReader:
             if head.status not in (200, 206):
                 raise await _refusal(connection, head, ref)
             _check_head(head, ref, start, end)
-            # Not cleared, unlike a bytearray; and numpy asks for huge pages.
-            data = np.empty(end - start, np.uint8).data
+            data = self._buffers.take(end - start)
             if await connection.read_into(data) < len(data):
                 raise _broken(ref, "the connection was cut off")
         except BadHeadError as error:
@@ -188,11 +219,12 @@ class PlainRangeReader:
         await trio.lowlevel.checkpoint()
 
 
-def _conditions(ref: ObjectRef) -> dict[str, str]:
+def _condition(ref: ObjectRef) -> str:
+    """The header line that asks for the listed version; none where nothing is known of it."""
     etag, modified = if_match_value(ref), if_unmodified_since(ref)
     if etag:
-        return {"if-match": etag}
-    return {"if-unmodified-since": format_datetime(modified, usegmt=True)} if modified else {}
+        return f"if-match: {etag}\r\n"
+    return f"if-unmodified-since: {format_datetime(modified, usegmt=True)}\r\n" if modified else ""
 
 
 def _check_head(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> None:

@@ -28,19 +28,22 @@ class RetryableError(Exception):
         self.attempts = attempts
 
 
-async def retrying(attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of `attempt`, called again while it raises `RetryableError`.
+async def retrying(attempt: Callable[[], Awaitable[T]], *, failed: RetryableError | None = None) -> T:
+    """The result of `attempt`, called again while it raises `RetryableError`; `failed` says that it has once.
 
     Ends with that error's cause when its attempts are used up, or at once when the next pause would outlive the
     deadline of the surrounding cancel scope.
     """
     made = 0
     while True:
-        try:
-            return await attempt()
-        except RetryableError as failed:
-            made += 1
-            pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**made))
-            if made >= failed.attempts or trio.current_time() + pause_s >= trio.current_effective_deadline():
-                raise failed.error from failed.__cause__
+        if failed is None:
+            try:
+                return await attempt()
+            except RetryableError as error:
+                failed = error
+        made += 1
+        pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**made))
+        if made >= failed.attempts or trio.current_time() + pause_s >= trio.current_effective_deadline():
+            raise failed.error from failed.__cause__
+        failed = None
         await trio.sleep(pause_s)

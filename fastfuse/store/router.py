@@ -17,6 +17,7 @@ from fastfuse.errors import (
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.boto import BotoRangeReader
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.plain import PlainRangeReader, is_plain
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
@@ -26,15 +27,23 @@ __all__ = ["RoutingReader", "open_reader", "reader_of"]
 logger = logging.getLogger(__name__)
 
 
-def open_reader(config: ConnectionConfig) -> "RoutingReader":
-    """The reader for every bucket of the service of `config`. Does no I/O and starts no thread."""
-    return reader_of(S3Session(config))
+def open_reader(config: ConnectionConfig, buffers: PartBuffers | None = None) -> "RoutingReader":
+    """The reader for every bucket of the service of `config`. Does no I/O and starts no thread.
+
+    What it reads lies in `buffers` if the client can write there; obstore brings memory of its own.
+    """
+    return reader_of(S3Session(config), buffers)
 
 
-def reader_of(session: S3Session) -> "RoutingReader":
+def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "RoutingReader":
     """As `open_reader`, with the credentials and regions that `session` has found already."""
+    buffers = buffers or PartBuffers(slot_bytes=0, limit_bytes=0)
+
+    def fast(bucket: str) -> RangeReader:
+        return PlainRangeReader(session, bucket, buffers) if is_plain(session) else RustRangeReader(session, bucket)
+
     return RoutingReader(
-        fast=lambda bucket: (PlainRangeReader if is_plain(session) else RustRangeReader)(session, bucket),
+        fast=fast,
         # Its client takes 16 MB, but only from its first read on.
         general=lambda bucket: BotoRangeReader(session, bucket),
     )

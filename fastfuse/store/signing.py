@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 import hashlib
 import hmac
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fastfuse.store.credentials import Credentials
@@ -16,48 +17,70 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 _NO_BODY = hashlib.sha256(b"").hexdigest()
 
 
-class Signer:
-    """Signs requests to S3 in one region; keeps the key that it derived for the day."""
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What the requests of one second with the same credentials share: all but the path and the signature."""
 
-    def __init__(self, region: str) -> None:
+    credentials: Credentials
+    at_s: int
+    # What follows the path in the canonical request, and what precedes its hash in the string to sign.
+    canonical_rest: str
+    before_hash: str
+    mac: hmac.HMAC
+    # All header lines but the end of the last one, which is the signature.
+    lines: str
+
+
+class Signer:
+    """Signs GETs from one host in one region; keeps what it derived for the day and for the second."""
+
+    def __init__(self, region: str, host: str, extra: Mapping[str, str]) -> None:
+        """`extra` are the ``x-amz-…`` headers of every request, in lower case: S3 wants them signed."""
         self._region = region
-        self._scope = ""
+        self._host = host
+        self._extra = extra
         self._key = b""
         self._key_of: tuple[str, str] | None = None
+        self._frame: _Frame | None = None
 
-    def headers(
-        self, path: str, host: str, credentials: Credentials, *, now: datetime, extra: Mapping[str, str]
-    ) -> dict[str, str]:
-        """What a GET of `path`, URL-encoded and without a query, has to send beside its other headers.
+    def lines(self, path: str, credentials: Credentials, at_s: float) -> str:
+        """The header lines that a GET of `path` at the Unix time `at_s` has to send beside ``host``, `extra` included.
 
-        `extra` are the ``x-amz-…`` headers of the request, in lower case: S3 wants them signed. They come back, too.
+        `path` is URL-encoded and without a query.
         """
-        at = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-        headers = {"x-amz-content-sha256": _NO_BODY, "x-amz-date": at, **extra}
+        frame = self._frame
+        if frame is None or frame.at_s != int(at_s) or frame.credentials is not credentials:
+            frame = self._frame = self._new_frame(credentials, int(at_s))
+        canonical = hashlib.sha256(f"GET\n{path}{frame.canonical_rest}".encode()).hexdigest()
+        mac = frame.mac.copy()
+        mac.update(f"{frame.before_hash}{canonical}".encode())
+        return f"{frame.lines}{mac.hexdigest()}\r\n"
+
+    def _new_frame(self, credentials: Credentials, at_s: int) -> _Frame:
+        at = datetime.fromtimestamp(at_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+        headers = {"x-amz-content-sha256": _NO_BODY, "x-amz-date": at, **self._extra}
         if credentials.token:
             headers["x-amz-security-token"] = credentials.token
-        signed = {"host": host, **headers}
+        signed = {"host": self._host, **headers}
         ordered = sorted(signed)
         names = ";".join(ordered)
         lines = "".join([f"{name}:{signed[name]}\n" for name in ordered])
-        canonical = hashlib.sha256(f"GET\n{path}\n\n{lines}\n{names}\n{_NO_BODY}".encode()).hexdigest()
-        key = self._day_key(credentials, at[:8])
-        signature = _digest(key, f"{_ALGORITHM}\n{at}\n{self._scope}\n{canonical}").hex()
-        headers["authorization"] = (
-            f"{_ALGORITHM} Credential={credentials.access_key}/{self._scope}, SignedHeaders={names}, "
-            f"Signature={signature}"
+        scope = f"{at[:8]}/{self._region}/s3/aws4_request"
+        sent = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        return _Frame(
+            credentials=credentials,
+            at_s=at_s,
+            canonical_rest=f"\n\n{lines}\n{names}\n{_NO_BODY}",
+            before_hash=f"{_ALGORITHM}\n{at}\n{scope}\n",
+            mac=hmac.new(self._day_key(credentials, at[:8]), digestmod="sha256"),
+            lines=f"{sent}authorization: {_ALGORITHM} Credential={credentials.access_key}/{scope}, "
+            f"SignedHeaders={names}, Signature=",
         )
-        return headers
 
     def _day_key(self, credentials: Credentials, day: str) -> bytes:
         if self._key_of != (day, credentials.secret_key):
             key = f"AWS4{credentials.secret_key}".encode()
             for part in (day, self._region, "s3", "aws4_request"):
-                key = _digest(key, part)
-            self._scope = f"{day}/{self._region}/s3/aws4_request"
+                key = hmac.digest(key, part.encode(), "sha256")
             self._key, self._key_of = key, (day, credentials.secret_key)
         return self._key
-
-
-def _digest(key: bytes, text: str) -> bytes:
-    return hmac.digest(key, text.encode(), "sha256")

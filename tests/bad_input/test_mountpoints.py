@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,8 +36,10 @@ def server() -> Iterator[LoopbackServer]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """An empty directory that anybody may look at and `NOBODY` owns."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(0o755)
     place = tmp_path / "place"
     place.mkdir()
     os.chown(place, NOBODY, NOBODY)

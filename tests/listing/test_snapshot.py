@@ -144,8 +144,8 @@ def test_a_view_is_saved_in_a_format_that_older_readers_refuse(snapshot: bytes) 
     assert (struct.unpack_from("<I", snapshot, 8), read(snapshot, verify_snapshot).view) == ((1,), "")
     fd = memfd()
     try:
-        save_snapshot(replace(read(snapshot, verify_snapshot), view="part 0/2 by count"), fd)
-        assert (os.pread(fd, 4, 8), verify_snapshot(fd).view) == (b"\2\0\0\0", "part 0/2 by count")
+        save_snapshot(replace(read(snapshot, verify_snapshot), view="part 1/2 by count"), fd)
+        assert (os.pread(fd, 4, 8), verify_snapshot(fd).view) == (b"\2\0\0\0", "part 1/2 by count")
     finally:
         os.close(fd)
 

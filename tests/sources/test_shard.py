@@ -47,7 +47,7 @@ def test_objects_of_no_bytes_are_dealt_out_too() -> None:
     assert [len(part) for part in parts([0] * 10, 3, by_bytes=True)] == [4, 3, 3]
 
 
-@pytest.mark.parametrize("text", ["0/1", "3/4", " 1/2 ", "999998/999999"])
+@pytest.mark.parametrize("text", ["1/1", "3/4", " 1/2 ", "999999/999999"])
 def test_a_part_is_read_as_it_is_written(text: str) -> None:
     shard = Shard.parse(text, by_bytes=True)
     assert str(shard) == f"part {text.strip()} by bytes"
@@ -57,7 +57,8 @@ def test_a_part_is_read_as_it_is_written(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("4/4", "4/4 is no part of 4: parts are counted from 0"),
+        ("5/4", "5/4 is no part of 4: parts are counted from 1"),
+        ("0/4", "0/4 is no part of 4: parts are counted from 1"),
         ("0/0", "0/0 is no part of 0"),
         *(
             (text, "is not a part of several")

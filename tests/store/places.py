@@ -9,6 +9,7 @@ import pytest
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.store.boto import BotoPageSource, BotoRangeReader
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.memory import MemoryStore
 from fastfuse.store.plain import PlainRangeReader
 from fastfuse.store.router import open_reader
@@ -17,7 +18,7 @@ from fastfuse.store.session import S3Session
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.servers import S3Server
 
-__all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "open_place"]
+__all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "open_place", "plain_reader"]
 
 READER_PLACES = (
     "memory",
@@ -33,6 +34,11 @@ READER_PLACES = (
     "routed-rclone",
 )
 PAGE_PLACES = ("memory", "boto-moto", "boto-rclone", "boto-loopback")
+
+
+def plain_reader(config: ConnectionConfig, bucket: str = "bucket") -> PlainRangeReader:
+    """With buffers of which a reply of more than 512 KiB takes one that is used again."""
+    return PlainRangeReader(S3Session(config), bucket, PartBuffers(slot_bytes=1 << 20, limit_bytes=8 << 20))
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 def _reader(client: str, config: ConnectionConfig) -> RangeReader:
     match client:
         case "plain":
-            return PlainRangeReader(S3Session(config), "bucket")
+            return plain_reader(config)
         case "rust":
             return RustRangeReader(S3Session(config), "bucket")
         case "boto":

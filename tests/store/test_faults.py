@@ -23,7 +23,6 @@ from fastfuse.objects import ObjectRef
 from fastfuse.store import boto
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.boto import BotoRangeReader
-from fastfuse.store.plain import PlainRangeReader
 from fastfuse.store.router import open_reader
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
@@ -46,10 +45,11 @@ from fastfuse.testing import (
 )
 from fastfuse.testing.faults import Action
 from tests.servers import create_chain
+from tests.store.places import plain_reader
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
 CLIENTS: dict[str, Callable[[ConnectionConfig], RangeReader]] = {
-    "plain": lambda config: PlainRangeReader(S3Session(config), "bucket"),
+    "plain": plain_reader,
     "rust": lambda config: RustRangeReader(S3Session(config), "bucket"),
     "boto": lambda config: BotoRangeReader(S3Session(config), "bucket"),
 }

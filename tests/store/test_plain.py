@@ -14,18 +14,20 @@ from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.plain import PlainRangeReader, is_plain
 from fastfuse.store.session import S3Session
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Reset, Stall, Truncate
+from fastfuse.testing.faults import Action
 from tests.store.canned import canned_server
+from tests.store.places import plain_reader
 
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 
 
 @contextmanager
-def served() -> Iterator[tuple[LoopbackServer, PlainRangeReader]]:
+def served(deadline_s: float = 60.0) -> Iterator[tuple[LoopbackServer, PlainRangeReader]]:
     with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}) as server:
-        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
-        yield server, PlainRangeReader(S3Session(config), "bucket")
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=deadline_s)
+        yield server, plain_reader(config)
 
 
 @pytest.mark.parametrize("size_bytes", [1000, len(DATA)])
@@ -60,7 +62,7 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
-        reader = PlainRangeReader(S3Session(config), "bucket")
+        reader = plain_reader(config)
         for _ in range(3):
             assert await reader.get_range(REF, 0, 10) == DATA[:10]
         await reader.aclose()
@@ -79,6 +81,37 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(after_bytes: int) ->
                 scope.cancel()
         server.faults.remove(rule)
         assert await reader.get_range(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    "action", [SLOW_DOWN, Reset(None), Reset(10), Truncate(10), Stall(0), Stall(10), Stall(100_000)], ids=str
+)
+async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(action: Action) -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        assert await reader.get_range(REF, 0, 10) == DATA[:10]
+        server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
+        assert await reader.get_range(REF, 0, 200_000) == DATA[:200_000]
+        assert len(server.requests) == 3
+        await reader.aclose()
+
+
+async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time() -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        async with trio.open_nursery() as nursery:  # two connections
+            for _ in range(2):
+                nursery.start_soon(reader.get_range, REF, 0, 10)
+        server.faults.add(FaultRule(action=Stall(0), operation="GetObject", times=1))
+        done = trio.Event()
+
+        async def read_on() -> None:
+            while not done.is_set():
+                assert await reader.get_range(REF, 10, 20) == DATA[10:20]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_on)
+            assert await reader.get_range(REF, 0, 10) == DATA[:10]
+            done.set()
         await reader.aclose()
 
 
@@ -103,7 +136,7 @@ async def test_replies_that_cannot_be_taken(
     status: int, headers: dict[str, str], body: bytes, error: type[Exception], message: str
 ) -> None:
     with canned_server(lambda _: (status, headers, body)) as server:
-        reader = PlainRangeReader(S3Session(ConnectionConfig(endpoint_url=server.url, region="r")), "bucket")
+        reader = plain_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
         with pytest.raises(error, match=message):
             await reader.get_range(REF, 0, 10)
         await reader.aclose()
@@ -117,7 +150,7 @@ async def test_a_request_is_signed_and_asks_for_the_version() -> None:
     )
     with canned_server(reply) as server:
         config = ConnectionConfig(endpoint_url=f"{server.url}/base", region="r", request_payer=True)
-        reader = PlainRangeReader(S3Session(config), "bucket")
+        reader = plain_reader(config)
         await reader.get_range(replace(REF, key="a//../b c+ü", etag='"e"'), 5, 10)
         await reader.aclose()
     [(target, headers)] = server.seen
@@ -128,7 +161,7 @@ async def test_a_request_is_signed_and_asks_for_the_version() -> None:
 
 async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r", deadline_s=0.5)
-    reader = PlainRangeReader(S3Session(config), "bucket")
+    reader = plain_reader(config)
     with pytest.raises(UnavailableError, match="Connection refused"):
         await reader.get_range(REF, 0, 10)
     await reader.aclose()
@@ -136,7 +169,7 @@ async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("bucket", ["arn:aws:s3:us-west-2:123456789012:accesspoint/a", "b--use1-az4--x-s3"])
 async def test_other_kinds_of_buckets_are_left_to_botocore(bucket: str) -> None:
-    reader = PlainRangeReader(S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r")), bucket)
+    reader = plain_reader(ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r"), bucket)
     with pytest.raises(StoreUnsuitableError):
         await reader.prepare()
 

@@ -39,17 +39,22 @@ def test_a_signature_is_botocores(key: str, at: datetime, token: str | None, pay
     credentials = Credentials(access_key="AKIAEXAMPLE", secret_key="secret/+" * 5, token=token)
     extra = {"x-amz-request-payer": "requester"} if pays else {}
     now = at.replace(tzinfo=UTC)
-    found = Signer("eu-west-1").headers(path, "127.0.0.1:9000", credentials, now=now, extra=extra)
+    signer = Signer("eu-west-1", "127.0.0.1:9000", extra)
+    signer.lines("/another", credentials, now.timestamp())
+    found = signer.lines(path, credentials, now.timestamp())
     expected = botocores(path, "127.0.0.1:9000", credentials, now, extra, "eu-west-1")
-    assert found["authorization"] == expected
+    assert found.endswith(f"\r\nauthorization: {expected}\r\n")
+    assert all(f"{name}: {value}\r\n" in found for name, value in extra.items())
 
 
-@pytest.mark.parametrize("change", ["secret_key", "day"])
-def test_new_keys_and_new_days_are_signed_anew(change: str) -> None:
-    signer = Signer("us-east-1")
+@pytest.mark.parametrize("change", ["secret_key", "day", "second"])
+def test_new_keys_new_days_and_new_seconds_are_signed_anew(change: str) -> None:
+    signer = Signer("us-east-1", "h", {})
     first = Credentials(access_key="A", secret_key="one")
-    signer.headers("/b/k", "h", first, now=datetime(2024, 1, 1, tzinfo=UTC), extra={})
-    then = first if change == "day" else Credentials(access_key="A", secret_key="two")
-    at = datetime(2024, 1, 2 if change == "day" else 1, tzinfo=UTC)
-    again = signer.headers("/b/k", "h", then, now=at, extra={})
-    assert again == Signer("us-east-1").headers("/b/k", "h", then, now=at, extra={})
+    at_s = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
+    before = signer.lines("/b/k", first, at_s)
+    then = Credentials(access_key="A", secret_key="two") if change == "secret_key" else first
+    at_s += {"secret_key": 0, "day": 86400, "second": 1}[change]
+    again = signer.lines("/b/k", then, at_s)
+    assert again != before
+    assert again == Signer("us-east-1", "h", {}).lines("/b/k", then, at_s)

@@ -26,6 +26,7 @@ from fastfuse.sagemaker.download.landing import Landing
 from fastfuse.sagemaker.download.survey import Survey, check_room, clear_private, private_name, take_survey
 from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
 from fastfuse.store.base import ConnectionConfig, RangeReader
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.made import MadeReader
 from fastfuse.store.router import open_reader
 
@@ -85,7 +86,8 @@ async def _download_and_close(
     settings: DownloadSettings,
     report: Callable[[DownloadProgress], None],
 ) -> DownloadReport:
-    reader = MadeReader(open_reader(connection), lambda: table)
+    buffers = PartBuffers(slot_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
+    reader = MadeReader(open_reader(connection, buffers), lambda: table)
     try:
         return await download(table, reader, settings, report, most_gets=connection.max_connections)
     finally:

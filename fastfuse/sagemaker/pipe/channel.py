@@ -20,6 +20,7 @@ from fastfuse.sagemaker.pipe.lookahead import Lookahead
 from fastfuse.sagemaker.pipe.sequence import Sequence, sequence_of
 from fastfuse.sagemaker.pipe.settings import PipeProgress, PipeSettings
 from fastfuse.store.base import ConnectionConfig, RangeReader
+from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.router import open_reader
 
 __all__ = ["stream_channel"]
@@ -27,8 +28,6 @@ __all__ = ["stream_channel"]
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 1.0
-# As `fastfuse mount`: the S3 client's buffers and the allocator's slack.
-_CLIENT_OVERHEAD_BYTES = 80 << 20
 
 
 def stream_channel(
@@ -109,8 +108,15 @@ class _Channel:
         self.failure: Exception | None = None
         self._sequence = sequence
         self._settings = settings
-        self._config = _readahead_config(settings, connection)
-        self._reader = _CountingReader(open_reader(connection), self._wake)
+        self._config = ReadaheadConfig.within(
+            settings.memory_target_bytes,
+            part_size_bytes=settings.part_size_bytes,
+            # The engine leaves a quarter to readers of other files, of which there are none: what is ahead of this one
+            # may have every connection.
+            max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
+        )
+        buffers = PartBuffers(slot_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes)
+        self._reader = _CountingReader(open_reader(connection, buffers), self._wake)
         self._report = report
         self._guard = guard
         self._lookahead: Lookahead | None = None
@@ -216,16 +222,3 @@ class _Channel:
                 error="" if self.failure is None else str(self.failure) or type(self.failure).__name__,
             )
         )
-
-
-def _readahead_config(settings: PipeSettings, connection: ConnectionConfig) -> ReadaheadConfig:
-    default = ReadaheadConfig()
-    target_bytes = settings.memory_target_bytes
-    return ReadaheadConfig(
-        part_size_bytes=settings.part_size_bytes,
-        first_part_bytes=min(default.first_part_bytes, settings.part_size_bytes),
-        memory_limit_bytes=max(target_bytes - _CLIENT_OVERHEAD_BYTES, target_bytes // 2),
-        # The engine leaves a quarter to readers of other files, of which there are none: what is ahead of this one may
-        # have every connection.
-        max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
-    )

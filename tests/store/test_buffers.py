@@ -1,0 +1,102 @@
+"""Buffers that are used again: nobody's bytes change under him, and memory stays within its limit."""
+
+import mmap
+import threading
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.store.buffers import PartBuffers
+
+SLOT = 1 << 20
+
+
+def resident_bytes_of(buffer: memoryview) -> int:
+    """Of the mapping that holds `buffer`, as the kernel counts."""
+    import numpy as np
+
+    address = np.frombuffer(buffer, np.uint8).ctypes.data
+    with open("/proc/self/smaps") as lines:
+        is_it = False
+        for line in lines:
+            head = line.split()[0]
+            if "-" in head and not head.endswith(":"):
+                begin, end = (int(word, 16) for word in head.split("-"))
+                is_it = begin <= address < end
+            elif is_it and head == "Rss:":
+                return int(line.split()[1]) << 10
+    raise AssertionError("no such mapping")
+
+
+@given(st.lists(st.one_of(st.integers(1, 3 * SLOT // 2), st.none()), max_size=40), st.integers(0, 2**32))
+def test_no_two_buffers_in_use_share_a_byte_and_what_is_kept_is_within_the_limit(
+    steps: list[int | None], seed: int
+) -> None:
+    random = Random(seed)
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
+    held: list[tuple[memoryview, int]] = []
+    for number, size_bytes in enumerate(steps):
+        if size_bytes is None:
+            if held:
+                del held[random.randrange(len(held))]
+            continue
+        buffer = buffers.take(size_bytes)
+        assert len(buffer) == size_bytes
+        buffer[0] = buffer[-1] = number
+        held.append((buffer, number))
+        assert all(other[0] == other[-1] == mark for other, mark in held)
+        used_bytes = sum(SLOT if SLOT // 2 < len(other) <= SLOT else len(other) for other, _ in held)
+        assert buffers.resident_bytes <= max(4 * SLOT, used_bytes + 4 * SLOT * (used_bytes > 4 * SLOT))
+
+
+def test_a_slice_alone_keeps_its_bytes() -> None:
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=SLOT)
+    buffer = buffers.take(SLOT)
+    buffer[:] = b"a" * SLOT
+    piece = buffer[10:20].toreadonly()
+    del buffer
+    buffers.take(SLOT)[:] = b"b" * SLOT
+    assert bytes(piece) == b"a" * 10
+
+
+def test_a_slot_is_used_again_with_its_pages_when_a_thread_lets_it_go() -> None:
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=2 * SLOT)
+    held = [buffers.take(SLOT)]
+    held[0][:5] = b"first"
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert bytes(buffers.take(SLOT)[:5]) == b"first"
+
+
+def test_a_buffer_larger_than_a_slot_is_none_of_them() -> None:
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=2 * SLOT)
+    held = buffers.take(2 * SLOT)
+    assert len(held) == 2 * SLOT
+    assert buffers.resident_bytes == 2 * SLOT
+
+
+def test_free_slots_give_their_pages_back_to_the_system_where_others_need_the_room() -> None:
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
+    held = [buffers.take(SLOT) for _ in range(4)]
+    for buffer in held:
+        buffer[:] = b"x" * SLOT
+    kept = held.pop()
+    before_bytes = resident_bytes_of(kept)
+    del held, buffer
+    assert buffers.resident_bytes == 4 * SLOT
+    small = [buffers.take(SLOT // 2) for _ in range(4)]
+    assert buffers.resident_bytes == 4 * SLOT
+    assert resident_bytes_of(kept) <= before_bytes - 2 * SLOT
+    assert len(small) == 4
+
+
+def test_without_room_for_a_mapping_there_are_buffers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(mmap, "mmap", no_room)
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
+    assert len(buffers.take(SLOT)) == SLOT
