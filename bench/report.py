@@ -10,7 +10,7 @@ from bench.suite import Measured, Plan
 from bench.verdicts import Verdict, speed, verdicts
 from bench.workloads import WORKLOADS, Workload
 
-__all__ = ["as_json", "as_markdown"]
+__all__ = ["as_json", "as_markdown", "line", "verdict_table"]
 
 _OURS = "fastfuse"
 _MIB = 1 << 20
@@ -58,7 +58,7 @@ def as_markdown(measured: Measured, plan: Plan, facts: Mapping[str, str], elapse
         f"{plan.limits.max_connections} requests at once ({plan.limits.raw_requests} of the "
         f"raw client), parts of {plan.limits.part_bytes / _MIB:g} MiB.",
     ]
-    lines += ["", *_verdict_table(verdicts(results))]
+    lines += ["", *verdict_table(verdicts(results))]
     lines += ["", *(f"- left out: {name} {reason}" for name, reason in measured.notes.items())]
     for profile in PROFILES.values():
         workloads = [WORKLOADS[workload] for name, workload in results.cells() if name == profile.name]
@@ -85,21 +85,21 @@ def as_json(measured: Measured, plan: Plan, facts: Mapping[str, str], elapsed_s:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _verdict_table(judged: Sequence[Verdict]) -> list[str]:
+def verdict_table(judged: Sequence[Verdict]) -> list[str]:
     if not judged:
         return []
-    lines = [_line(["", "", "measured", "target", ""]), _line(["---", "---", "---:", "---:", "---"])]
+    lines = [line(["", "", "measured", "target", ""]), line(["---", "---", "---:", "---:", "---"])]
     for verdict in judged:
         bound = f"{'≤' if verdict.is_upper else '≥'} {verdict.bound:,.4g}"
         outcome = "met" if verdict.is_met else "**missed**"
-        lines.append(_line([verdict.topic, verdict.text, f"{verdict.value:,.4g}", bound, outcome]))
+        lines.append(line([verdict.topic, verdict.text, f"{verdict.value:,.4g}", bound, outcome]))
     return lines
 
 
 def _table(results: Results, profile: str, workload: Workload) -> list[str]:
     columns = _BULK if workload.is_bulk else _ONE_BY_ONE
     headings = ["", "runs", workload.unit, f"{_OURS} / it", *(heading for heading, _, _ in columns)]
-    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    lines = [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
     cell = (profile, workload.name)
     ours = speed(results, *cell, _OURS)
     for candidate in results.candidates(*cell):
@@ -107,7 +107,7 @@ def _table(results: Results, profile: str, workload: Workload) -> list[str]:
         cells = [candidate, str(len(results.of(*cell, candidate))), _text(its, _fixed(0))]
         cells.append(_text(ours / its if ours and its else None, _fixed(2)))
         cells += [_text(results.median(*cell, candidate, figure), write) for _, figure, write in columns]
-        lines.append(_line(cells))
+        lines.append(line(cells))
     return lines
 
 
@@ -115,5 +115,5 @@ def _text(value: float | None, write: Callable[[float], str]) -> str:
     return "–" if value is None else write(value)
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

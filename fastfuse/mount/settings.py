@@ -32,6 +32,8 @@ class MountSettings:
     # the RAM or of the cgroup's limit, at most 4 GiB, at least 128 MiB).
     memory_target_bytes: int
     part_size_bytes: int
+    # Of large files read ahead at once, as one who trains reads them to their end; else it is waited for signs of that.
+    expects_whole_files: bool = False
     io: PageCacheUse = PageCacheUse.AUTO
     uid: int
     gid: int

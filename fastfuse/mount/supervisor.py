@@ -83,6 +83,7 @@ class Supervisor:
             settings.memory_target_bytes,
             part_size_bytes=settings.part_size_bytes,
             max_parts_in_flight=settings.connection.max_connections,
+            expects_whole_files=settings.expects_whole_files,
         )
         self._mountpoint = settings.mountpoint
         self._session: Session | None = None

@@ -12,6 +12,8 @@ PAGE_BYTES = 4096
 # What a memory target also has to cover beside the parts: the S3 client's socket buffers and the allocator's slack.
 # Measured with 64 connections and targets of 512 MiB and 1 GiB: 40 MB; twice that, for other sizes of chunks.
 _CLIENT_OVERHEAD_BYTES = 80 << 20
+# The window of whoever is expected to read on: 64 MiB of 1 GiB, which brings 0.5 GB/s where a part takes 113 ms.
+_FIRST_WINDOW_DIVISOR = 16
 _KIB = 1 << 10
 _MIB = 1 << 20
 
@@ -29,6 +31,9 @@ class ReadaheadConfig:
     # How far ahead of one reader at most, if it is alone; what it needs is measured (`pace`). At the rates above a
     # connection brings 74 MB/s in parts of 8 MiB, so the 36 parts that it may have on their way carry 2.6 GB/s.
     max_window_bytes: int = 384 * _MIB
+    # With it a large file is taken to be read to its end until one was not, and so much is fetched ahead when the first
+    # is begun; 0: the window of the first files grows with what is read.
+    first_window_bytes: int = 0
     # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
     # GETs at once. A mount sets it to the store's connections (`ConnectionConfig.max_connections`): more would only
@@ -36,12 +41,20 @@ class ReadaheadConfig:
     max_parts_in_flight: int = 64
 
     @classmethod
-    def within(cls, memory_target_bytes: int, *, part_size_bytes: int, max_parts_in_flight: int) -> "ReadaheadConfig":
+    def within(
+        cls,
+        memory_target_bytes: int,
+        *,
+        part_size_bytes: int,
+        max_parts_in_flight: int,
+        expects_whole_files: bool = False,
+    ) -> "ReadaheadConfig":
         """For a process that may have `memory_target_bytes` altogether."""
         return cls(
             part_size_bytes=part_size_bytes,
             first_part_bytes=min(cls().first_part_bytes, part_size_bytes),
             memory_limit_bytes=max(memory_target_bytes - _CLIENT_OVERHEAD_BYTES, memory_target_bytes // 2),
+            first_window_bytes=memory_target_bytes // _FIRST_WINDOW_DIVISOR if expects_whole_files else 0,
             max_parts_in_flight=max_parts_in_flight,
         )
 

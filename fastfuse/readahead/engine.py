@@ -16,6 +16,13 @@ from fastfuse.store.base import RangeReader
 
 __all__ = ["ReadEngine", "ReadStatistics"]
 
+# Files that are read ahead before they are opened: one for each of a few readers. Beyond these the oldest is given up,
+# and one that is not opened while so many others are.
+_MAX_FOLLOWERS = 4
+_PATIENCE_OPENS = 16
+# No part of theirs is a larger share of what lies before it (`window`).
+_PARTS_PER_RUN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class ReadStatistics:
@@ -52,10 +59,13 @@ class ReadEngine:
         self._pool = PartPool(config)
         self._streams: dict[int, Stream] = {}
         self._counts = ReadCounts()
-        self._service = ServicePace()
+        self._service = ServicePace(config.first_window_bytes)
         self._delivered = Delivered()
         # Files that are open, and that had been opened before.
         self._reopened: set[int] = set()
+        # Large files that readers are about to open, oldest first, and the opens before them.
+        self._followers: dict[int, int] = {}
+        self._opens = 0
         self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, nursery, self._counts)
 
     def new_order(self) -> Order:
@@ -67,6 +77,9 @@ class ReadEngine:
 
         A small file, of one part at most, is fetched whole, unless the kernel most likely has it.
         """
+        self._opens += 1
+        self._followers.pop(inode, None)
+        self._give_up_followers()
         is_cached = self._delivered.has(inode)
         if self._delivered.add(inode) and inode not in self._streams:
             self._reopened.add(inode)
@@ -104,6 +117,7 @@ class ReadEngine:
 
     def release(self, inode: int) -> None:
         """The last handle of `inode` is closed: its memory is free for others. Unknown inodes are fine."""
+        self._followers.pop(inode, None)
         stream = self._streams.pop(inode, None)
         if inode in self._reopened:
             self._reopened.discard(inode)
@@ -146,6 +160,37 @@ class ReadEngine:
                 return stream
             self.release(inode)
         file = self._pool.open(inode, ref)
-        stream = Stream(file, self._reader, self._pool, self._config, self._nursery, self._counts, self._service)
+        stream = Stream(
+            file, self._reader, self._pool, self._config, self._nursery, self._counts, self._service, self._read_on
+        )
         self._streams[inode] = stream
         return stream
+
+    def _read_on(self, inode: int, size_bytes: int) -> None:
+        """The reader of `inode` is about to come to its end: read ahead so much of the file that follows.
+
+        Otherwise the first bytes of every shard are waited for, and so is the window that grows again.
+        """
+        follower = self._prefetcher.follower(inode)
+        if follower is None or (follower[0] in self._streams and follower[0] not in self._followers):
+            return
+        next_inode, ref = follower
+        self._followers.setdefault(next_inode, self._opens)
+        stream = self._open(next_inode, ref)
+        start, config = 0, self._config
+        while start < min(size_bytes, ref.size_bytes):
+            # As a window that grows: each part is there when the reader has gone through those before it.
+            grown_bytes = 1 << (start // _PARTS_PER_RUN).bit_length() >> 1
+            end = start + min(config.part_size_bytes, max(config.first_part_bytes, grown_bytes))
+            if not stream.fetch(start, min(end, ref.size_bytes)):
+                break
+            start = end
+        self._give_up_followers()
+
+    def _give_up_followers(self) -> None:
+        followers = self._followers
+        while followers:
+            inode, since = next(iter(followers.items()))
+            if len(followers) <= _MAX_FOLLOWERS and self._opens - since < _PATIENCE_OPENS:
+                return
+            self.release(inode)

@@ -21,6 +21,8 @@ __all__ = ["ListingOrder"]
 # Two files that belong together (a picture and its label) are read in turn by readers at random as well, and three by
 # chance in a directory of a hundred.
 _RUN_FILES = 4
+# Of large files there are few, and no more than one is read ahead: of shards in any order, one in as many as there are.
+_FOLLOWED_FILES = 2
 # Files ahead per file opened, as in `window`: four round trips from a window of hundreds, and who stops early has
 # wasted at most twice what it read.
 _GROWTH = 2
@@ -94,6 +96,11 @@ class ListingOrder:
         if run.files >= _RUN_FILES:
             self._hungry[run] = None
         return dropped
+
+    def follower(self, row: int) -> int | None:
+        """The row that is opened next by who has opened `row` and those before it, one by one; None if nobody has."""
+        run = self._runs.get(row + 1)
+        return row + 1 if run is not None and run.files >= _FOLLOWED_FILES and row + 1 < self._row_count else None
 
     def next(self) -> int | None:
         """The next row to fetch, the runs in turn; the same until `commanded`, or another open."""

@@ -68,15 +68,16 @@ class ServicePace:
 
     __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_was_left_early", "_whole_files")
 
-    def __init__(self) -> None:
+    def __init__(self, first_window_bytes: int = 0) -> None:
+        """`first_window_bytes`: the window of who opens a file before anything is known; 0: none is foreseen."""
         # By octave of the size.
         self._times: dict[int, _Time] = {}
         self._load = Load()
         # Whether a reader has waited since a GET landed last.
         self._has_waited = False
         # What readers needed lately, and how many files in a row they read to the end.
-        self._usual_window_bytes = 0
-        self._whole_files = 0
+        self._usual_window_bytes = first_window_bytes
+        self._whole_files = _WHOLE_FILES if first_window_bytes else 0
         self._was_left_early = False
 
     @property

@@ -144,6 +144,19 @@ class Prefetcher:
             self._drop_rows(self._listed.opened(row))
         self._pump()
 
+    def follower(self, inode: int) -> tuple[int, ObjectRef] | None:
+        """The large file that is likely to be opened when `inode` is at its end; None where nobody knows."""
+        try:
+            table = self._current_table()
+            row = self._listed.follower(table.row(inode))
+            file = None if row is None else table.file_at(row)
+        except _NO_FILE:
+            return None
+        if file is None or file[1] <= self._config.part_size_bytes or self._delivered.has(file[0]):
+            return None
+        ref = self._ref(file[0])
+        return None if ref is None else (file[0], ref)
+
     def _current_table(self) -> Listing:
         table = self._listing()
         if table is not self._table:

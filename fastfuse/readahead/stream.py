@@ -3,6 +3,7 @@
 Awaits are the lock boundaries: between a look into the index and what is done with the answer there is none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -42,7 +43,18 @@ class Stream:
     nothing with it: the fetch goes on for the others, and ends in the pool.
     """
 
-    __slots__ = ("_counts", "_cursor", "_nursery", "_part", "_pool", "_reader", "_service", "_window", "file")
+    __slots__ = (
+        "_beyond",
+        "_counts",
+        "_cursor",
+        "_nursery",
+        "_part",
+        "_pool",
+        "_reader",
+        "_service",
+        "_window",
+        "file",
+    )
 
     def __init__(
         self,
@@ -53,13 +65,16 @@ class Stream:
         nursery: trio.Nursery,
         counts: ReadCounts,
         service: ServicePace,
+        beyond: Callable[[int, int], None],
     ) -> None:
+        """`beyond` is told the inode, and how far past the end of the file its reader wants to have read ahead."""
         self.file = file
         self._reader = reader
         self._pool = pool
         self._nursery = nursery
         self._counts = counts
         self._service = service
+        self._beyond = beyond
         self._window = Window(file.ref.size_bytes, config, service)
         self._cursor: Cursor | None = None
         # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
@@ -213,6 +228,9 @@ class Stream:
             if part is None:
                 return
             window.commanded(cursor, part.end)
+        beyond_bytes = window.beyond(cursor)
+        if beyond_bytes:
+            self._beyond(self.file.inode, beyond_bytes)
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """The part from `start` on, where there is none, to `end` at most; None if others need what it takes."""

@@ -182,6 +182,13 @@ class Window:
         end = self._part_end(cursor, start)
         return (start, end) if end <= position + self._cap_bytes else None
 
+    def beyond(self, cursor: Cursor) -> int:
+        """How many bytes of the window of `cursor` are past the end of the file, if it is likely to get there."""
+        pace = cursor.pace
+        if self._is_small or pace is None or not pace.ramp_bytes or cursor.begin or cursor.ahead_until < self._size:
+            return 0
+        return max(0, cursor.position + self._window_bytes(cursor) - self._size)
+
     def commanded(self, cursor: Cursor, until: int) -> None:
         """Everything ahead of `cursor` up to `until` is held or on its way."""
         cursor.ahead_until = until

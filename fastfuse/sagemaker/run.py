@@ -26,6 +26,7 @@ from fastfuse.sagemaker.phases import Phase, Phases
 from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.serving import ChannelTask
 from fastfuse.sagemaker.settings import RunSettings
+from fastfuse.store.preload import preload_lister
 
 __all__ = ["run"]
 
@@ -108,6 +109,8 @@ class _Run:
             settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
         )
         try:
+            if len(settings.channels) > 1:
+                preload_lister(settings.connection)
             for channel in settings.channels:
                 self._channels.append(ChannelProcess(ChannelTask(channel, settings, guards.get(channel.name))))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")

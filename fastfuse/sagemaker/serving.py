@@ -168,6 +168,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         origin=task.origin,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
+        expects_whole_files=True,
         uid=os.getuid(),
         gid=os.getgid(),
         allow_other=task.settings.allow_other,

@@ -5,7 +5,7 @@ Nothing here loads botocore's S3 model (16 MB): a worker that only streams throu
 
 import re
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -16,6 +16,7 @@ from aiobotocore.session import AioSession
 from botocore.awsrequest import AWSRequest
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import BotoCoreError
+from botocore.loaders import Loader, create_loader
 from botocore.utils import get_environ_proxies
 
 from fastfuse.errors import ConfigurationError
@@ -46,12 +47,24 @@ def stall_timeout_s(config: ConnectionConfig) -> float:
     return min(20.0, config.deadline_s / 3)
 
 
+class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
+    """Reads no model that another session of this process, or of one that it was forked from, has read (`preload`)."""
+
+    def _register_data_loader(self) -> None:
+        self._components.lazy_register_component("data_loader", lambda: _loader(self.get_config_variable("data_path")))
+
+
+@cache
+def _loader(data_path: str | None) -> Loader:
+    return create_loader(data_path)
+
+
 class S3Session:
     """How to reach the S3 service of `config`. Constructing it does no I/O."""
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
-        self.aws = AioSession(profile=config.profile)
+        self.aws = _Session(profile=config.profile)
         self.aws.set_default_client_config(AioConfig(http_session_cls=OriginFormSession))
         if config.ca_bundle is not None:
             # Like the AWS CLI: for the services that issue credentials, too.

@@ -1,0 +1,126 @@
+"""The figures of single runs, their medians, and what they are to be. Pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.verdicts import Verdict
+
+__all__ = ["ChannelFigures", "Figures", "median", "median_stages", "verdicts"]
+
+_FIRST_RECORD_S = 2.0
+_MIB = 1 << 20
+# What a job may hold beside its memory target: as much as one mount (`bench.verdicts`).
+_OVERHEAD_BYTES = 64 * _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One candidate on one workload, once. Seconds are from the start of ``fastfuse run``, of raw GETs from theirs."""
+
+    workload: str
+    candidate: str
+    size_bytes: int
+    records: int
+    first_s: float
+    # Until the last record was read; until the job was gone.
+    total_s: float
+    over_s: float
+    # Of `total_s`, without the time before the script.
+    reading_s: float
+    # CPU seconds of fastfuse or the raw client, of the script, of the server.
+    cpu_s: float
+    script_cpu_s: float = 0.0
+    server_cpu_s: float = 0.0
+    requests: int = 0
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def mb_per_s(self) -> float:
+        """While it was read."""
+        return self.size_bytes / self.reading_s / 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFigures:
+    """So many channels, once: until all were ready; and what the job held at most while all were read (0: not read)."""
+
+    channels: int
+    ready_s: float
+    cpu_s: float
+    memory_target_bytes: int = 0
+    peak_bytes: int = 0
+    mb_per_s: float = 0.0
+
+
+def median(runs: Sequence[Figures], workload: str, candidate: str, figure: str) -> float | None:
+    """Of a field or property of `Figures`; None if that was not measured."""
+    values = [float(getattr(run, figure)) for run in runs if (run.workload, run.candidate) == (workload, candidate)]
+    return statistics.median(values) if values else None
+
+
+def median_stages(runs: Sequence[Figures], workload: str, candidate: str) -> dict[str, float]:
+    """Of each stage of the start, in their order."""
+    stages = [run.stages for run in runs if (run.workload, run.candidate) == (workload, candidate)]
+    names = dict.fromkeys(name for each in stages for name in each)
+    return {name: statistics.median(each[name] for each in stages if name in each) for name in names}
+
+
+def verdicts(runs: Sequence[Figures], channels: Sequence[ChannelFigures]) -> list[Verdict]:
+    """Every target of which all was measured."""
+    judged = [
+        *(_first_record(runs, workload) for workload in ("tfrecords", "small")),
+        _total(runs, "tfrecords", "FastFile", "Pipe", 1.05),
+        _total(runs, "small", "FastFile", "File", 1.2),
+        _total(runs, "small", "FastFile-order", "File", 1.2),
+        *(_of_raw(runs, workload) for workload in ("tfrecords", "small")),
+        _side_by_side(channels),
+        _memory(channels),
+    ]
+    return [verdict for verdict in judged if verdict is not None]
+
+
+def _first_record(runs: Sequence[Figures], workload: str) -> Verdict | None:
+    value = median(runs, workload, "FastFile", "first_s")
+    text = f"{workload}: FastFile's first record, s"
+    return None if value is None else Verdict("first record", text, value, _FIRST_RECORD_S, is_upper=True)
+
+
+def _total(runs: Sequence[Figures], workload: str, ours: str, other: str, most: float) -> Verdict | None:
+    ours_s, other_s = (median(runs, workload, candidate, "total_s") for candidate in (ours, other))
+    if ours_s is None or other_s is None:
+        return None
+    text = f"{workload}: {ours} {ours_s:.2f} s / {other} {other_s:.2f} s"
+    return Verdict("total", text, ours_s / other_s, most, is_upper=True)
+
+
+def _of_raw(runs: Sequence[Figures], workload: str) -> Verdict | None:
+    ours, raw = (median(runs, workload, candidate, "mb_per_s") for candidate in ("Pipe", "raw"))
+    if ours is None or raw is None:
+        return None
+    text = f"{workload}: Pipe {ours:.0f} MB/s from the script's start / raw GETs {raw:.0f} MB/s"
+    return Verdict("Pipe", text, ours / raw, 0.6)
+
+
+def _side_by_side(channels: Sequence[ChannelFigures]) -> Verdict | None:
+    # What reads tells nothing of the start: its server has other objects.
+    started = [each for each in channels if not each.peak_bytes]
+    counts = sorted({each.channels for each in started})
+    if len(counts) < 2:
+        return None
+    one_s, all_s = (
+        statistics.median(each.ready_s for each in started if each.channels == count)
+        for count in (counts[0], counts[-1])
+    )
+    text = f"{counts[-1]} channels ready after {all_s:.2f} s / one alone after {one_s:.2f} s"
+    return Verdict("channels", text, all_s / one_s, 1.5, is_upper=True)
+
+
+def _memory(channels: Sequence[ChannelFigures]) -> Verdict | None:
+    read = [each for each in channels if each.peak_bytes]
+    if not read:
+        return None
+    highest = max(read, key=lambda each: each.peak_bytes)
+    bound = (highest.memory_target_bytes + _OVERHEAD_BYTES) / _MIB
+    text = f"{highest.channels} channels read at once: the highest PSS of {len(read)} runs, MiB"
+    return Verdict("memory", text, highest.peak_bytes / _MIB, bound, is_upper=True)
