@@ -136,7 +136,7 @@ class Window:
 
     def closed(self) -> None:
         """Nobody reads the file any more."""
-        if not self._is_small:
+        if not self._is_small and self._runs:  # a file that nobody read tells nothing
             was_whole = any(cursor.begin == 0 and cursor.position == self._size for cursor in self._runs.values())
             self._service.closed(was_whole=was_whole)
 

@@ -506,6 +506,13 @@ def test_after_a_file_was_left_early_windows_grow_with_what_was_read_until_one_w
     assert begun(service, 0.0004, 8).bytes_ahead >= 88 * MIB
 
 
+def test_a_file_that_was_fetched_ahead_and_never_read_was_not_left_early() -> None:
+    service = ServicePace()
+    service.landed(MIB, 0.03, 4)
+    Window(GIB, CONFIG, service).closed()
+    assert begun(service, 0.0004, 8).bytes_ahead >= 88 * MIB
+
+
 def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
     service = ServicePace()
     for _ in range(50):
