@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from fastfuse.errors import BadReplyError, StoreUnsuitableError, UnavailableError
+from fastfuse.errors import BadReplyError, ObjectChangedError, StoreUnsuitableError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.plain import PlainRangeReader, is_plain
@@ -65,6 +65,37 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
         reader = plain_reader(config)
         for _ in range(3):
             assert await reader.get_range(REF, 0, 10) == DATA[:10]
+        await reader.aclose()
+        thread.join()
+
+
+async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next_reply() -> None:
+    def reply(data: bytes) -> bytes:
+        head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n"
+        return head.encode() + data
+
+    def serve(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            begun = b"<Error>" + bytes(64 << 10)
+            rest = reply(b"wrongwrong")
+            head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(begun) + len(rest)}\r\n\r\n"
+            connection.sendall(head.encode() + begun)
+            if connection.recv(10_000):
+                connection.sendall(rest)
+                return
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            connection.sendall(reply(DATA[:10]))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
+        reader = plain_reader(config)
+        with pytest.raises(ObjectChangedError):
+            await reader.get_range(REF, 0, 10)
+        assert await reader.get_range(REF, 0, 10) == DATA[:10]
         await reader.aclose()
         thread.join()
 
