@@ -101,8 +101,8 @@ class Connection:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the last reply is through, and the server takes another request."""
-        return self._is_persistent and self._left_bytes == 0
+        """Whether the last reply is through, nobody gave it up, and the server takes another request."""
+        return self._is_persistent and self._left_bytes == 0 and not self._is_given_up
 
     def is_fresh(self) -> bool:
         """Whether an idle connection is still open, and nothing came that nobody asked for."""

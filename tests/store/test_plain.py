@@ -12,6 +12,7 @@ import trio
 from fastfuse.errors import BadReplyError, ObjectChangedError, StoreUnsuitableError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.connection import Connection, StallWatch
 from fastfuse.store.plain import PlainRangeReader, is_plain
 from fastfuse.store.session import S3Session
 from fastfuse.testing import SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Reset, Stall, Truncate
@@ -67,6 +68,21 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
             assert await reader.get_range(REF, 0, 10) == DATA[:10]
         await reader.aclose()
         thread.join()
+
+
+async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, StallWatch(60.0), trio.CapacityLimiter(1))
+    with theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n") is not None
+        connection.give_up()
+        body = bytearray(5)
+        assert await connection.read_into(memoryview(body)) == 5
+        assert body == b"hello"
+        assert not connection.is_reusable
+        connection.close()
 
 
 async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next_reply() -> None:
