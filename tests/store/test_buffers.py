@@ -48,6 +48,7 @@ def test_no_two_buffers_in_use_share_a_byte_and_what_is_kept_is_within_the_limit
         assert len(buffer) == size_bytes
         buffer[0] = buffer[-1] = number
         held.append((buffer, number))
+        del buffer  # or the next step has it beside those that are held
         assert all(other[0] == other[-1] == mark for other, mark in held)
         used_bytes = sum(len(other) for other, _ in held)
         assert used_bytes <= buffers.resident_bytes <= max(4 * SLOT, used_bytes) + 4 * SLOT // 16
