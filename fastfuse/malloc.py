@@ -2,7 +2,7 @@
 
 import ctypes
 
-__all__ = ["tune_malloc"]
+__all__ = ["trim_malloc", "tune_malloc"]
 
 # <malloc.h>. By default glibc maps each part afresh (page faults, zeroing).
 # One arena, because what is free in one cannot serve another: with a target of 512 MiB and four readers, four arenas
@@ -17,3 +17,10 @@ def tune_malloc() -> None:
     if hasattr(libc, "mallopt"):  # musl has none
         for option, value in _OPTIONS:
             libc.mallopt(option, value)
+
+
+def trim_malloc() -> None:
+    """Give what is free back to the system, wherever it lies; `tune_malloc` has the C library keep it."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

@@ -15,8 +15,9 @@ from fastfuse.sources.shuffle import shuffled
 __all__ = ["OrderText", "OrderedPaths"]
 
 _BLOCK_LINES = 1024
-# Lines that are made at once: what that takes beside them stays in a processor's cache.
-_STEP_LINES = 16 * _BLOCK_LINES
+# Lines that are made at once: what that takes beside them, 24 bytes for each of theirs and 16 for each directory above
+# them, stays in a processor's cache, and below 70 MB with the longest keys.
+_STEP_LINES = 2 * _BLOCK_LINES
 _SLASH, _LINE_FEED = b"/\n"
 
 _Numbers = npt.NDArray[np.int64]

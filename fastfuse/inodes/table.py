@@ -331,6 +331,14 @@ class InodeTable:
         """Whether it is a file and no object."""
         return self._kinds[self.row(inode)] in _MADE_KINDS
 
+    def holds_orders(self, inode: int) -> bool:
+        """Whether it is the directory of the orders, and no folder of keys."""
+        row = self.row(inode)
+        if self._kinds[row] != Kind.DIRECTORY:
+            return False
+        first, count = self.span(row)
+        return bool(count) and self._kinds[first] == Kind.FILE_ORDER
+
     def made(self, inode: int) -> memoryview:
         """The bytes of a made file that the table carries; `ValueError` for everything else."""
         row = self.row(inode)

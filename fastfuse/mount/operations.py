@@ -366,7 +366,7 @@ class MountOperations(InitialisedOperations):
 
     def _xattrs(self, inode: int) -> dict[bytes, bytes]:
         table = self._table
-        if table.is_made(inode):
+        if table.is_made(inode) or table.holds_orders(inode):
             return {}
         bucket, key = table.bucket_and_key(inode)
         xattrs = {b"user.s3.bucket": bucket.encode(), b"user.s3.key": key.encode()}

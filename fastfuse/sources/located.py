@@ -180,7 +180,7 @@ class JsonText:
         try:
             parsed = S3Uri.parse(uri)
         except ConfigurationError as error:
-            self.fail(at, str(error) if len(uri) <= _SHOWN_LETTERS else f"{shown(uri)} is not an S3 URI", error.hint)
+            self.fail(at, str(error), error.hint)
         if bucket and parsed.bucket != bucket:
             self.fail(at, f"{shown(uri)} is not in the bucket {bucket!r}", "end the prefix with the bucket and a '/'")
         if not parsed.path:

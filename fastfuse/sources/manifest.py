@@ -6,7 +6,7 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html:
 """
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sources.located import JsonText, Reference, decoded, shown
+from fastfuse.sources.located import JsonText, Reference, decoded
 from fastfuse.sources.uri import S3Uri
 
 __all__ = ["read_manifest"]
@@ -50,4 +50,4 @@ def _prefix(text: JsonText, at: int) -> tuple[str, str]:
     try:
         return prefix, S3Uri.parse(prefix).bucket
     except ConfigurationError as error:
-        text.fail(at, f"the prefix {shown(prefix)} cannot be used: {error}", error.hint or _FORM)
+        text.fail(at, f"the prefix cannot be used: {error}", error.hint or _FORM)

@@ -1,10 +1,16 @@
 """``s3://bucket/prefix``, taken apart."""
 
+import re
 from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 
 __all__ = ["S3Uri"]
+
+# Of what is quoted in an error.
+_SHOWN_LETTERS = 120
+# In an address of another kind: who asks, with his password perhaps, and a query, which may be a signature.
+_SECRETS = re.compile(r"(?<=://)[^/?@]*(?=@)|(?<=\?).+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +29,25 @@ class S3Uri:
         """
         scheme, separator, rest = text.partition("://")
         if not separator or scheme.lower() != "s3":
-            raise ConfigurationError(f"{text!r} is not an S3 URI", hint="write it as s3://BUCKET/PREFIX")
+            shown = _SECRETS.sub("...", text)
+            raise ConfigurationError(f"{_shown(shown)} is not an S3 URI", hint="write it as s3://BUCKET/PREFIX")
         bucket, _, path = rest.partition("/")
         if not bucket:
-            raise ConfigurationError(f"{text!r} names no bucket", hint="write it as s3://BUCKET/PREFIX")
+            raise ConfigurationError(f"{_shown(text)} names no bucket", hint="write it as s3://BUCKET/PREFIX")
         if "\0" in path:
             raise ConfigurationError("the S3 URI holds a NUL character", hint="no path of a mount can")
         if not text.isascii() and not _is_utf8(text):
-            raise ConfigurationError(f"{text!r} is not UTF-8", hint="every S3 key is")
+            raise ConfigurationError(f"{_shown(text)} is not UTF-8", hint="every S3 key is")
         return cls(bucket, path)
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.path}"
+
+
+def _shown(text: str) -> str:
+    """As Python writes it, which no terminal obeys, and not all of it if it is long."""
+    shown = repr(text)
+    return shown if len(shown) <= _SHOWN_LETTERS else f"{shown[:_SHOWN_LETTERS]}..."
 
 
 def _is_utf8(text: str) -> bool:

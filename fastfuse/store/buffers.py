@@ -16,22 +16,31 @@ from itertools import count
 
 import numpy as np
 
+from fastfuse.malloc import trim_malloc
+
 __all__ = ["PartBuffers"]
 
 _HUGE_PAGE_BYTES = 2 << 20
+# So much of the limit may be lost to slots that are not filled, and so much again to what the C library keeps of small
+# buffers: together as much as a memory target leaves beside the parts, where it is 1 GiB.
+_LOSS_DIVISOR = 32
 
 
 class PartBuffers:
     """Buffers of any size; a buffer is given back when nobody refers to it any more.
 
-    Those of more than half of `slot_bytes` are slots of the mapping, as far as `limit_bytes` go. Slots that are free
-    keep their pages as long as these and all buffers in use are not more than `limit_bytes` together.
+    Those of more than half of `slot_bytes` are slots of the mapping, as far as `limit_bytes` go, unless too much of
+    the slots would be left over. What is free, slots and the memory of other buffers, keeps its pages as long as these
+    and all buffers in use are not more than `limit_bytes` together.
     """
 
     def __init__(self, *, slot_bytes: int, limit_bytes: int) -> None:
         self._slot_bytes = slot_bytes
         self._limit_bytes = limit_bytes
-        self._used_bytes = 0
+        self._most_lost_bytes = limit_bytes // _LOSS_DIVISOR
+        # In use: slots, what is left over of them, and buffers from the C library with what it keeps for more of them.
+        self._slots_bytes = self._left_over_bytes = 0
+        self._small_bytes = self._small_resident_bytes = 0
         # Free slots: with pages, the warmest last, and without.
         self._warm: deque[int] = deque()
         self._cold: list[int] = []
@@ -46,25 +55,24 @@ class PartBuffers:
     def take(self, size_bytes: int) -> memoryview:
         """A buffer to write to, with whatever was in it before."""
         self._take_back()
-        slot = self._free_slot() if self._slot_bytes // 2 < size_bytes <= self._slot_bytes else None
+        slot = self._free_slot() if self._suits_slot(size_bytes) else None
         if slot is None:
             # Not cleared, unlike a bytearray.
             buffer = np.empty(size_bytes, np.uint8)
         else:
             assert self._arena is not None
             buffer = np.frombuffer(self._arena, np.uint8, size_bytes, self._offset(slot))
-            size_bytes = self._slot_bytes
         name = next(self._names)
         self._watches[name] = weakref.ref(buffer, partial(self._let_go, name, size_bytes, slot))
-        self._used_bytes += size_bytes
+        self._count(size_bytes, slot, 1)
         self._cool()
         return buffer.data
 
     @property
     def resident_bytes(self) -> int:
-        """Of buffers in use and of free slots that have their pages."""
+        """Of buffers in use, and of what is free and has its pages."""
         self._take_back()
-        return self._used_bytes + len(self._warm) * self._slot_bytes
+        return self._slots_bytes + len(self._warm) * self._slot_bytes + self._small_resident_bytes
 
     def _map(self, slots: int) -> mmap.mmap | None:
         if not slots:
@@ -82,6 +90,20 @@ class PartBuffers:
     def _offset(self, slot: int) -> int:
         return self._begin + slot * self._slot_bytes
 
+    def _suits_slot(self, size_bytes: int) -> bool:
+        # All pages of a slot count: it may have been full before.
+        left_over_bytes = self._slot_bytes - size_bytes
+        is_large = 0 <= left_over_bytes < self._slot_bytes - self._slot_bytes // 2
+        return is_large and self._left_over_bytes + left_over_bytes <= self._most_lost_bytes
+
+    def _count(self, size_bytes: int, slot: int | None, step: int) -> None:
+        if slot is None:
+            self._small_bytes += step * size_bytes
+            self._small_resident_bytes = max(self._small_resident_bytes, self._small_bytes)
+        else:
+            self._slots_bytes += step * self._slot_bytes
+            self._left_over_bytes += step * (self._slot_bytes - size_bytes)
+
     def _free_slot(self) -> int | None:
         if self._warm:
             return self._warm.pop()
@@ -94,14 +116,18 @@ class PartBuffers:
         while self._gone:
             name, size_bytes, slot = self._gone.popleft()
             del self._watches[name]
-            self._used_bytes -= size_bytes
+            self._count(size_bytes, slot, -1)
             if slot is not None:
                 self._warm.append(slot)
 
     def _cool(self) -> None:
-        """Give pages back to the system, those of the coldest slots first."""
-        while self._warm and self._used_bytes + len(self._warm) * self._slot_bytes > self._limit_bytes:
+        """Give pages back to the system: what the C library keeps, then those of the coldest slots."""
+        if self._arena is None or self.resident_bytes <= self._limit_bytes:
+            return
+        if self._small_resident_bytes - self._small_bytes > self._most_lost_bytes:
+            trim_malloc()
+            self._small_resident_bytes = self._small_bytes
+        while self._warm and self.resident_bytes > self._limit_bytes:
             slot = self._warm.popleft()
-            assert self._arena is not None
             self._arena.madvise(mmap.MADV_DONTNEED, self._offset(slot), self._slot_bytes)
             self._cold.append(slot)

@@ -93,7 +93,7 @@ class Connection:
         self._threads = threads
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        # Of the reply's body what came with its head, and how much is still to come.
+        # Of the reply's body what came with its head, and how much is still to come (less than 0: more than was told).
         self._begun = memoryview(b"")
         self._left_bytes: int | None = 0
         self._is_persistent = True
@@ -101,8 +101,8 @@ class Connection:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the last reply is through, and the server takes another request."""
-        return self._is_persistent and self._left_bytes == 0
+        """Whether the last reply is through, nobody gave it up, and the server takes another request."""
+        return self._is_persistent and self._left_bytes == 0 and not self._is_given_up
 
     def is_fresh(self) -> bool:
         """Whether an idle connection is still open, and nothing came that nobody asked for."""
@@ -148,7 +148,7 @@ class Connection:
         return head
 
     async def read_into(self, data: memoryview) -> int:
-        """Fill `data` with the body, which must be told to have as many bytes; fewer come where it is cut off."""
+        """Fill `data` with the body, which must be told to have as many bytes or more; fewer come if it is cut off."""
         begun = self._begun[: len(data)]
         done = len(begun)
         data[:done] = begun
@@ -161,8 +161,8 @@ class Connection:
                 done += await self._receive_rest(data[done:])
             finally:
                 self._watch.end(self)
-        if done == len(data) and self._left_bytes is not None:
-            self._left_bytes = min(0, self._left_bytes)  # more than was told is no end to build upon
+        if self._left_bytes is not None:
+            self._left_bytes -= done - len(begun)
         return done
 
     def close(self) -> None:

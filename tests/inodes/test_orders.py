@@ -1,5 +1,6 @@
 """Orders of epochs: files of the table, whose text is the documented permutation of all paths."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -134,6 +135,19 @@ def test_every_piece_of_an_order_of_many_blocks_is_a_piece_of_the_whole() -> Non
     for start in range(0, len(whole), 9973):
         assert text.read(start, start + 10_007) == whole[start : start + 10_007]
     assert text.read(0, len(whole)) == whole
+
+
+@pytest.mark.parametrize("folder", [b"x" * 255 + b"/" + b"y" * 255 + b"/" + b"z" * 255 + b"/", b"a/" * 500])
+def test_a_piece_of_an_order_takes_no_more_than_a_few_times_its_own_memory(folder: bytes) -> None:
+    table = table_of([b"%s%06d%s" % (folder, number, b"n" * 200) for number in range(20_000)])
+    order = OrderText(OrderedPaths(table), 7, 0)
+    tracemalloc.start()
+    try:
+        assert len(order.read(0, 8 << 20)) == 8 << 20
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100 << 20
 
 
 def test_an_order_follows_that_of_the_source_and_names_twice_what_the_source_does() -> None:

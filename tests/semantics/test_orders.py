@@ -117,6 +117,14 @@ def test_what_the_source_has_in_the_place_of_the_orders_is_hidden_by_them() -> N
         assert not (here.path / ".fastfuse" / "x").exists()
 
 
+def test_what_is_not_in_s3_has_no_attributes_of_s3() -> None:
+    """A3"""
+    with place({"a": b""}, *SEED) as here:
+        assert os.listxattr(here.path / ".fastfuse") == os.listxattr(here.path / ".fastfuse/order-0.txt") == []
+        assert "user.s3.key" in os.listxattr(here.path)
+        assert "user.s3.key" in os.listxattr(here.path / "a")
+
+
 def test_orders_of_parts_name_the_files_of_their_part(tmp_path: Path) -> None:
     options = [f"--shard={number}/3" for number in (1, 2, 3)]
     orders = []

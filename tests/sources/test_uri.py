@@ -37,6 +37,27 @@ def test_what_is_no_s3_uri_is_refused(text: str) -> None:
     assert caught.value.hint == "write it as s3://BUCKET/PREFIX"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://b.s3.amazonaws.com/k?X-Amz-Signature=secret", "'http://b.s3.amazonaws.com/k?...'"),
+        ("https://me:secret@host/b/k?X-Amz-Signature=secret", "'https://...@host/b/k?...'"),
+        ("x" * 10**6, f"'{'x' * 119}..."),
+    ],
+)
+def test_of_another_address_no_more_is_shown_than_may_be(text: str, shown: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        S3Uri.parse(text)
+    assert str(caught.value) == f"{shown} is not an S3 URI"
+
+
+@pytest.mark.parametrize("text", ["s3:///" + "x" * 10**6, "s3://b/" + "\ud800" * 10**6])
+def test_of_a_long_uri_only_the_beginning_is_shown(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        S3Uri.parse(text)
+    assert len(str(caught.value)) < 160
+
+
 @pytest.mark.parametrize("text", ["s3://", "s3:///a"])
 def test_a_uri_without_a_bucket_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="names no bucket"):

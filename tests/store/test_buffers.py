@@ -1,6 +1,8 @@
 """Buffers that are used again: nobody's bytes change under him, and memory stays within its limit."""
 
 import mmap
+import subprocess
+import sys
 import threading
 from random import Random
 
@@ -46,9 +48,45 @@ def test_no_two_buffers_in_use_share_a_byte_and_what_is_kept_is_within_the_limit
         assert len(buffer) == size_bytes
         buffer[0] = buffer[-1] = number
         held.append((buffer, number))
+        del buffer  # or the next step has it beside those that are held
         assert all(other[0] == other[-1] == mark for other, mark in held)
-        used_bytes = sum(SLOT if SLOT // 2 < len(other) <= SLOT else len(other) for other, _ in held)
-        assert buffers.resident_bytes <= max(4 * SLOT, used_bytes + 4 * SLOT * (used_bytes > 4 * SLOT))
+        used_bytes = sum(len(other) for other, _ in held)
+        assert used_bytes <= buffers.resident_bytes <= max(4 * SLOT, used_bytes) + 4 * SLOT // 16
+
+
+def resident_bytes_after(steps: str) -> int:
+    """Of a new process that has taken `steps` from `buffers` of 64 MiB, beyond what it had before."""
+    script = f"""
+from pathlib import Path
+from fastfuse.malloc import tune_malloc
+from fastfuse.store.buffers import PartBuffers
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+def filled(size_bytes):
+    held = [buffers.take(size_bytes) for _ in range((64 << 20) // size_bytes)]
+    for buffer in held:
+        buffer[:] = bytes(size_bytes)
+    return held
+
+tune_malloc()
+buffers = PartBuffers(slot_bytes=8 << 20, limit_bytes=64 << 20)
+before_bytes = resident_bytes()
+{steps}
+print(resident_bytes() - before_bytes)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("size_bytes", [300_000, 4 << 20, (8 << 20) // 2 + 4096, (8 << 20) - 4096])
+def test_memory_stays_within_the_limit_whatever_sizes_follow_each_other(size_bytes: int) -> None:
+    # Of those that go one stays, as it happens: the C library does not get at what lies below it by itself.
+    steps = f"held = filled({size_bytes}); kept = held[-1]; held = None; held = filled(8 << 20)"
+    assert resident_bytes_after(steps) < 85 << 20
+    steps = f"held = filled(8 << 20); held = None; held = filled({size_bytes})"
+    assert resident_bytes_after(steps) < 77 << 20
 
 
 def test_a_slice_alone_keeps_its_bytes() -> None:

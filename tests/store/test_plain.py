@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import trio
 
-from fastfuse.errors import BadReplyError, StoreUnsuitableError, UnavailableError
+from fastfuse.errors import BadReplyError, ObjectChangedError, StoreUnsuitableError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.connection import Connection, StallWatch
 from fastfuse.store.plain import PlainRangeReader, is_plain
 from fastfuse.store.session import S3Session
 from fastfuse.testing import SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Reset, Stall, Truncate
@@ -65,6 +66,52 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
         reader = plain_reader(config)
         for _ in range(3):
             assert await reader.get_range(REF, 0, 10) == DATA[:10]
+        await reader.aclose()
+        thread.join()
+
+
+async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, StallWatch(60.0), trio.CapacityLimiter(1))
+    with theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n") is not None
+        connection.give_up()
+        body = bytearray(5)
+        assert await connection.read_into(memoryview(body)) == 5
+        assert body == b"hello"
+        assert not connection.is_reusable
+        connection.close()
+
+
+async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next_reply() -> None:
+    def reply(data: bytes) -> bytes:
+        head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n"
+        return head.encode() + data
+
+    def serve(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            begun = b"<Error>" + bytes(64 << 10)
+            rest = reply(b"wrongwrong")
+            head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(begun) + len(rest)}\r\n\r\n"
+            connection.sendall(head.encode() + begun)
+            if connection.recv(10_000):
+                connection.sendall(rest)
+                return
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            connection.sendall(reply(DATA[:10]))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
+        reader = plain_reader(config)
+        with pytest.raises(ObjectChangedError):
+            await reader.get_range(REF, 0, 10)
+        assert await reader.get_range(REF, 0, 10) == DATA[:10]
         await reader.aclose()
         thread.join()
 
