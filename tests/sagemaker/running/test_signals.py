@@ -156,6 +156,66 @@ print("whole", flush=True)
         assert_nothing_is_left(job)
 
 
+def test_after_kill_9_what_a_shell_has_started_never_sees_its_epoch_end(server: LoopbackServer) -> None:
+    """The shell dies when it is told, and tells nobody."""
+    text = """
+import os, signal
+shell = os.getppid()
+with open(os.environ["SM_CHANNEL_PIPED"] + "_0", "rb", buffering=0) as file:
+    file.read(1 << 10)
+    print("reading", flush=True)
+    while os.getppid() == shell:
+        signal.sigtimedwait([], 0.01)
+    file.readall()
+print("whole", flush=True)
+"""
+    command = ("sh", "-c", '"$0" -c "$1"; true', sys.executable, text)
+    with running(server.endpoint_url, CHANNELS, "--stop-timeout", "1", command=command) as job:
+        job.wait_for_output("reading")
+        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
+        job.process.kill()
+        assert job.wait() == -signal.SIGKILL
+        for process in processes:
+            wait_for_end(process)
+        assert job.output.split() == ["reading"]
+        assert_nothing_is_left(job)
+
+
+def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, CHANNELS) as job:
+        job.wait_for_log("All channels are ready")
+        guardian, *others = sorted(_children(job.process.pid))
+        processes = [os.pidfd_open(pid) for pid in others]
+        with (job.data / "piped_0").open("rb", buffering=0) as file:
+            assert file.read(1)
+            job.process.kill()
+            for process in processes:
+                wait_for_end(process)
+            wait_until(lambda: "an end that will not come" in job.log)
+            os.set_blocking(file.fileno(), False)
+            # What was in the FIFO, and then nothing yet, which is not the end.
+            assert file.readall()
+            assert file.read(1) is None
+            process = os.pidfd_open(guardian)
+        wait_for_end(process)
+        assert_nothing_is_left(job)
+
+
+def test_epochs_end_even_if_the_guardian_was_killed(server: LoopbackServer) -> None:
+    text = """
+import os, signal
+with open(f"/proc/{os.getppid()}/task/{os.getppid()}/children") as file:
+    os.kill(min(map(int, file.read().split())), signal.SIGKILL)
+for epoch in range(4):
+    with open(os.environ["SM_CHANNEL_PIPED"] + f"_{epoch}", "rb") as file:
+        print(len(file.read()), flush=True)
+"""
+    with running(server.endpoint_url, CHANNELS, command=script(text)) as job:
+        assert job.wait() == 0
+        assert job.output.split() == [str(40 << 20)] * 4
+        assert_nothing_is_left(job)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_run_is_gone_on_with_by_the_next(server: LoopbackServer, mode: str, tmp_path: Path) -> None:
     rule = server.faults.add(FaultRule(action=Stall(4 << 20), operation="GetObject", skip=1))
