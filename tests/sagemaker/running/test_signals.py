@@ -1,5 +1,6 @@
 """How a run ends before its time: signals, kill -9, a terminal; nothing stays mounted and no process stays."""
 
+import json
 import os
 import pty
 import signal
@@ -98,6 +99,16 @@ def test_a_command_inherits_no_signal_blocked_or_ignored_and_no_descriptor(serve
         assert job.wait() == 0
         # What `ls` has open beyond the three is the directory.
         assert job.output.split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "0", "1", "2", "3"]
+
+
+def test_a_command_inherits_no_variable_but_the_jobs(server: LoopbackServer) -> None:
+    """One that tells libraries how many threads to use would make it slow."""
+    with running(
+        server.endpoint_url, CHANNELS, command=script("import os, json; print(json.dumps([*os.environ]))")
+    ) as job:
+        assert job.wait() == 0
+        added = set(json.loads(job.output)) - set(ENVIRONMENT)
+        assert {name for name in added if not name.startswith("SM_")} == {"CURRENT_HOST", "SAGEMAKER_BASE_DIR"}
 
 
 def test_ctrl_c_reaches_the_command_once_and_no_channel(server: LoopbackServer) -> None:
