@@ -53,6 +53,16 @@ def test_files_that_were_downloaded_are_not_fetched_again(server: LoopbackServer
     assert gets.count("train/b/c") == 1
 
 
+def test_files_that_are_none_of_the_channels_are_told_and_left_alone(server: LoopbackServer, tmp_path: Path) -> None:
+    other = tmp_path / "input" / "data" / "train" / "of-another-dataset"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"x")
+    with running(server.endpoint_url, [channel("train", "File")], base=tmp_path, command=("true",)) as job:
+        assert job.wait() == 0
+        assert "train holds 1 files that are none of the channel's" in job.log
+        assert other.read_bytes() == b"x"
+
+
 def test_without_a_command_channels_stay_up_until_they_are_stopped(server: LoopbackServer) -> None:
     channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
     with running(server.endpoint_url, channels) as job:
