@@ -149,6 +149,28 @@ print(len(open(os.environ["SM_CHANNEL_TRAIN"] + "/a", "rb").read()))
         assert job.output.split() == ["13", str(3 << 20)]
 
 
+def test_a_stream_that_two_have_opened_is_told(server: LoopbackServer) -> None:
+    program = script("""
+import os
+with open(os.environ["SM_CHANNEL_TRAIN"] + "_0", "rb", buffering=0) as first:
+    first.read(1)
+    with open(os.environ["SM_CHANNEL_TRAIN"] + "_0", "rb") as second:
+        print(len(second.read()))
+with open(os.environ["SM_CHANNEL_TRAIN"] + "_1", "rb") as closed_early:
+    closed_early.read(1)
+while not os.path.exists(os.environ["SM_CHANNEL_TRAIN"] + "_2"):
+    pass
+with open(os.environ["SM_CHANNEL_TRAIN"] + "_2", "rb") as whole:
+    print(len(whole.read()))
+""")
+    with running(server.endpoint_url, [channel("train", "Pipe", "train/")], command=program) as job:
+        assert job.wait() == 0
+        rest_bytes, whole_bytes = map(int, job.output.split())
+        assert rest_bytes == whole_bytes - 1
+        assert "train_0' was opened more than once: each reader got only a part of the epoch" in job.log
+        assert job.log.count("was opened more than once") == 1
+
+
 def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
     read = "import os; open(os.environ['SM_CHANNEL_TEST'] + '_0', 'rb').read(); print('whole')"
