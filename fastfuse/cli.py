@@ -413,13 +413,15 @@ def version() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; an error is one line on stderr and the exit code that is returned."""
+    # What we change is not for a command that we run.
+    given = dict(os.environ)
     # numpy is here for its arrays. With it OpenBLAS would start a thread for each core, and until the first fork ends
     # them they spin: 100 to 200 ms of CPU on four cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     daemon.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
     try:
-        return int(typer.main.get_command(app).main(words, prog_name="fastfuse", standalone_mode=False))
+        return int(typer.main.get_command(app).main(words, prog_name="fastfuse", standalone_mode=False, obj=given))
     except FastfuseError as error:
         message, hint, exit_code = str(error), error.hint, error.exit_code
     except typer.TyperException as error:

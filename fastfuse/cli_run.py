@@ -37,6 +37,7 @@ def run(
         ),
     ] = None,
     *,
+    context: typer.Context,
     job: Annotated[
         Path | None,
         typer.Option(
@@ -184,7 +185,7 @@ def run(
         grace_s=grace_s,
         command=tuple(command or ()),
         stop_timeout_s=stop_timeout,
-        environment=dict(os.environ),
+        environment=context.obj,
         is_json=logs.json,
     )
     log.configure(logs)

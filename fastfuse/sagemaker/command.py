@@ -11,14 +11,14 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.mount.children import fork_child
 
-__all__ = ["CommandProcess", "Leftovers", "adopt_orphans", "find_command", "ignored_signals"]
+__all__ = ["CommandProcess", "adopt_orphans", "find_command", "ignored_signals"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class CommandProcess:
 
     def __init__(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         ignored = ignored_signals()
+        # Children that are not its: channels, the guardian, and what a shell had started that became us by `exec`.
+        self._others = frozenset(_children(os.getpid()))
         self.pid = fork_child(lambda: _become(program, command, environment, ignored))
         self._exit_code: int | None = None
         self._kill_at_s: float | None = None
@@ -108,6 +110,10 @@ class CommandProcess:
             _log.warning("the command did not end in time and is killed")
             self.kill()
 
+    def leftovers(self, timeout_s: float) -> "Leftovers":
+        """What it leaves running, which may take so long to end."""
+        return Leftovers(self._others, timeout_s)
+
     def kill(self) -> None:
         """With all that it started."""
         if not self.is_over:
@@ -116,16 +122,16 @@ class CommandProcess:
 
 
 class Leftovers:
-    """What the command left running when it ended; `is_ours` knows the children that are not its."""
+    """What the command left running when it ended: children that are not among `others`."""
 
-    def __init__(self, is_ours: Callable[[int], bool], timeout_s: float) -> None:
-        self._is_ours = is_ours
+    def __init__(self, others: Container[int], timeout_s: float) -> None:
+        self._others = others
         self._kill_at_s = time.monotonic() + timeout_s
         self._told: set[int] = set()
 
     def press(self) -> bool:
         """Tell those that are left to end, or make them; False once nobody is left, or nothing helps."""
-        left = [pid for pid in _children(os.getpid()) if not self._is_ours(pid)]
+        left = [pid for pid in _children(os.getpid()) if pid not in self._others]
         late_s = time.monotonic() - self._kill_at_s
         for pid in left:
             if late_s >= 0:

@@ -2,7 +2,7 @@
 
 The channels' processes die with their parent. A mount without its process is an error to everybody who looks at it; a
 FIFO that loses its writer looks as if an epoch had come to its end, so the guardian holds it open (`pipe.Guard`) until
-the command is gone that may read from it. It is not for those who kill a whole control group: then the next run clears
+nobody is left that reads from it. It is not for those who kill a whole control group: then the next run clears
 the place.
 """
 
@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -51,10 +52,16 @@ class Guardian:
             self._ours.close()
             command_fd = _watch(reading_fd, theirs, guards)
             sweep(channels, data_dir)
+            kill_at_s = time.monotonic() + stop_timeout_s
             if command_fd >= 0:
-                _outlast(command_fd, stop_timeout_s)
+                _outlast(command_fd, kill_at_s)
+            for guard in guards:
+                for fd in guard.held:
+                    _outlast_readers(fd, kill_at_s, are_ours=command_fd >= 0)
 
         self.pid = fork_child(work)
+        for guard in guards:
+            guard.hand_over()
         os.close(reading_fd)
         theirs.close()
 
@@ -102,12 +109,49 @@ def _watch(life_fd: int, told: socket.socket, guards: Sequence[Guard]) -> int:
             return command_fd
 
 
-def _outlast(command_fd: int, timeout_s: float) -> None:
+def _outlast(command_fd: int, kill_at_s: float) -> None:
     """Wait for the end of the command, which was sent SIGTERM when its parent died, and kill it if it takes long."""
-    readable, _, _ = select.select([command_fd], [], [], timeout_s)
+    readable, _, _ = select.select([command_fd], [], [], max(0.0, kill_at_s - time.monotonic()))
     if not readable:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(command_fd, signal.SIGKILL)
+
+
+def _outlast_readers(fifo_fd: int, kill_at_s: float, *, are_ours: bool) -> None:
+    """Keep the FIFO from ending until nobody reads it; what the command has left running is told to end."""
+    if _is_unread_within(fifo_fd, 0.0):
+        return
+    if are_ours:
+        # A shell that is told dies and tells nobody.
+        _tell_readers(fifo_fd, signal.SIGTERM)
+        if _is_unread_within(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
+            return
+        _tell_readers(fifo_fd, signal.SIGKILL)
+    else:
+        _log.error("fastfuse run was killed; whoever reads a stream of its waits for an end that will not come")
+    _is_unread_within(fifo_fd, None)
+
+
+def _is_unread_within(fifo_fd: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fifo_fd, 0)  # POLLERR comes unasked: the last reader is gone
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _tell_readers(fifo_fd: int, number: signal.Signals) -> None:
+    """Send it to every process, but this one, that has the FIFO open."""
+    fifo = os.fstat(fifo_fd)
+    for process in Path("/proc").glob("[0-9]*"):
+        pid = int(process.name)
+        with suppress(OSError):  # it has ended, or is another user's
+            if pid != os.getpid() and any(_is_file(fd, fifo) for fd in (process / "fd").iterdir()):
+                os.kill(pid, number)
+
+
+def _is_file(path: Path, file: os.stat_result) -> bool:
+    with suppress(OSError):  # closed meanwhile, or of a mount that is gone
+        return os.path.samestat(file, path.stat())
+    return False
 
 
 def _unmount_dead(path: Path) -> None:

@@ -18,7 +18,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
 from fastfuse.sagemaker.claim import claim
-from fastfuse.sagemaker.command import CommandProcess, Leftovers, adopt_orphans, find_command, ignored_signals
+from fastfuse.sagemaker.command import CommandProcess, adopt_orphans, find_command, ignored_signals
 from fastfuse.sagemaker.environment import count_gpus, script_environment
 from fastfuse.sagemaker.files import write_job_files
 from fastfuse.sagemaker.guardian import Guardian, sweep
@@ -175,7 +175,7 @@ class _Run:
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
         left_s = settings.stop_timeout_s if command.left_s is None else command.left_s
-        leftovers = Leftovers(self._is_ours, left_s)
+        leftovers = command.leftovers(left_s)
         while leftovers.press():
             self._take_signal(_LOOK_EVERY_S)
         self._raise_first(broken)
@@ -258,10 +258,6 @@ class _Run:
                 _log.error("%s; the other channels go on", channel.failure)
             elif channel.channel.input_mode is InputMode.FAST_FILE:
                 _log.error("channel %s was unmounted; the other channels go on", name)
-
-    def _is_ours(self, pid: int) -> bool:
-        assert self._guardian is not None
-        return pid == self._guardian.pid or any(channel.pid == pid for channel in self._channels)
 
     def _take_down(self) -> None:
         """End every channel, by force if need be, and clear what it leaves."""

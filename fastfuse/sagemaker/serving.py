@@ -100,6 +100,12 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     )
     done = download_channel(snapshot_fd, task.settings.connection, settings, report)
     counters.set(fetched, done.fetched_bytes)
+    if done.unknown_files:
+        _log.warning(
+            "%s holds %s files that are none of the channel's, and the command will see them: remove them if they are "
+            "of another dataset, or of objects that were deleted",
+            *(place, f"{done.unknown_files:,}"),
+        )
     kept = f", {done.kept_files:,} of which were there" if done.kept_files else ""
     tell(ready=f"{done.files:,} files{kept}, {format_size(done.total_bytes)} in {done.elapsed_s:.1f} s at {place}")
     # The job need not wait for the disk.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import trio
 
-from fastfuse.errors import FastfuseError, first_of
+from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
 from fastfuse.objects import Buffer, ObjectRef
@@ -168,6 +168,10 @@ class _Channel:
                 self._make_fifo(self._epoch + 1)
                 lookahead.begin()
                 await self._write_epoch(fifo, lookahead)
+                if fifo.was_opened_again():
+                    _log.warning(
+                        "%s was opened more than once: each reader got only a part of the epoch", repr(str(fifo.path))
+                    )
                 nursery.cancel_scope.cancel()
         finally:
             lookahead.close()
@@ -191,6 +195,13 @@ class _Channel:
         try:
             await writer.run(self._sequence.items(self._epoch))
         except BrokenPipeError:
+            fifo.hide()
+            if fifo.has_reader():
+                raise SourceError(
+                    f"{str(fifo.path)!r} was closed before its end and then opened again, where it would go on in the "
+                    "middle",
+                    hint="who closes an epoch early reads the next one",
+                ) from None
             _log.info("epoch %d of channel %s: its reader has closed it early", self._epoch, self._settings.channel)
 
     def _make_fifo(self, epoch: int) -> None:

@@ -16,7 +16,9 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 import stat
+import struct
 from pathlib import Path
 
 import trio
@@ -35,6 +37,9 @@ _WRITE_BYTES = 512 << 10
 _PIPE_BYTES = 1 << 20
 _LEAST_PIPE_BYTES = 64 << 10
 _IN_OPEN = 0x20  # <sys/inotify.h>
+# struct inotify_event without a name: watch, mask, cookie, length of the name.
+_EVENT = struct.Struct("iIII")
+_EVENTS_BYTES = 256 * _EVENT.size
 _MODE = 0o644
 
 
@@ -75,10 +80,29 @@ class Fifo:
 
     def close(self) -> None:
         """Remove it. What was written is there for its reader, and then its end. Idempotent."""
+        self.hide()
+        self._close()
+
+    def hide(self) -> None:
+        """Nobody can open it any more; whoever has it open is not concerned."""
         with contextlib.suppress(OSError):  # somebody else has removed it, or its directory
             if os.path.samestat(os.lstat(self.path), os.fstat(self._write_fd)):
                 self.path.unlink()
-        self._close()
+
+    def has_reader(self) -> bool:
+        """Whether anybody has it open for reading; once it is `opened`."""
+        poll = select.poll()
+        poll.register(self._write_fd, 0)  # POLLERR comes unasked
+        return not poll.poll(0)
+
+    def was_opened_again(self) -> bool:
+        """Whether anybody has opened it since it was `opened`: then no reader is sure to get everything."""
+        try:
+            events = os.read(self._opens_fd, _EVENTS_BYTES)
+        except BlockingIOError:
+            return False
+        # Others tell that it was removed.
+        return any(mask & _IN_OPEN for _, mask, _, _ in _EVENT.iter_unpack(events))
 
     def fileno(self) -> int:
         """The writing end."""
@@ -87,9 +111,9 @@ class Fifo:
     async def opened(self) -> None:
         """Wait until somebody has opened it for reading, even if that one has closed it again."""
         await trio.lowlevel.wait_readable(self._opens_fd)
+        os.read(self._opens_fd, _EVENTS_BYTES)  # of all until now, who can have read nothing
         os.close(self._read_fd)
-        os.close(self._opens_fd)
-        self._read_fd = self._opens_fd = -1
+        self._read_fd = -1
 
     async def write(self, data: Buffer) -> None:
         """Write all of it, once it is `opened`. A checkpoint where it has to wait, or has much to write.

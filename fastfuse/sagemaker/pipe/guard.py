@@ -10,10 +10,14 @@ holds the writing ends as well, until the streamer says that an epoch has come t
     guard.update()
     # when the job's processes are dead:
     guard.close()
+
+Where a third process holds them, forked before the streamer, its parent calls `hand_over` in between.
 """
 
 import os
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 
 __all__ = ["Guard"]
 
@@ -35,11 +39,25 @@ class Guard:
 
     def hold(self, fd: int) -> None:
         """In the streamer: the FIFO with the writing end `fd` is there for readers."""
-        socket.send_fds(self._theirs, [_BEGIN], [fd])
+        with suppress(ConnectionError):  # whoever held them was killed
+            socket.send_fds(self._theirs, [_BEGIN], [fd])
 
     def let_go(self) -> None:
         """In the streamer: the earliest that is held is through, or nobody reads it any more."""
-        self._theirs.send(_END)
+        with suppress(ConnectionError):
+            self._theirs.send(_END)
+
+    def hand_over(self) -> None:
+        """In the process that forked the one which holds: should that be killed, nobody is to wait for it.
+
+        What lies in a socket that another process has open, too, would stay open with it, and no epoch ever end.
+        """
+        self._ours.close()
+
+    @property
+    def held(self) -> Sequence[int]:
+        """Writing ends, of the earliest epoch first."""
+        return self._held
 
     def update(self) -> None:
         """In the process that started it: do as it says."""

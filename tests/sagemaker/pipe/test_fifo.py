@@ -82,6 +82,23 @@ async def test_who_writes_to_a_fast_reader_lets_other_tasks_run(tmp_path: Path) 
     fifo.close()
 
 
+async def test_a_reader_that_has_come_after_another_had_gone_is_noticed(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "train_0")
+    os.close(os.open(fifo.path, os.O_RDONLY | os.O_NONBLOCK))
+    await fifo.opened()
+    with pytest.raises(BrokenPipeError):
+        await fifo.write(b"data")
+    assert not fifo.has_reader()
+    assert not fifo.was_opened_again()
+    late = os.open(fifo.path, os.O_RDONLY | os.O_NONBLOCK)
+    fifo.hide()
+    assert not fifo.path.exists()
+    assert fifo.has_reader()
+    assert fifo.was_opened_again()
+    os.close(late)
+    fifo.close()
+
+
 def test_the_pipe_is_as_large_as_it_may_be(tmp_path: Path) -> None:
     fifo = Fifo(tmp_path / "train_0")
     assert fcntl.fcntl(fifo.fileno(), fcntl.F_GETPIPE_SZ) == min(1 << 20, PIPE_MAX)

@@ -53,6 +53,16 @@ def test_files_that_were_downloaded_are_not_fetched_again(server: LoopbackServer
     assert gets.count("train/b/c") == 1
 
 
+def test_files_that_are_none_of_the_channels_are_told_and_left_alone(server: LoopbackServer, tmp_path: Path) -> None:
+    other = tmp_path / "input" / "data" / "train" / "of-another-dataset"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"x")
+    with running(server.endpoint_url, [channel("train", "File")], base=tmp_path, command=("true",)) as job:
+        assert job.wait() == 0
+        assert "train holds 1 files that are none of the channel's" in job.log
+        assert other.read_bytes() == b"x"
+
+
 def test_without_a_command_channels_stay_up_until_they_are_stopped(server: LoopbackServer) -> None:
     channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
     with running(server.endpoint_url, channels) as job:
@@ -137,6 +147,28 @@ print(len(open(os.environ["SM_CHANNEL_TRAIN"] + "/a", "rb").read()))
     with running(server.endpoint_url, channels, command=script(read_both)) as job:
         assert job.wait() == 0, job.log
         assert job.output.split() == ["13", str(3 << 20)]
+
+
+def test_a_stream_that_two_have_opened_is_told(server: LoopbackServer) -> None:
+    program = script("""
+import os
+with open(os.environ["SM_CHANNEL_TRAIN"] + "_0", "rb", buffering=0) as first:
+    first.read(1)
+    with open(os.environ["SM_CHANNEL_TRAIN"] + "_0", "rb") as second:
+        print(len(second.read()))
+with open(os.environ["SM_CHANNEL_TRAIN"] + "_1", "rb") as closed_early:
+    closed_early.read(1)
+while not os.path.exists(os.environ["SM_CHANNEL_TRAIN"] + "_2"):
+    pass
+with open(os.environ["SM_CHANNEL_TRAIN"] + "_2", "rb") as whole:
+    print(len(whole.read()))
+""")
+    with running(server.endpoint_url, [channel("train", "Pipe", "train/")], command=program) as job:
+        assert job.wait() == 0
+        rest_bytes, whole_bytes = map(int, job.output.split())
+        assert rest_bytes == whole_bytes - 1
+        assert "train_0' was opened more than once: each reader got only a part of the epoch" in job.log
+        assert job.log.count("was opened more than once") == 1
 
 
 def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer) -> None:

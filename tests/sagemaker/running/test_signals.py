@@ -1,5 +1,6 @@
 """How a run ends before its time: signals, kill -9, a terminal; nothing stays mounted and no process stays."""
 
+import json
 import os
 import pty
 import signal
@@ -100,6 +101,16 @@ def test_a_command_inherits_no_signal_blocked_or_ignored_and_no_descriptor(serve
         assert job.output.split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "0", "1", "2", "3"]
 
 
+def test_a_command_inherits_no_variable_but_the_jobs(server: LoopbackServer) -> None:
+    """One that tells libraries how many threads to use would make it slow."""
+    with running(
+        server.endpoint_url, CHANNELS, command=script("import os, json; print(json.dumps([*os.environ]))")
+    ) as job:
+        assert job.wait() == 0
+        added = set(json.loads(job.output)) - set(ENVIRONMENT)
+        assert {name for name in added if not name.startswith("SM_")} == {"CURRENT_HOST", "SAGEMAKER_BASE_DIR"}
+
+
 def test_ctrl_c_reaches_the_command_once_and_no_channel(server: LoopbackServer) -> None:
     ours, theirs = pty.openpty()
     program = script(
@@ -153,6 +164,66 @@ print("whole", flush=True)
         for process in processes:
             wait_for_end(process)
         assert job.output.split() == ["reading", "told"]
+        assert_nothing_is_left(job)
+
+
+def test_after_kill_9_what_a_shell_has_started_never_sees_its_epoch_end(server: LoopbackServer) -> None:
+    """The shell dies when it is told, and tells nobody."""
+    text = """
+import os, signal
+shell = os.getppid()
+with open(os.environ["SM_CHANNEL_PIPED"] + "_0", "rb", buffering=0) as file:
+    file.read(1 << 10)
+    print("reading", flush=True)
+    while os.getppid() == shell:
+        signal.sigtimedwait([], 0.01)
+    file.readall()
+print("whole", flush=True)
+"""
+    command = ("sh", "-c", '"$0" -c "$1"; true', sys.executable, text)
+    with running(server.endpoint_url, CHANNELS, "--stop-timeout", "1", command=command) as job:
+        job.wait_for_output("reading")
+        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
+        job.process.kill()
+        assert job.wait() == -signal.SIGKILL
+        for process in processes:
+            wait_for_end(process)
+        assert job.output.split() == ["reading"]
+        assert_nothing_is_left(job)
+
+
+def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, CHANNELS) as job:
+        job.wait_for_log("All channels are ready")
+        guardian, *others = sorted(_children(job.process.pid))
+        processes = [os.pidfd_open(pid) for pid in others]
+        with (job.data / "piped_0").open("rb", buffering=0) as file:
+            assert file.read(1)
+            job.process.kill()
+            for process in processes:
+                wait_for_end(process)
+            wait_until(lambda: "an end that will not come" in job.log)
+            os.set_blocking(file.fileno(), False)
+            # What was in the FIFO, and then nothing yet, which is not the end.
+            assert file.readall()
+            assert file.read(1) is None
+            process = os.pidfd_open(guardian)
+        wait_for_end(process)
+        assert_nothing_is_left(job)
+
+
+def test_epochs_end_even_if_the_guardian_was_killed(server: LoopbackServer) -> None:
+    text = """
+import os, signal
+with open(f"/proc/{os.getppid()}/task/{os.getppid()}/children") as file:
+    os.kill(min(map(int, file.read().split())), signal.SIGKILL)
+for epoch in range(4):
+    with open(os.environ["SM_CHANNEL_PIPED"] + f"_{epoch}", "rb") as file:
+        print(len(file.read()), flush=True)
+"""
+    with running(server.endpoint_url, CHANNELS, command=script(text)) as job:
+        assert job.wait() == 0
+        assert job.output.split() == [str(40 << 20)] * 4
         assert_nothing_is_left(job)
 
 
