@@ -60,7 +60,7 @@ def key_order(table: InodeTable) -> _Rows:
         lengths = np.diff(np.append(begins, len(rows)))
         places[rows] = places[above] + before - np.repeat(before[begins], lengths)
     files = np.flatnonzero(is_file)
-    ordered = np.empty(len(files), "int64")
+    ordered = np.zeros(len(files), "int64")  # the root, where a damaged snapshot gives two files one place
     ordered[places[files]] = files
     return ordered
 
