@@ -116,7 +116,9 @@ def line(**changes: str) -> bytes:
         "Bucket": "bucket", "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",
         "LastModifiedDate": "2024-01-01T00:00:00.000Z", "ETag": "e", "StorageClass": "STANDARD", **changes,
     }  # fmt: skip
-    return gzip.compress((",".join(f'"{fields[column]}"' for column in COLUMNS) + "\n").encode())
+    return gzip.compress(
+        (",".join(f'"{fields[column]}"' for column in COLUMNS) + "\n").encode(), mtime=0
+    )  # the same in every process that runs tests
 
 
 @pytest.mark.parametrize(
