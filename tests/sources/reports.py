@@ -61,7 +61,7 @@ def csv_file(rows: list[Row], columns: tuple[str, ...] = COLUMNS) -> bytes:
             "StorageClass": "" if gone else row.storage_class,
         }
         writer.writerow([fields[column] for column in columns])
-    return gzip.compress(text.getvalue().encode())
+    return gzip.compress(text.getvalue().encode(), mtime=0)
 
 
 def parquet_file(rows: list[Row]) -> bytes:

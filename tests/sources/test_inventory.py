@@ -111,14 +111,17 @@ def test_what_is_no_manifest_or_of_no_use_is_one_sentence(text: bytes, message: 
         parse_manifest(text, "s3://b/m")
 
 
+def packed(data: bytes) -> bytes:
+    """The same in every process that runs tests: without the time."""
+    return gzip.compress(data, mtime=0)
+
+
 def line(**changes: str) -> bytes:
     fields = {
         "Bucket": "bucket", "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",
         "LastModifiedDate": "2024-01-01T00:00:00.000Z", "ETag": "e", "StorageClass": "STANDARD", **changes,
     }  # fmt: skip
-    return gzip.compress(
-        (",".join(f'"{fields[column]}"' for column in COLUMNS) + "\n").encode(), mtime=0
-    )  # the same in every process that runs tests
+    return packed((",".join(f'"{fields[column]}"' for column in COLUMNS) + "\n").encode())
 
 
 @pytest.mark.parametrize(
@@ -126,9 +129,9 @@ def line(**changes: str) -> bytes:
     [
         b"not gzip",
         csv_file([Row("a")])[:-9],
-        gzip.compress(b'"a","b"\n'),
-        gzip.compress(b'"' + b"x" * 100_000 + b'"\n'),
-        gzip.compress(b'"\xff"\n'),
+        packed(b'"a","b"\n'),
+        packed(b'"' + b"x" * 100_000 + b'"\n'),
+        packed(b'"\xff"\n'),
         line(Size="-1"),
         line(Size=""),
         line(Size="x"),
@@ -138,7 +141,7 @@ def line(**changes: str) -> bytes:
         line(Key=""),
         line(Key="a\nb"),
         line(IsLatest="perhaps"),
-        gzip.compress(b"x" * 300_000),
+        packed(b"x" * 300_000),
         line(LastModifiedDate=""),
         line(LastModifiedDate="yesterday"),
         line(LastModifiedDate="99999-01-01T00:00:00Z"),

@@ -74,7 +74,8 @@ class Guard:
 
     def close(self) -> None:
         """In the process that started it: nobody reads any more."""
-        self.update()
+        if self._ours.fileno() >= 0:  # not handed over
+            self.update()
         for fd in self._held:
             os.close(fd)
         self._held.clear()
