@@ -38,6 +38,8 @@ _LARGEST_STEP = 4
 _MARGIN = 1.25
 _WAITED_MARGIN = 2.0
 _MARGIN_WEIGHT = 1 / 64
+# More than any window.
+_ENDLESS_BYTES = 1 << 40
 # So many files in a row that were read to their end make it likely that the next one is too.
 _WHOLE_FILES = 4
 
@@ -205,7 +207,8 @@ class ReaderPace:
             taken = position - trail[0][1]
             self._service.needed(part_bytes + int(self._margin * taken), or_more=True)
             if span_s:
-                self.expected_bytes = part_bytes + int(taken * get_s / span_s)
+                # What is taken in next to no time may be any number, infinity included.
+                self.expected_bytes = part_bytes + int(min(taken * get_s / span_s, _ENDLESS_BYTES))
             return
         # In steps of parts: what was taken since the first step within the time, or else at the rate of the last.
         most = max(position - trail[1][1], (position - trail[0][1]) * get_s / span_s)

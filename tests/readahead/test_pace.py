@@ -229,3 +229,12 @@ def test_a_few_late_small_gets_make_no_part_look_slow() -> None:
         known.waited()
         known.landed(PART, 0.113, 32)
     assert not known.is_full(1000)
+
+
+def test_a_reader_that_takes_a_part_in_next_to_no_time_is_expected_to_take_more_than_any_window() -> None:
+    service = ServicePace()
+    service.landed(MIB, 0.03, 4)
+    pace = ReaderPace(service)
+    pace.came(MIB, 8 * MIB, 0.0)
+    pace.came(2 * MIB, 8 * MIB, 5e-324)
+    assert pace.expected_bytes >= 1 << 40
