@@ -80,7 +80,7 @@ def foreground(command: Sequence[str], root: Path, environment: Mapping[str, str
             while find_mount(root) is None:
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     raise _start_error(command, log_path)
-                time.sleep(_POLL_S)
+                time.sleep(_POLL_S)  # a peer tells nobody when it has mounted
             try:
                 # The mount is in the table before its daemon serves it; this waits until it does.
                 os.listdir(root)

@@ -30,7 +30,6 @@ _logger = logging.getLogger(__name__)
 # 128 and the signal, as shells tell it.
 _INTERRUPTED = 130
 
-_MEMORY = "Memory and speed"
 _VIEW = "What the mount shows"
 
 app = typer.Typer(
@@ -182,26 +181,18 @@ def mount(
         typer.Option(
             envvar="FASTFUSE_MEMORY_TARGET",
             metavar="SIZE|PERCENT",
-            rich_help_panel=_MEMORY,
+            rich_help_panel=options.MEMORY_PANEL,
             help="Memory for data on its way to readers: 2GiB, or 25% of the RAM or of the control group's limit, "
             "whichever is less. At least 128MiB; left out, a quarter, but at most 4GiB.",
         ),
     ] = None,
-    part_size: Annotated[
-        str,
-        typer.Option(
-            envvar="FASTFUSE_PART_SIZE",
-            metavar="SIZE",
-            rich_help_panel=_MEMORY,
-            help="Bytes fetched by one request, 1MiB to 64MiB.",
-        ),
-    ] = "8MiB",
+    part_size: options.PartSize = "8MiB",
     io: Annotated[
         PageCacheUse,
         typer.Option(
             "--io",
             envvar="FASTFUSE_IO",
-            rich_help_panel=_MEMORY,
+            rich_help_panel=options.MEMORY_PANEL,
             help="'cached' reads through the kernel's page cache: what fits there is fetched once. 'direct' reads "
             "files of a part or more past it: faster for reads of 1 MiB or more where the kernel's readahead cannot "
             "be raised, slower for small ones. 'auto' is 'cached', and warns where that readahead slows readers down.",

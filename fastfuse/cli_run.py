@@ -19,7 +19,6 @@ from fastfuse.store.base import ConnectionConfig
 __all__ = ["EPILOG", "run"]
 
 _JOB = "Job"
-_MEMORY = "Memory and speed"
 
 EPILOG = (
     "The exit code is the command's, 128 and the signal if one killed it; where the job cannot be prepared, it is "
@@ -122,20 +121,12 @@ def run(
         typer.Option(
             envvar="FASTFUSE_MEMORY_TARGET",
             metavar="SIZE|PERCENT",
-            rich_help_panel=_MEMORY,
+            rich_help_panel=options.MEMORY_PANEL,
             help="Memory for data of all channels, which divide it: 2GiB, or 25% of the RAM or of the control group's "
             "limit, whichever is less. At least 128MiB for each channel; left out, a quarter, but at most 4GiB.",
         ),
     ] = None,
-    part_size: Annotated[
-        str,
-        typer.Option(
-            envvar="FASTFUSE_PART_SIZE",
-            metavar="SIZE",
-            rich_help_panel=_MEMORY,
-            help="Bytes fetched by one request, 1MiB to 64MiB.",
-        ),
-    ] = "8MiB",
+    part_size: options.PartSize = "8MiB",
     index_cache: options.IndexCache = None,
     no_index_cache: options.NoIndexCache = False,
     index_max_age: options.IndexMaxAge = None,

@@ -20,6 +20,7 @@ from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["LogFormat", "ShardBy", "connection", "logs", "origin", "takes"]
 
+MEMORY_PANEL = "Memory and speed"
 _CONNECTION = "Connection"
 _LOGS = "Logs"
 _INDEX = "Index"
@@ -99,6 +100,14 @@ MaxConnections = Annotated[
     typer.Option(
         "--max-connections", envvar="FASTFUSE_MAX_CONNECTIONS", metavar="N", min=1, max=1024,
         rich_help_panel=_CONNECTION, help="Requests in flight at once.",
+    ),
+]  # fmt: skip
+
+PartSize = Annotated[
+    str,
+    typer.Option(
+        "--part-size", envvar="FASTFUSE_PART_SIZE", metavar="SIZE", rich_help_panel=MEMORY_PANEL,
+        help="Bytes fetched by one request, 1MiB to 64MiB.",
     ),
 ]  # fmt: skip
 

@@ -175,7 +175,7 @@ LAYERS: Mapping[str, Row] = {
     ),
     "sagemaker.pipe": row(),
     # A job on this host: the parent forks for as long as it lives, as a supervisor does, and each channel is one.
-    "sagemaker.budget": row("errors sagemaker.channel sizes"),
+    "sagemaker.budget": row("config errors sagemaker.channel sizes"),
     "sagemaker.usage": row("sizes"),
     "sagemaker.lines": row(),
     "sagemaker.phases": row("sizes", "rich"),

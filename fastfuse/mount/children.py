@@ -26,12 +26,12 @@ class NoRoomError(FastfuseError):
     """The system has no room for another process; later it may have."""
 
 
-def fork_child(work: Callable[[], object]) -> int:
+def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> int:
     """Run `work` in a new process and return its pid; it exits 0 when `work` returns and 1 when it raises.
 
-    The child is killed when its parent dies: a supervisor killed with ``kill -9`` leaves no process behind that
-    would hold the connection to the kernel, and the next mount can clear the place (clause L4). It starts with no
-    signal blocked and with their default actions.
+    Unless it `outlives_parent`, the child is killed when its parent dies: a supervisor killed with ``kill -9`` leaves
+    no process behind that would hold the connection to the kernel, and the next mount can clear the place (clause L4).
+    It starts with no signal blocked and with their default actions.
 
     Raises:
         NoRoomError: the system has no room for another process.
@@ -50,9 +50,10 @@ def fork_child(work: Callable[[], object]) -> int:
         return child
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(status)
+        if not outlives_parent:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before the line above
+                os._exit(status)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())

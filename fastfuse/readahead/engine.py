@@ -12,6 +12,7 @@ from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
 from fastfuse.readahead.stream import ReadCounts, Stream
+from fastfuse.readahead.window import parts_from_the_start
 from fastfuse.store.base import RangeReader
 
 __all__ = ["ReadEngine", "ReadStatistics"]
@@ -20,8 +21,6 @@ __all__ = ["ReadEngine", "ReadStatistics"]
 # and one that is not opened while so many others are.
 _MAX_FOLLOWERS = 4
 _PATIENCE_OPENS = 16
-# No part of theirs is a larger share of what lies before it (`window`).
-_PARTS_PER_RUN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +176,9 @@ class ReadEngine:
         next_inode, ref = follower
         self._followers.setdefault(next_inode, self._opens)
         stream = self._open(next_inode, ref)
-        start, config = 0, self._config
-        while start < min(size_bytes, ref.size_bytes):
-            # As a window that grows: each part is there when the reader has gone through those before it.
-            grown_bytes = 1 << (start // _PARTS_PER_RUN).bit_length() >> 1
-            end = start + min(config.part_size_bytes, max(config.first_part_bytes, grown_bytes))
-            if not stream.fetch(start, min(end, ref.size_bytes)):
+        for start, end in parts_from_the_start(min(size_bytes, ref.size_bytes), self._config):
+            if not stream.fetch(start, end):
                 break
-            start = end
         self._give_up_followers()
 
     def _give_up_followers(self) -> None:

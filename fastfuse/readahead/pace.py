@@ -68,7 +68,7 @@ class _Time:
 class ServicePace:
     """The GETs of one mount, of whatever file."""
 
-    __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_was_left_early", "_whole_files")
+    __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_whole_files", "was_left_early")
 
     def __init__(self, first_window_bytes: int = 0) -> None:
         """`first_window_bytes`: the window of who opens a file before anything is known; 0: none is foreseen."""
@@ -80,17 +80,13 @@ class ServicePace:
         # What readers needed lately, and how many files in a row they read to the end.
         self._usual_window_bytes = first_window_bytes
         self._whole_files = _WHOLE_FILES if first_window_bytes else 0
-        self._was_left_early = False
+        # Whether the file closed last was not read to its end.
+        self.was_left_early = False
 
     @property
     def ramp_bytes(self) -> int:
         """The window of who opens a file now, if it is likely that it is read to the end; or else 0."""
         return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
-
-    @property
-    def was_left_early(self) -> bool:
-        """Whether the file closed last was not read to its end."""
-        return self._was_left_early
 
     def waited(self) -> None:
         """A reader had to wait for bytes."""
@@ -99,7 +95,7 @@ class ServicePace:
     def closed(self, *, was_whole: bool) -> None:
         """A file of more than a part was closed, read from its first to its last byte or not."""
         self._whole_files = self._whole_files + 1 if was_whole else 0
-        self._was_left_early = not was_whole
+        self.was_left_early = not was_whole
 
     def needed(self, window_bytes: int, *, or_more: bool = False) -> None:
         """A reader is kept fed by `window_bytes`."""

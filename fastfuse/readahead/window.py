@@ -31,12 +31,14 @@ Parts double from `first_part_bytes` to `part_size_bytes` as the run grows, and 
 that after a while all readers of a file cut it at the same places, and share the parts.
 """
 
+from collections.abc import Iterator
+
 from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.runs import RunLengths
 
-__all__ = ["Window"]
+__all__ = ["Window", "parts_from_the_start"]
 
 # Linux itself takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
@@ -287,8 +289,7 @@ class Window:
             size = max(size // _OPENING_PARTS, min(size, _SMALLEST_PART_BYTES))
         else:
             share = grown if self._is_small else grown // _PARTS_PER_RUN
-            if share >= 2 * size:
-                size = min(self._part_bytes, 1 << (share.bit_length() - 1))
+            size = _grown_part_bytes(share, size, self._part_bytes)
         end = start + size
         end -= end % size
         rest = self._size - end
@@ -318,3 +319,17 @@ class Window:
     def _page_end(self, start: int, end: int, most_bytes: int) -> int:
         page_end = end + -end % PAGE_BYTES
         return min(page_end, self._size, start + most_bytes)
+
+
+def parts_from_the_start(end: int, config: ReadaheadConfig) -> Iterator[tuple[int, int]]:
+    """Parts of ``[0, end)`` as of a window that grows: each is there when its reader is through with those before."""
+    start = 0
+    while start < end:
+        size = _grown_part_bytes(start // _PARTS_PER_RUN, config.first_part_bytes, config.part_size_bytes)
+        yield start, min(start + size, end)
+        start += size
+
+
+def _grown_part_bytes(share_bytes: int, first_bytes: int, most_bytes: int) -> int:
+    """A power of two that is no larger than a share of what was read, within these bounds."""
+    return min(most_bytes, 1 << (share_bytes.bit_length() - 1)) if share_bytes >= 2 * first_bytes else first_bytes

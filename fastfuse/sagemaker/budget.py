@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
+from fastfuse.config import MINIMUM_MEMORY_BYTES
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.channel import Channel, InputMode
-from fastfuse.sizes import MIB, format_size
+from fastfuse.sizes import format_size
 
 __all__ = ["MINIMUM_CHANNEL_BYTES", "divide_memory", "minimum_job_bytes"]
 
-# As of one mount: below this there is no room for the parts of a few readers at once (16 parts of the default size).
-MINIMUM_CHANNEL_BYTES = 128 * MIB
+# As of one mount.
+MINIMUM_CHANNEL_BYTES = MINIMUM_MEMORY_BYTES
 
 # Who needs memory at the same time: downloads are over before the command reads what is mounted, and a stream fetches
 # ahead from its start.

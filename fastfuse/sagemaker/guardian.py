@@ -6,14 +6,11 @@ nobody is left that reads from it. It is not for those who kill a whole control 
 the place.
 """
 
-import ctypes
 import logging
 import os
-import re
 import select
 import signal
 import socket
-import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,13 +20,12 @@ from fastfuse.errors import FastfuseError
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.mount.mountpoint import find_mount, is_dead, unmount
 from fastfuse.sagemaker.channel import Channel
-from fastfuse.sagemaker.pipe import Guard
+from fastfuse.sagemaker.pipe import Guard, remove_stale
 
 __all__ = ["Guardian", "sweep"]
 
 _log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -47,7 +43,6 @@ class Guardian:
             for number in _IGNORED:
                 signal.signal(number, signal.SIG_IGN)
             os.setsid()
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
             os.close(self._writing_fd)
             self._ours.close()
             command_fd = _watch(reading_fd, theirs, guards)
@@ -59,7 +54,7 @@ class Guardian:
                 for fd in guard.held:
                     _outlast_readers(fd, kill_at_s, are_ours=command_fd >= 0)
 
-        self.pid = fork_child(work)
+        self.pid = fork_child(work, outlives_parent=True)
         for guard in guards:
             guard.hand_over()
         os.close(reading_fd)
@@ -86,7 +81,7 @@ def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
     for channel in channels:
         try:
             _unmount_dead(data_dir / channel.name)
-            _remove_fifos(data_dir, channel.name)
+            remove_stale(data_dir, channel.name)
         except (FastfuseError, OSError) as error:
             _log.warning("channel %s left something behind: %s", channel.name, error)
 
@@ -158,11 +153,3 @@ def _unmount_dead(path: Path) -> None:
     entry = find_mount(path)
     if entry is not None and entry.is_ours and entry.owner_uid == os.geteuid() and is_dead(path):
         unmount(path, lazy=True, device=entry.device)
-
-
-def _remove_fifos(data_dir: Path, channel: str) -> None:
-    is_fifo_of_channel = re.compile(re.escape(channel) + r"_\d+", re.ASCII).fullmatch
-    for path in data_dir.iterdir():
-        if is_fifo_of_channel(path.name) and stat.S_ISFIFO(path.lstat().st_mode):
-            with suppress(FileNotFoundError):
-                path.unlink()

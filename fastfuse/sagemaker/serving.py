@@ -152,21 +152,19 @@ def _remove_mountpoint(place: Path) -> None:
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         if any(place.iterdir()):
-            raise MountError(
-                f"the directory {place} is not empty, and the channel is to be streamed",
-                hint="File mode keeps what it has downloaded: remove it, or give another --base-dir",
-            )
+            raise _is_full(f"the directory {place} is not empty, and the channel is to be streamed")
         place.rmdir()
+
+
+def _is_full(message: str) -> MountError:
+    return MountError(message, hint="File mode keeps what it has downloaded: remove it, or give another --base-dir")
 
 
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.settings.paths.channel(task.channel.name)
     # A mount that is there says so itself, and one that is dead is cleared.
     if find_mount(place) is None and place.is_dir() and any(place.iterdir()):
-        raise MountError(
-            f"the mountpoint {place} is not empty",
-            hint="File mode keeps what it has downloaded: remove it, or give another --base-dir",
-        )
+        raise _is_full(f"the mountpoint {place} is not empty")
     settings = MountSettings(
         source=task.channel.source,
         mountpoint=place,

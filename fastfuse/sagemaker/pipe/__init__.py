@@ -8,7 +8,8 @@ the process: with it no reader takes the death of a streamer for the end of an e
 """
 
 from fastfuse.sagemaker.pipe.channel import stream_channel
+from fastfuse.sagemaker.pipe.fifo import remove_stale
 from fastfuse.sagemaker.pipe.guard import Guard
 from fastfuse.sagemaker.pipe.settings import PipeProgress, PipeSettings
 
-__all__ = ["Guard", "PipeProgress", "PipeSettings", "stream_channel"]
+__all__ = ["Guard", "PipeProgress", "PipeSettings", "remove_stale", "stream_channel"]

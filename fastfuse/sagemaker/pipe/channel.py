@@ -111,8 +111,8 @@ class _Channel:
         self._config = ReadaheadConfig.within(
             settings.memory_target_bytes,
             part_size_bytes=settings.part_size_bytes,
-            # The engine leaves a quarter to readers of other files, of which there are none: what is ahead of this one
-            # may have every connection.
+            # The engine leaves a quarter to readers of other files, of which there are none: with up to 64 connections
+            # what is ahead of this one may have every one.
             max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
         )
         buffers = PartBuffers(slot_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes)

@@ -35,12 +35,6 @@ def objects() -> MemoryObjects:
     return MemoryObjects(OBJECTS)
 
 
-@pytest.fixture
-def server(objects: MemoryObjects) -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": objects}) as server:
-        yield server
-
-
 def kill_when(server: LoopbackServer, objects: MemoryObjects, directory: Path, *, gets: int) -> tuple[int, int]:
     """Kill a download once `gets` of its GETs are on the disk; returns the files and bytes that it had told of."""
     rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", skip=gets))

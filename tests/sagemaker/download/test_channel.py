@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +31,6 @@ TOTAL_BYTES = sum(map(len, FILES.values()))
 @pytest.fixture
 def objects() -> MemoryObjects:
     return MemoryObjects(OBJECTS)
-
-
-@pytest.fixture
-def server(objects: MemoryObjects) -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": objects}) as server:
-        yield server
 
 
 @pytest.fixture
