@@ -121,6 +121,12 @@ def abort(path: Path, device: str) -> None:
             _log.warning("whoever still reads from %s may hang: its connection cannot be ended (%s)", path, error)
 
 
+def _abort_if_there(entry: MountEntry) -> None:
+    # Asking it has taken a while: it may be gone by now, and its number another mount's.
+    if is_mounted(entry.path, entry.device):
+        abort(entry.path, entry.device)
+
+
 def prepare_mountpoint(path: Path, *, create: bool) -> Path:
     """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
 
@@ -168,7 +174,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
     if not entry.is_ours:
         raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
     if lazy and device is None and not listeners(entry.device) and _errno_of_statvfs(entry.path) is None:
-        abort(entry.path, entry.device)
+        _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return
     if os.geteuid() == 0:
@@ -184,7 +190,7 @@ def _clear_dead_mount(entry: MountEntry) -> None:
         )
     number = _errno_of_statvfs(entry.path)
     if number is None and entry.owner_uid == os.geteuid() and not listeners(entry.device):
-        abort(entry.path, entry.device)
+        _abort_if_there(entry)
         number = errno.ENOTCONN
     if number is None:
         raise MountError(

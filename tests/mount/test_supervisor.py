@@ -673,6 +673,8 @@ def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
     with_change(monkeypatch, change)
     with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
         connection = Path(f"/sys/fs/fuse/connections/{os.minor(os.stat(mount.path).st_dev)}")
+        # Open from now on: in the end the number may be another mount's.
+        abort_fd = os.open(connection / "abort", os.O_WRONLY)
         worker = mount.worker()
         held.put("data/late", b"late")
         mount.process.send_signal(signal.SIGHUP)
@@ -687,7 +689,8 @@ def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
             yield Stuck(mount, server, reader, os.pidfd_open(notices))
         finally:
             with contextlib.suppress(OSError):
-                (connection / "abort").write_text("1")
+                os.write(abort_fd, b"1")
+            os.close(abort_fd)
             reader.wait(60)
 
 

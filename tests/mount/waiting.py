@@ -12,12 +12,12 @@ __all__ = ["PATIENCE_S", "wait_for_end", "wait_until"]
 PATIENCE_S = 60.0
 
 
-def wait_until(is_met: Callable[[], bool]) -> None:
-    """Ask again and again; `TimeoutError` if the answer never is yes."""
+def wait_until(is_met: Callable[[], bool], tell: Callable[[], str] = str) -> None:
+    """Ask again and again; `TimeoutError` with what `tell` has to say if the answer never is yes."""
     until_s = time.monotonic() + PATIENCE_S
     while not is_met():
         if time.monotonic() > until_s:
-            raise TimeoutError("the condition was not met")
+            raise TimeoutError(f"the condition was not met\n{tell()}")
         threading.Event().wait(0.01)
 
 

@@ -97,12 +97,12 @@ class Job:
 
     def wait_for_output(self, text: str) -> None:
         """Wait until the command has printed that."""
-        wait_until(lambda: text in self.output or self._is_over())
+        wait_until(lambda: text in self.output or self._is_over(), lambda: self.log)
         assert text in self.output, self.log
 
     def wait_for_log(self, text: str) -> None:
         """Wait until standard error has that."""
-        wait_until(lambda: text in self.log or self._is_over())
+        wait_until(lambda: text in self.log or self._is_over(), lambda: self.log)
         assert text in self.log, self.log
 
     def _is_over(self) -> bool:

@@ -25,13 +25,15 @@ CHANNELS = [channel("mounted", "FastFile", "data/"), channel("piped", "Pipe", "d
 
 # Tells of every signal that it gets, and ends at SIGTERM and SIGINT with codes of its own.
 PATIENT = """
-import signal, sys
+import os, signal, sys
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # at once, or a signal finds half a line
 def told(number, frame):
-    print(signal.Signals(number).name, flush=True)
+    say(signal.Signals(number).name)
     sys.exit(40 + number)
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, told)
-print("ready", flush=True)
+say("ready")
 while True:
     signal.pause()
 """
@@ -124,8 +126,8 @@ def test_ctrl_c_reaches_the_command_once_and_no_channel(server: LoopbackServer) 
     program = script(
         PATIENT.replace(
             "    sys.exit(40 + number)\n",
-            "    print(len(open(path, 'rb').read()), flush=True)\n    sys.exit(40 + number)\n",
-        ).replace("import signal, sys", "import os, signal, sys\npath = os.environ['SM_CHANNEL_MOUNTED'] + '/x'")
+            "    say(len(open(path, 'rb').read()))\n    sys.exit(40 + number)\n",
+        ).replace("import os, signal, sys", "import os, signal, sys\npath = os.environ['SM_CHANNEL_MOUNTED'] + '/x'")
     )
     with running(server.endpoint_url, CHANNELS, command=program, terminal=theirs) as job:
         job.wait_for_output("ready")
