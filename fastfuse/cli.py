@@ -187,6 +187,7 @@ def mount(
         ),
     ] = None,
     part_size: options.PartSize = "8MiB",
+    training: options.Training = False,
     io: Annotated[
         PageCacheUse,
         typer.Option(
@@ -211,6 +212,7 @@ def mount(
         origin=origin,
         memory_target=memory_target,
         part_size=part_size,
+        training=training,
         io=io,
         uid=uid,
         gid=gid,

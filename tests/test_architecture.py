@@ -93,6 +93,7 @@ LAYERS: Mapping[str, Row] = {
     "readahead.load": row(),
     "readahead.pace": row("readahead.load"),
     "readahead.runs": row(),
+    "readahead.shuffled": row(),
     "readahead.cursor": row("readahead.pace"),
     "readahead.window": row("readahead.config readahead.cursor readahead.pace readahead.runs"),
     "readahead.*": row("errors objects readahead.* store.base", "trio"),
@@ -223,7 +224,7 @@ READS_ENVIRONMENT = {"cli", "cli_run", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
-    *("readahead.load", "readahead.pace", "readahead.runs", "readahead.window"),
+    *("readahead.load", "readahead.pace", "readahead.runs", "readahead.shuffled", "readahead.window"),
     *("inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
     *("inodes.orders", "inodes.order_text", "inodes.part"),

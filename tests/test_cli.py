@@ -88,7 +88,7 @@ class TestMount:
     def test_every_option_reaches_the_settings(self, mounts: Mounts) -> None:
         words = "--endpoint-url http://h:1 --region r1 --profile p --force-path-style --no-verify-ssl --request-payer"
         words += " --max-connections 9 --uid 1 --gid 2 --umask 022 --allow-other --memory-target 256MiB"
-        words += " --part-size 1MiB --io direct --strict --allow-empty --index-cache /c"
+        words += " --part-size 1MiB --training --io direct --strict --allow-empty --index-cache /c"
         words += " --index-max-age 1.5h --grace-s 2.5 --metrics-listen 9567 -o nodev"
         settings = mounted(mounts, "s3://b", *words.split())
         assert settings.connection == ConnectionConfig(
@@ -102,6 +102,7 @@ class TestMount:
         )
         assert (settings.uid, settings.gid, settings.umask, settings.allow_other) == (1, 2, 0o022, True)
         assert (settings.memory_target_bytes, settings.part_size_bytes) == (256 * 2**20, 2**20)
+        assert (settings.expects_whole_files, settings.expects_every_file) == (True, True)
         assert settings.io == PageCacheUse.DIRECT
         assert settings.origin == IndexOrigin(cache=Path("/c"), max_age_s=5400, strict=True, allow_empty=True)
         assert settings.grace_s == 2.5

@@ -84,6 +84,7 @@ class Supervisor:
             part_size_bytes=settings.part_size_bytes,
             max_parts_in_flight=settings.connection.max_connections,
             expects_whole_files=settings.expects_whole_files,
+            expects_every_file=settings.expects_every_file,
         )
         self._mountpoint = settings.mountpoint
         self._session: Session | None = None

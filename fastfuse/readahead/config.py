@@ -34,6 +34,8 @@ class ReadaheadConfig:
     # With it a large file is taken to be read to its end until one was not, and so much is fetched ahead when the first
     # is begun; 0: the window of the first files grows with what is read.
     first_window_bytes: int = 0
+    # Every file is read once in each epoch: so those of an unknown order are fetched that nobody has opened yet.
+    expects_every_file: bool = False
     # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
     # GETs at once. A mount sets it to the store's connections (`ConnectionConfig.max_connections`): more would only
@@ -48,6 +50,7 @@ class ReadaheadConfig:
         part_size_bytes: int,
         max_parts_in_flight: int,
         expects_whole_files: bool = False,
+        expects_every_file: bool = False,
     ) -> "ReadaheadConfig":
         """For a process that may have `memory_target_bytes` altogether."""
         return cls(
@@ -55,6 +58,7 @@ class ReadaheadConfig:
             first_part_bytes=min(cls().first_part_bytes, part_size_bytes),
             memory_limit_bytes=max(memory_target_bytes - _CLIENT_OVERHEAD_BYTES, memory_target_bytes // 2),
             first_window_bytes=memory_target_bytes // _FIRST_WINDOW_DIVISOR if expects_whole_files else 0,
+            expects_every_file=expects_every_file,
             max_parts_in_flight=max_parts_in_flight,
         )
 

@@ -82,11 +82,13 @@ class ReadEngine:
         is_cached = self._delivered.has(inode)
         if self._delivered.add(inode) and inode not in self._streams:
             self._reopened.add(inode)
+        is_small = ref.size_bytes <= self._config.part_size_bytes
+        is_missed = is_small and not is_cached and not self._pool.holds(inode)
         if self._is_wanted(inode, ref, is_cached=is_cached):
             stream = self._open(inode, ref)
-            if ref.size_bytes <= self._config.part_size_bytes:
+            if is_small:
                 stream.fetch_whole()
-        self._prefetcher.opened(inode)
+        self._prefetcher.opened(inode, is_missed=is_missed)
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Exactly ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.

@@ -52,10 +52,11 @@ __all__ = ["PartPool", "PoolStatistics"]
 _SPENT_DIVISOR = 8
 _MAX_SPENT_BYTES = 64 << 20
 
-# Held for files that will be opened: a quarter of the limit, 64 files of 4 MiB; and so many parts, as each takes 0.6 kB
-# that the limit does not count.
+# Held for files that will be opened: a quarter of the limit, 64 files of 4 MiB; and so many parts, as each takes 2 kB,
+# its file's books included, that the limit does not count.
 _EXPECTED_DIVISOR = 4
-_MAX_EXPECTED_PARTS = 2048
+_MAX_EXPECTED_PARTS = 16 << 10
+_BYTES_PER_EXPECTED_PART = 64 << 10
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
@@ -89,6 +90,8 @@ class PartPool:
         self._first_part_bytes = config.first_part_bytes
         self._connections = connections = config.max_parts_in_flight
         self._ahead = Share(limit - limit // 4, _ahead_parts(connections))
+        # One for each 64 KiB of the limit at most: the uncounted 2 kB are 3 % of it.
+        self.max_expected_parts = min(_MAX_EXPECTED_PARTS, limit // _BYTES_PER_EXPECTED_PART)
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         self._fresh, self._spent, self._expected = Shelf(), Shelf(), Shelf()
         # Files with parts that wait, in their turn.
@@ -169,13 +172,13 @@ class PartPool:
     @property
     def may_expect(self) -> bool:
         """Whether a part of an expected file might be fetched now: a quick look before `try_expect`."""
-        is_room = len(self._expected) + self._expected_in_flight < _MAX_EXPECTED_PARTS
+        is_room = len(self._expected) + self._expected_in_flight < self.max_expected_parts
         return is_room and not self._lacks_memory and self._may_start(self._expected_in_flight)
 
     def has_room_for_expected(self, size_bytes: int) -> bool:
         """Whether expected files leave so much of their share of the memory."""
         expected_bytes = self._expected.size_bytes + self._expected_in_flight_bytes
-        is_room = len(self._expected) + self._expected_in_flight < _MAX_EXPECTED_PARTS
+        is_room = len(self._expected) + self._expected_in_flight < self.max_expected_parts
         return is_room and expected_bytes + size_bytes <= self._limit_bytes // _EXPECTED_DIVISOR
 
     def try_expect(self, inode: int, ref: ObjectRef, end: int) -> Part | None:

@@ -1,4 +1,4 @@
-"""Fetches files before they are opened: carries out what `listed` and `announced` decide.
+"""Fetches files before they are opened: carries out what `announced`, `listed` and `shuffled` decide, in this order.
 
 What is fetched is *expected*: the pool keeps it, within bounds of its own, until the file is opened or the order says
 that it will not be. Expected files give way to everything that somebody waits for.
@@ -18,6 +18,7 @@ from fastfuse.readahead.delivered import Delivered
 from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.shuffled import ShuffledEpoch
 from fastfuse.readahead.stream import ReadCounts
 from fastfuse.store.base import RangeReader
 
@@ -25,6 +26,9 @@ __all__ = ["Listing", "Order", "Prefetcher"]
 
 # An order that nobody follows may hold a sixteenth of the memory: 64 MiB by default.
 _UNPROVEN_DIVISOR = 16
+
+# Files of which nobody knows the order leave an eighth of the places to those of which somebody does.
+_SHUFFLED_DIVISOR = 8
 
 # What a table may raise where it does not know an inode, or is damaged: no reason to fail who opens another file.
 _NO_FILE = (FastfuseError, LookupError, ValueError)
@@ -114,6 +118,7 @@ class Prefetcher:
         self._orders: deque[Order] = deque()
         self._table: Listing | None = None
         self._listed = ListingOrder(0)
+        self._shuffled = self._new_epoch(0)
 
     def new_order(self) -> Order:
         """The place for an order; it costs nothing before something is announced."""
@@ -132,8 +137,11 @@ class Prefetcher:
             self._orders.remove(order)
         order.wake()
 
-    def opened(self, inode: int) -> None:
-        """A file was opened, and so are those soon that come after it in some order."""
+    def opened(self, inode: int, *, is_missed: bool) -> None:
+        """A file was opened, and so are those soon that come after it in some order.
+
+        `is_missed`: a small one, of which nothing was here and, most likely, in the page cache.
+        """
         for order in self._orders:
             self._drop(order.decisions.opened(inode))
         try:
@@ -142,6 +150,7 @@ class Prefetcher:
             pass  # a refresh has taken it out of the table
         else:
             self._drop_rows(self._listed.opened(row))
+            self._shuffled.opened(row, is_missed=is_missed)
         self._pump()
 
     def follower(self, inode: int) -> tuple[int, ObjectRef] | None:
@@ -163,7 +172,12 @@ class Prefetcher:
             # Rows mean something else now; what was fetched by the old ones is good for as long as the pool has it.
             self._table = table
             self._listed = ListingOrder(len(table))
+            self._shuffled = self._new_epoch(len(table))
         return table
+
+    def _new_epoch(self, row_count: int) -> ShuffledEpoch:
+        held = self._pool.max_expected_parts
+        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, held - held // _SHUFFLED_DIVISOR)
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
@@ -186,7 +200,7 @@ class Prefetcher:
                     self._orders.rotate(-1)
                 return part
             self._orders.rotate(-1)
-        return self._listed_part()
+        return self._listed_part() or self._shuffled_part()
 
     def _next_announced(self, order: AnnouncedOrder) -> tuple[int, ObjectRef] | None:
         while (inode := order.next()) is not None:
@@ -198,7 +212,8 @@ class Prefetcher:
         return None
 
     def _listed_part(self) -> Part | None:
-        order, table = self._listed, self._current_table()
+        table = self._current_table()
+        order = self._listed
         while (row := order.next()) is not None:
             file = table.file_at(row)
             if file is not None and self._is_worth_it(*file):
@@ -214,8 +229,29 @@ class Prefetcher:
             order.commanded()
         return None
 
+    def _shuffled_part(self) -> Part | None:
+        """Such a file takes what room there is, and of nobody's; an order that is announced has all of it."""
+        table = self._current_table()
+        epoch = self._shuffled
+        if not all(order.is_spent for order in self._orders):
+            return None
+        while (row := epoch.next()) is not None:
+            file = table.file_at(row)
+            if file is not None and self._is_worth_it(*file):
+                inode, size_bytes = file
+                if not self._pool.has_room_for_expected(size_bytes):
+                    return None
+                ref = self._ref(inode)
+                if ref is not None:
+                    part = self._expected_part(inode, ref)
+                    if part is not None:
+                        epoch.taken()
+                    return part
+            epoch.passed_over()
+        return None
+
     def _is_worth_it(self, inode: int, size_bytes: int) -> bool:
-        """Whether a file is fetched that comes next in the listing; nobody knows how large ones will be read."""
+        """Whether a file is fetched that was not announced; nobody knows how large ones will be read."""
         return (
             0 < size_bytes <= self._config.part_size_bytes
             and not self._pool.holds(inode)
@@ -244,7 +280,7 @@ class Prefetcher:
     def _has_room(self, size_bytes: int) -> bool:
         """Whether expected files may take so much memory, if need be that of orders which nobody seems to follow."""
         while not self._pool.has_room_for_expected(size_bytes):
-            rows = self._listed.give_way()
+            rows = self._listed.give_way() or self._shuffled.give_way()
             inodes = () if rows else next(filter(None, (order.decisions.give_way() for order in self._orders)), ())
             if not rows and not inodes:
                 return False

@@ -75,18 +75,28 @@ class Cluster:
         """This host's part of a sharded channel; None where it gets everything."""
         if not channel.is_sharded:
             return None
-        sharing = [
-            host
-            for group in self.instance_groups
-            if not channel.instance_group_names or group.name in channel.instance_group_names
-            for host in group.hosts
-        ] or list(self.hosts)
-        sharing.sort()
+        sharing = self._hosts_of(channel)
         return Shard(index=sharing.index(self.current_host), count=len(sharing), by_bytes=by_bytes)
+
+    def reads_all(self, channel: Channel) -> bool:
+        """Whether this host most likely reads whatever it gets of `channel`, once in each epoch.
+
+        Of what several hosts get in full each reads its own part (``DistributedSampler``).
+        """
+        return channel.is_sharded or len(self._hosts_of(channel)) == 1
 
     def gets(self, channel: Channel) -> bool:
         """Whether this host's instance group is one of those that the channel is for."""
         return not channel.instance_group_names or self.current_group in channel.instance_group_names
+
+    def _hosts_of(self, channel: Channel) -> list[str]:
+        hosts = [
+            host
+            for group in self.instance_groups
+            if not channel.instance_group_names or group.name in channel.instance_group_names
+            for host in group.hosts
+        ]
+        return sorted(hosts or self.hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,6 +173,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
         expects_whole_files=True,
+        expects_every_file=task.settings.cluster.reads_all(task.channel),
         uid=os.getuid(),
         gid=os.getgid(),
         allow_other=task.settings.allow_other,

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from fastfuse.errors import ConfigurationError
@@ -26,7 +28,7 @@ def test_a_limit_of_64_mib_is_enough() -> None:
         ({"max_parts_in_flight": 0}, "max_parts_in_flight"),
     ],
 )
-def test_impossible_sizes_are_refused_by_name(fields: dict[str, int], named: str) -> None:
+def test_impossible_sizes_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named) as caught:
         ReadaheadConfig(**fields)
     assert caught.value.hint

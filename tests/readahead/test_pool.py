@@ -120,7 +120,11 @@ def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() 
         part = pool.try_expect(inode, listed(f"tiny-{inode}", 1), 1)
         if part is not None:
             pool.land(part, bytes(1))
-    assert pool.statistics().expected_bytes == 2048
+    assert pool.statistics().expected_bytes == pool.max_expected_parts == LIMIT // (64 * KIB)
+
+
+def test_of_the_largest_memory_no_more_than_16384_files_are_held_that_will_be_opened() -> None:
+    assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).max_expected_parts == 16384
 
 
 def test_a_failed_part_leaves_nothing_behind() -> None:

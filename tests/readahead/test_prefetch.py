@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import trio
@@ -175,6 +176,109 @@ async def test_once_the_kernel_keeps_what_it_gets_an_epoch_costs_next_to_no_requ
             engine.release(inode)
         assert before > 900
         assert len(reader.gets) - before < 20
+
+
+# Room for 1,000 of the small files that nobody has asked for yet.
+EVERY = replace(CONFIG, memory_limit_bytes=160 * MIB, expects_every_file=True)
+
+
+async def time_s_of_shuffled_epoch(engine: ReadEngine, refs: list[ObjectRef], seed: int = 0) -> float:
+    began_s = trio.current_time()
+    await read_all(engine, refs, shuffled(refs, seed), readers=16)
+    return trio.current_time() - began_s
+
+
+async def test_where_every_file_is_read_a_shuffled_epoch_takes_a_third_of_its_round_trips_and_no_get_more(
+    autojump_clock: MockClock,
+) -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, EVERY, Files(refs)) as engine:
+        took_s = await time_s_of_shuffled_epoch(engine, refs)
+        assert took_s < 1000 / 16 * 0.02 / 3
+        assert len(reader.gets) == 1000
+        assert keys_twice(reader) == []
+
+
+async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_opened(autojump_clock: MockClock) -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, replace(EVERY, expects_every_file=False), Files(refs)) as engine:
+        await read_all(engine, refs, shuffled(refs)[:100], readers=16)
+        assert len(reader.gets) == 100
+
+
+async def test_a_reader_of_a_few_of_them_has_caused_four_times_as_many_gets(autojump_clock: MockClock) -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, EVERY, Files(refs)) as engine:
+        await read_all(engine, refs, shuffled(refs)[:50])
+        await trio.sleep(1)
+        assert 150 < len(reader.gets) <= 250
+
+
+async def test_a_second_shuffled_epoch_that_the_page_cache_serves_costs_nothing(autojump_clock: MockClock) -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, EVERY, Files(refs)) as engine:
+        await time_s_of_shuffled_epoch(engine, refs)
+        for inode in shuffled(refs, seed=1):
+            engine.open(inode, refs[inode - 1])
+            await trio.lowlevel.checkpoint()
+            engine.release(inode)
+        await trio.sleep(1)
+        assert len(reader.gets) == 1000
+
+
+async def test_a_second_shuffled_epoch_that_the_kernel_could_not_keep_is_as_fast_as_the_first(
+    autojump_clock: MockClock,
+) -> None:
+    refs = dataset(2000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, EVERY, Files(refs)) as engine:
+        first_s = await time_s_of_shuffled_epoch(engine, refs)
+        assert await time_s_of_shuffled_epoch(engine, refs, seed=1) < 1.5 * first_s
+        assert len(reader.gets) < 4000 + 16
+
+
+async def test_readers_in_the_order_of_the_listing_cause_no_more_than_without_it(autojump_clock: MockClock) -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, EVERY, Files(refs)) as engine:
+        await read_all(engine, refs, in_order(refs)[:300])
+        await trio.sleep(1)
+        late = [key for key, _, _ in reader.gets if key > f"file-{300 + 512 + 16:05}"]
+        assert late == []
+
+
+async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for(autojump_clock: MockClock) -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader(delay_s=0.02)
+    tight = replace(EVERY, memory_limit_bytes=16 * MIB)  # a quarter is room for 107 files
+    async with running(reader, tight, Files(refs)) as engine:
+        await read_all(engine, refs, shuffled(refs[500:])[:100])
+        await trio.sleep(1)
+        assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
+        began_s = trio.current_time()
+        await read_all(engine, refs, in_order(refs)[600:900])
+        assert trio.current_time() - began_s < 300 * 0.02 / 5
+        await trio.sleep(1)
+
+
+async def test_a_refresh_in_the_middle_of_a_shuffled_epoch_costs_no_file_a_second_get(
+    autojump_clock: MockClock,
+) -> None:
+    refs = dataset(1000)
+    reader = ScriptedReader(delay_s=0.02)
+    files = Files(refs)
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(reader, EVERY, nursery, lambda: files)
+        order = shuffled(refs)
+        await read_all(engine, refs, order[:300], readers=16)
+        files = Files(refs)
+        await read_all(engine, refs, order[300:], readers=16)
+        assert keys_twice(reader) == []
+        assert len(reader.gets) == 1000
 
 
 async def test_one_reader_in_the_order_of_the_listing_is_twenty_times_as_fast_as_its_round_trips(

@@ -173,3 +173,24 @@ def test_a_group_that_nobody_describes_is_refused() -> None:
     job = job_of([source("a"), channel])
     with pytest.raises(ConfigurationError, match=r"InputDataConfig\[1\]\..*InstanceGroupNames: 'train' is no group"):
         find_cluster(job, {})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_sharded", "reads_all"),
+    [(1, False, True), (1, True, True), (2, False, False), (2, True, True)],
+)
+def test_a_host_reads_all_it_gets_unless_others_get_the_same(hosts: int, is_sharded: bool, reads_all: bool) -> None:
+    distribution = "ShardedByS3Key" if is_sharded else "FullyReplicated"
+    job = job_of(with_field(request(source()), (*S3, "S3DataDistributionType"), distribution))
+    cluster = find_cluster(TrainingJob(channels=()), {}, f"1/{hosts}")
+    assert cluster.reads_all(job.channels[0]) == reads_all
+
+
+def test_the_one_host_of_a_group_reads_all_of_the_groups_channel() -> None:
+    groups = [
+        {"InstanceGroupName": name, "InstanceType": "ml.c5.xlarge", "InstanceCount": count}
+        for name, count in (("data", 1), ("train", 2))
+    ]
+    tree = with_field(request(source()), (*S3, "InstanceGroupNames"), ["data"])
+    job = job_of({**tree, "ResourceConfig": {"InstanceGroups": groups}})
+    assert find_cluster(job, {}, "1/3").reads_all(job.channels[0])

@@ -67,3 +67,14 @@ def test_a_wrong_order_costs_a_bounded_number_of_gets_and_no_byte() -> None:
         assert len(gets(here.server)) <= 256 + 50 + 8
         read(here, right)
         assert len(gets(here.server)) <= 256 + 50 + 8
+
+
+def test_in_training_the_files_that_a_shuffled_reader_has_not_come_to_are_fetched_and_each_once() -> None:
+    names = random.Random(0).sample(NAMES, COUNT)
+    with place(DATA, "--training") as here:
+        read(here, names[:40])
+        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 120)
+        assert len(gets(here.server)) <= 5 * 40
+        read(here, names[40:])
+        read(here, names[::-1])
+        assert sorted(keys(here)) == NAMES

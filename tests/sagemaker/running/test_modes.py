@@ -244,3 +244,28 @@ def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer) 
     text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
     assert re.search(r"train \S*━\S* +[\d./]+ MiB", text), text
     assert re.search(r"Completed - train \(File\): 3.1 MiB", text)
+
+
+# Some of 200 files, in no order.
+A_FEW = """
+import os, signal
+for number in range(0, 1400, 49):
+    with open(os.path.join(os.environ["SM_CHANNEL_TRAIN"], f"{number % 200:03}"), "rb") as file:
+        assert len(file.read()) == 5000
+print("read", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("host", "fewest_gets", "most_gets"), [("1/1", 100, 145), ("1/2", 29, 29)])
+def test_of_small_files_in_no_order_the_others_are_fetched_if_this_host_reads_them_all(
+    host: str, fewest_gets: int, most_gets: int
+) -> None:
+    objects = MemoryObjects({f"small/{number:03}": block_bytes(number, 5000) for number in range(200)})
+    channels = [channel("train", "FastFile", "small/")]
+    with LoopbackServer({BUCKET: objects}) as server:
+        with running(server.endpoint_url, channels, "--host", host, command=script(A_FEW)) as job:
+            job.wait_for_output("read")
+            server.wait_until(lambda now: now.requests.get("GetObject", 0) >= fewest_gets)
+            job.stop()
+        assert fewest_gets <= server.statistics().requests["GetObject"] <= most_gets
