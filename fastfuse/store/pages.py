@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 import trio
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError
+from botocore.handlers import VALID_BUCKET
 from botocore.utils import get_environ_proxies
 
 from fastfuse.errors import FastfuseError, ServiceError
@@ -29,7 +30,9 @@ __all__ = ["SignedPageSource", "open_pages"]
 
 def open_pages(session: S3Session, bucket: str) -> PageSource:
     """Lists `bucket` in the cheapest way that reaches it. Does no I/O."""
-    return BotoPageSource(session, bucket) if session.special_endpoint(bucket) else SignedPageSource(session, bucket)
+    # Of a name that no bucket can have, botocore says so without a request.
+    is_botocores = not VALID_BUCKET.fullmatch(bucket) or session.special_endpoint(bucket)
+    return BotoPageSource(session, bucket) if is_botocores else SignedPageSource(session, bucket)
 
 
 class SignedPageSource:

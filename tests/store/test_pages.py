@@ -211,6 +211,7 @@ async def test_a_session_token_is_sent_along(list_page: ListPage, monkeypatch: p
     ("bucket", "profile", "kind"),
     [
         ("bucket", "", SignedPageSource),
+        ("no bucket", "", BotoPageSource),
         ("bucket--use1-az4--x-s3", "", BotoPageSource),
         ("arn:aws:s3:eu-west-1:123456789012:accesspoint/a", "", BotoPageSource),
         ("bucket", "use_fips_endpoint = true", BotoPageSource),
@@ -218,7 +219,7 @@ async def test_a_session_token_is_sent_along(list_page: ListPage, monkeypatch: p
         ("bucket", "s3 =\n  use_accelerate_endpoint = true", BotoPageSource),
     ],
 )
-def test_botocore_lists_what_has_an_endpoint_of_its_own(
+def test_what_has_an_endpoint_of_its_own_or_can_have_none_is_botocores(
     bucket: str, profile: str, kind: type[PageSource], aws_environment: Path
 ) -> None:
     aws_environment.write_text(f"[profile own]\n{profile}\n")
