@@ -83,7 +83,7 @@ LAYERS: Mapping[str, Row] = {
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* inodes.orders inodes.part listing.* sources.uri store.base store.boto store.session "
+        "errors indexing.* inodes.orders inodes.part listing.* sources.uri store.base store.pages store.session "
         "store.whole",
         "trio",
     ),
@@ -192,7 +192,7 @@ LAYERS: Mapping[str, Row] = {
         "errors indexing.origin metrics mount.children sagemaker.channel sagemaker.lines sagemaker.phases "
         "sagemaker.serving sagemaker.usage"
     ),
-    "sagemaker.run": row("errors sagemaker.* store.preload"),
+    "sagemaker.run": row("errors indexing.origin sagemaker.* store.preload"),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.

@@ -25,7 +25,7 @@ from fastfuse.listing.snapshot import Snapshot, save_snapshot
 from fastfuse.listing.sweep import ProgressCallback
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.boto import BotoPageSource
+from fastfuse.store.pages import open_pages
 from fastfuse.store.session import S3Session
 from fastfuse.store.whole import WholeObjects
 
@@ -147,7 +147,7 @@ async def _list(
 ) -> Listing:
     session = S3Session(connection)
     if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
-        pages = BotoPageSource(session, source.bucket)
+        pages = open_pages(session, source.bucket)
         try:
             return await list_source(
                 pages, source, strict=origin.strict, allow_empty=origin.allow_empty, progress=progress

@@ -15,6 +15,7 @@ import time
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
+from fastfuse.indexing.origin import SourceKind
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
 from fastfuse.sagemaker.claim import claim
@@ -110,7 +111,8 @@ class _Run:
         )
         try:
             if len(settings.channels) > 1:
-                preload_lister(settings.connection)
+                is_for_prefixes = all(each.source_kind is SourceKind.PREFIX for each in settings.channels)
+                preload_lister(settings.connection, is_for_prefixes=is_for_prefixes)
             for channel in settings.channels:
                 self._channels.append(ChannelProcess(ChannelTask(channel, settings, guards.get(channel.name))))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")

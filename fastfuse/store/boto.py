@@ -28,12 +28,13 @@ from fastfuse.store.replies import (
     check_version,
     if_match_value,
     if_unmodified_since,
+    is_whole_page,
     parse_content_range,
 )
 from fastfuse.store.retries import RetryableError, retrying
 from fastfuse.store.session import S3Session, bad_ca_bundle, stall_timeout_s
 
-__all__ = ["BotoPageSource", "BotoRangeReader", "S3Client"]
+__all__ = ["LIST_DEADLINE_S", "LIST_STALL_S", "BotoPageSource", "BotoRangeReader", "S3Client"]
 
 # A LIST over many delete markers was seen to take 120 s before its first byte (xuanwo.io, 2025-02).
 LIST_STALL_S = 130.0
@@ -132,15 +133,11 @@ def _keep_pages_raw(events: Any) -> None:  # noqa: ANN401 - botocore's emitter
 def _take_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
     body = response_dict["body"]
     if response_dict["status_code"] == 200:
-        if _is_whole_page(body):
+        if is_whole_page(body):
             customized_response_dict["RawBody"] = body
             response_dict["body"] = b""
         else:  # S3 may report an error that came late with a status of 200
             response_dict["status_code"] = 500
-
-
-def _is_whole_page(body: bytes) -> bool:
-    return b"<ListBucketResult" in body[:512] and body.rstrip().endswith((b"ListBucketResult>", b"/>"))
 
 
 def _stop_botocore_from_redirecting(response: Any, **_: object) -> None:  # noqa: ANN401

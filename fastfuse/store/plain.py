@@ -9,7 +9,6 @@ A request is sent and its head is awaited by the task; of a long body all but th
 one call without the GIL.
 """
 
-import re
 import time
 from datetime import datetime
 from email.utils import format_datetime, parsedate_to_datetime
@@ -29,6 +28,8 @@ from fastfuse.store.replies import (
     check_length,
     check_range_arguments,
     check_version,
+    error_code,
+    error_region,
     if_match_value,
     if_unmodified_since,
     parse_content_range,
@@ -41,8 +42,6 @@ __all__ = ["PlainRangeReader", "is_plain"]
 
 # A longer error document is not read.
 _MAX_ERROR_BYTES = 64 << 10
-_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
-_REGION = re.compile(rb"<Region>\s*([A-Za-z0-9._-]{1,64})\s*</Region>")
 
 
 def is_plain(session: S3Session) -> bool:
@@ -258,12 +257,8 @@ async def _refusal(connection: Connection, head: ReplyHead, ref: ObjectRef) -> R
     """What the service replied in place of the range."""
     document = bytearray(min(head.body_bytes or 0, _MAX_ERROR_BYTES))
     await connection.read_into(memoryview(document))
-    code, region = _CODE.search(document), _REGION.search(document)
-    failure = failure_of_reply(
-        head.status,
-        code[1].decode() if code else "",
-        head.headers.get("x-amz-bucket-region") or (region[1].decode() if region else ""),
-    )
+    region = head.headers.get("x-amz-bucket-region") or error_region(document)
+    failure = failure_of_reply(head.status, error_code(document), region)
     return RetryableError(read_error(failure, ref), attempts=failure.attempts)
 
 

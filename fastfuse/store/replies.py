@@ -10,8 +10,11 @@ __all__ = [
     "check_length",
     "check_range_arguments",
     "check_version",
+    "error_code",
+    "error_region",
     "if_match_value",
     "if_unmodified_since",
+    "is_whole_page",
     "parse_content_range",
 ]
 
@@ -20,6 +23,9 @@ _NS_PER_S = 10**9
 # What would end a header, or what no header can carry (RFC 9110, 5.5).
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT_RANGE = re.compile(r"\s*bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)\s*", re.IGNORECASE | re.ASCII)
+# Of an error document; a text that holds more than such a word is none to show.
+_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
+_REGION = re.compile(rb"<Region>\s*([A-Za-z0-9._-]{1,64})\s*</Region>")
 
 
 def check_range_arguments(ref: ObjectRef, start: int, end: int) -> None:
@@ -93,3 +99,20 @@ def check_length(ref: ObjectRef, *, wanted_bytes: int, got_bytes: int) -> None:
 
 def _bare(etag: str) -> str:
     return etag.strip().removeprefix("W/").strip('"')
+
+
+def error_code(document: bytes | bytearray) -> str:
+    """S3's code in an error document; empty where there is none."""
+    found = _CODE.search(document)
+    return found[1].decode() if found else ""
+
+
+def error_region(document: bytes | bytearray) -> str:
+    """The region that an error document names; empty where it names none."""
+    found = _REGION.search(document)
+    return found[1].decode() if found else ""
+
+
+def is_whole_page(body: bytes) -> bool:
+    """Whether `body` is a listing from its beginning to its end."""
+    return b"<ListBucketResult" in body[:512] and body.rstrip().endswith((b"ListBucketResult>", b"/>"))

@@ -73,20 +73,6 @@ def can_name(key: str) -> bool:
     return not _CONTROL_CHARACTER.search(key) and not {"", ".", ".."} & set(key.split("/"))
 
 
-def unsuitable_reason(session: S3Session, bucket: str) -> str:
-    """Why obstore cannot reach `bucket` at all; empty where it can."""
-    if bucket.startswith("arn:"):
-        return "an access point ARN"
-    if bucket.endswith("--x-s3"):
-        return "a directory bucket"
-    if session.endpoint_url is None:
-        if session.setting("use_fips_endpoint"):
-            return "use_fips_endpoint"
-        if session.setting("use_dualstack_endpoint") or session.s3_settings.get("use_dualstack_endpoint"):
-            return "use_dualstack_endpoint"
-    return "use_accelerate_endpoint" if session.s3_settings.get("use_accelerate_endpoint") else ""
-
-
 class RustRangeReader:
     """Reads ranges from one bucket, each in a thread of its own limiter."""
 
@@ -131,7 +117,7 @@ class RustRangeReader:
         return self._store
 
     async def _open(self) -> S3Store:
-        reason = unsuitable_reason(self._session, self._bucket)
+        reason = self._session.special_endpoint(self._bucket)
         if reason:
             raise StoreUnsuitableError(f"obstore cannot reach {self._bucket!r}: {reason}.", whole_server=True)
         region = await self._session.region(self._bucket)

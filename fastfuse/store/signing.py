@@ -23,7 +23,7 @@ class _Frame:
 
     credentials: Credentials
     at_s: int
-    # What follows the path in the canonical request, and what precedes its hash in the string to sign.
+    # What follows the query in the canonical request, and what precedes its hash in the string to sign.
     canonical_rest: str
     before_hash: str
     mac: hmac.HMAC
@@ -43,15 +43,15 @@ class Signer:
         self._key_of: tuple[str, str] | None = None
         self._frame: _Frame | None = None
 
-    def lines(self, path: str, credentials: Credentials, at_s: float) -> str:
+    def lines(self, path: str, credentials: Credentials, at_s: float, *, query: str = "") -> str:
         """The header lines that a GET of `path` at the Unix time `at_s` has to send beside ``host``, `extra` included.
 
-        `path` is URL-encoded and without a query.
+        `path` is URL-encoded. So is `query`, with all but ``A-Z a-z 0-9 - _ . ~`` encoded and its names in order.
         """
         frame = self._frame
         if frame is None or frame.at_s != int(at_s) or frame.credentials is not credentials:
             frame = self._frame = self._new_frame(credentials, int(at_s))
-        canonical = hashlib.sha256(f"GET\n{path}{frame.canonical_rest}".encode()).hexdigest()
+        canonical = hashlib.sha256(f"GET\n{path}\n{query}{frame.canonical_rest}".encode()).hexdigest()
         mac = frame.mac.copy()
         mac.update(f"{frame.before_hash}{canonical}".encode())
         return f"{frame.lines}{mac.hexdigest()}\r\n"
@@ -70,7 +70,7 @@ class Signer:
         return _Frame(
             credentials=credentials,
             at_s=at_s,
-            canonical_rest=f"\n\n{lines}\n{names}\n{_NO_BODY}",
+            canonical_rest=f"\n{lines}\n{names}\n{_NO_BODY}",
             before_hash=f"{_ALGORITHM}\n{at}\n{scope}\n",
             mac=hmac.new(self._day_key(credentials, at[:8]), digestmod="sha256"),
             lines=f"{sent}authorization: {_ALGORITHM} Credential={credentials.access_key}/{scope}, "

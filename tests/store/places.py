@@ -11,6 +11,7 @@ from fastfuse.store.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.store.boto import BotoPageSource, BotoRangeReader
 from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.memory import MemoryStore
+from fastfuse.store.pages import SignedPageSource
 from fastfuse.store.plain import PlainRangeReader
 from fastfuse.store.router import open_reader
 from fastfuse.store.rust import RustRangeReader
@@ -33,7 +34,15 @@ READER_PLACES = (
     "routed-moto",
     "routed-rclone",
 )
-PAGE_PLACES = ("memory", "boto-moto", "boto-rclone", "boto-loopback")
+PAGE_PLACES = (
+    "memory",
+    "signed-moto",
+    "signed-rclone",
+    "signed-loopback",
+    "boto-moto",
+    "boto-rclone",
+    "boto-loopback",
+)
 
 
 def plain_reader(config: ConnectionConfig, bucket: str = "bucket") -> PlainRangeReader:
@@ -69,11 +78,11 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
                     assert stored is not None
                     return ObjectRef("bucket", key, len(data), stored.etag, stored.modified_s * 10**9)
 
-                yield Place(put, objects.delete, _reader(client, config), _pages(config))
+                yield Place(put, objects.delete, _reader(client, config), _pages(client, config))
         case _:
             running: S3Server = request.getfixturevalue(f"{server}_server")
             config = running.config
-            yield Place(running.put, running.delete, _reader(client, config), _pages(config))
+            yield Place(running.put, running.delete, _reader(client, config), _pages(client, config))
 
 
 def _reader(client: str, config: ConnectionConfig) -> RangeReader:
@@ -88,5 +97,5 @@ def _reader(client: str, config: ConnectionConfig) -> RangeReader:
             return open_reader(config)
 
 
-def _pages(config: ConnectionConfig) -> PageSource:
-    return BotoPageSource(S3Session(config), "bucket")
+def _pages(client: str, config: ConnectionConfig) -> PageSource:
+    return (SignedPageSource if client == "signed" else BotoPageSource)(S3Session(config), "bucket")

@@ -23,7 +23,7 @@ from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.credentials import Credentials, CredentialSource
 from fastfuse.store.router import RoutingReader
-from fastfuse.store.rust import RustRangeReader, _no_panic, _translated, can_name, unsuitable_reason
+from fastfuse.store.rust import RustRangeReader, _no_panic, _translated, can_name
 from fastfuse.store.session import S3Session
 from fastfuse.testing import (
     ACCESS_DENIED,
@@ -96,7 +96,7 @@ def test_addresses_that_obstore_does_not_know_are_left_to_botocore(
     bucket: str, profile: str, reason: str, aws_environment: Path
 ) -> None:
     aws_environment.write_text(f"[profile own]\n{profile}\n")
-    assert unsuitable_reason(S3Session(ConnectionConfig(profile="own")), bucket) == reason
+    assert S3Session(ConnectionConfig(profile="own")).special_endpoint(bucket) == reason
 
 
 async def test_the_environment_does_not_lead_obstore_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,3 +58,13 @@ def test_new_keys_new_days_and_new_seconds_are_signed_anew(change: str) -> None:
     again = signer.lines("/b/k", then, at_s)
     assert again != before
     assert again == Signer("us-east-1", "h", {}).lines("/b/k", then, at_s)
+
+
+@given(st.dictionaries(st.sampled_from(["delimiter", "list-type", "prefix", "start-after"]), st.text(max_size=20)))
+def test_a_query_is_signed_as_botocore_signs_it(asked: dict[str, str]) -> None:
+    query = "&".join(f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked))
+    credentials = Credentials(access_key="AKIAEXAMPLE", secret_key="secret/+" * 5)
+    now = datetime(2024, 1, 1, tzinfo=UTC)
+    found = Signer("eu-west-1", "127.0.0.1", {}).lines("/bucket", credentials, now.timestamp(), query=query)
+    expected = botocores(f"/bucket?{query}", "127.0.0.1", credentials, now, {}, "eu-west-1")
+    assert found.endswith(f"\r\nauthorization: {expected}\r\n")
