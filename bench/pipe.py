@@ -1,11 +1,16 @@
 """``python -m bench.pipe``: a channel in Pipe mode beside raw GETs, each cold, alternately; medians of the runs.
 
+With them a FIFO alone: bytes from memory to the same reader, which is the most that any writer could bring through it.
+Where the host takes free pages back, that is not the same from run to run, as each page of a pipe is a new one.
+
 The reader is that of SageMaker's own examples: ``readinto`` with a buffer of 16 MiB, until the end of the epoch.
 """
 
 import argparse
+import fcntl
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -29,7 +34,11 @@ from fastfuse.sagemaker.pipe import PipeProgress, PipeSettings, stream_channel
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
 
-__all__ = ["Figures", "main", "measure_pipe", "measure_raw"]
+__all__ = ["Figures", "main", "measure_fifo", "measure_pipe", "measure_raw"]
+
+# As a channel writes, from memory that is no more in the processor's cache than parts are.
+_WRITE_BYTES = 512 << 10
+_MEMORY_BYTES = 256 << 20
 
 WORKLOADS = {
     # 2 GiB in 20 shards of 110 MB, and 20,000 files of 39 KB.
@@ -107,14 +116,52 @@ def measure_pipe(server: Server, fd: int, memory_bytes: int) -> Figures:
         os.close(told_fd)
         os.read(ready_fd, 1)
         os.close(ready_fd)
-        run = subprocess.run(
-            [sys.executable, "-c", _READER, f"{place}/train_0"], stdout=subprocess.PIPE, check=True, text=True
-        )
+        total, elapsed_s, first_s = _read(Path(place, "train_0"))
         cpu_s, peak_bytes = cpu_seconds(child), peak_pss_bytes(child)
         os.kill(child, signal.SIGTERM)
         wait_child(child)
-    total, elapsed_s, first_s, _ = json.loads(run.stdout)
     return Figures(total, elapsed_s, first_s, cpu_s, peak_bytes)
+
+
+def measure_fifo(size_bytes: int) -> Figures:
+    """So many bytes from memory, with nothing to do but to write them."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, "fifo")
+        os.mkfifo(path)
+        ready_fd, told_fd = os.pipe()
+        child = fork_child(lambda: _write(path, size_bytes, told_fd))
+        os.close(told_fd)
+        os.read(ready_fd, 1)
+        os.close(ready_fd)
+        total, elapsed_s, first_s = _read(path)
+        cpu_s = cpu_seconds(child)  # also where it has ended: nobody has waited for it yet
+        wait_child(child)
+    return Figures(total, elapsed_s, first_s, cpu_s, _MEMORY_BYTES)
+
+
+def _read(path: Path) -> tuple[int, float, float]:
+    """Bytes; seconds until all, and until the first of them."""
+    command = [sys.executable, "-c", _READER, str(path)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    total, elapsed_s, first_s, _ = json.loads(run.stdout)
+    return total, elapsed_s, first_s
+
+
+def _write(path: Path, size_bytes: int, told_fd: int) -> None:
+    memory = memoryview(bytearray(b"x") * _MEMORY_BYTES)
+    os.close(told_fd)
+    fd = os.open(path, os.O_WRONLY)
+    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 1 << 20)
+    os.set_blocking(fd, False)
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    done = 0
+    while done < size_bytes:
+        begin = done % _MEMORY_BYTES
+        try:
+            done += os.write(fd, memory[begin : begin + min(_WRITE_BYTES, size_bytes - done)])
+        except BlockingIOError:
+            poll.poll()
 
 
 def measure_raw(server: Server, spans: list[Span]) -> Figures:
@@ -139,20 +186,25 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     options = parser.parse_args()
     for name in options.workloads:
-        found: dict[str, list[Figures]] = {"raw": [], "pipe": []}
+        found: dict[str, list[Figures]] = {"raw": [], "fifo": [], "pipe": []}
         with Server(WORKLOADS[name], profile=PROFILES[options.profile]) as server, _index(server) as fd:
             table = open_snapshot(fd).table
             sizes = {table.key(inode): table.attributes(inode).size_bytes for inode in range(2, len(table) + 1)}
             spans = [Span(key, 0, size_bytes) for key, size_bytes in sizes.items()]
             for _ in range(options.runs):
                 found["raw"].append(measure_raw(server, spans))
+                found["fifo"].append(measure_fifo(sum(sizes.values())))
                 found["pipe"].append(measure_pipe(server, fd, options.memory_mib << 20))
         for kind, figures in found.items():
             for one in figures:
                 print(f"{options.profile} {name:6} {kind:4} {one}", flush=True)
         rates = {kind: statistics.median(one.size_bytes / one.elapsed_s for one in figures)
                  for kind, figures in found.items()}  # fmt: skip
-        print(f"{options.profile} {name}: Pipe {rates['pipe'] / rates['raw']:.2f} of raw GETs", flush=True)
+        print(
+            f"{options.profile} {name}: Pipe {rates['pipe'] / rates['raw']:.2f} of raw GETs, "
+            f"a FIFO alone {rates['fifo'] / rates['raw']:.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
