@@ -98,7 +98,7 @@ class SignedPageSource:
         session = self._session
         http = OriginFormSession(
             # To read the authorities takes 20 ms, which nobody needs who meets no certificate.
-            session.verify and not is_plain(session) and session.verify,
+            False if is_plain(session) else session.verify,
             get_environ_proxies(self._url),
             (session.config.connect_timeout_s, LIST_STALL_S),
             max_pool_connections=session.config.max_connections,
