@@ -1,6 +1,8 @@
 """Buffers that are used again: nobody's bytes change under him, and memory stays within its limit."""
 
+import ctypes
 import mmap
+import os
 import subprocess
 import sys
 import threading
@@ -138,3 +140,44 @@ def test_without_room_for_a_mapping_there_are_buffers_all_the_same(monkeypatch: 
     monkeypatch.setattr(mmap, "mmap", no_room)
     buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
     assert len(buffers.take(SLOT)) == SLOT
+
+
+def test_pages_that_are_written_once_stay_in_a_pipe_as_they_were_when_their_buffer_is_used_again() -> None:
+    """As a reader that splices them on holds them for as long as it likes."""
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=SLOT, is_written_once=True)
+    reading_fd, writing_fd = os.pipe()
+    taken = set()
+    for mark in (b"a", b"b", b"c"):
+        buffer = buffers.take(SLOT - 5)
+        buffer[:] = mark * len(buffer)
+        address = buffers.lent_from(buffer[100:200].toreadonly())
+        taken.add(address)
+        lend(writing_fd, address, 100)
+        del buffer
+    assert len(taken) == 1  # the same slot each time
+    assert os.read(reading_fd, 1000) == b"a" * 100 + b"b" * 100 + b"c" * 100
+    os.close(reading_fd)
+    os.close(writing_fd)
+
+
+def test_what_may_be_written_again_is_not_to_be_lent() -> None:
+    again = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
+    assert again.lent_from(again.take(SLOT)) == 0
+    once = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT, is_written_once=True)
+    assert once.lent_from(once.take(SLOT)) != 0
+    assert once.lent_from(once.take(SLOT // 2)) == 0
+    assert once.lent_from(memoryview(bytes(SLOT))) == 0
+
+
+def test_a_slot_that_is_written_once_keeps_no_page_when_it_is_given_back() -> None:
+    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=2 * SLOT, is_written_once=True)
+    held = buffers.take(SLOT)
+    held[:] = b"x" * SLOT
+    assert buffers.resident_bytes == SLOT
+    del held
+    assert buffers.resident_bytes == 0
+
+
+def lend(fd: int, address: int, size_bytes: int) -> None:
+    pages = (ctypes.c_size_t * 2)(address, size_bytes)  # struct iovec
+    assert ctypes.CDLL(None).vmsplice(fd, pages, 1, 0) == size_bytes

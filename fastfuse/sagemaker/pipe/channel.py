@@ -115,8 +115,11 @@ class _Channel:
             # what is ahead of this one may have every one.
             max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
         )
-        buffers = PartBuffers(slot_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes)
-        self._reader = _CountingReader(open_reader(connection, buffers), self._wake)
+        # Pages are lent to readers, who may keep them.
+        self._buffers = PartBuffers(
+            slot_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
+        )
+        self._reader = _CountingReader(open_reader(connection, self._buffers), self._wake)
         self._report = report
         self._guard = guard
         self._lookahead: Lookahead | None = None
@@ -205,7 +208,7 @@ class _Channel:
             _log.info("epoch %d of channel %s: its reader has closed it early", self._epoch, self._settings.channel)
 
     def _make_fifo(self, epoch: int) -> None:
-        fifo = Fifo(self._settings.directory / f"{self._settings.channel}_{epoch}")
+        fifo = Fifo(self._settings.directory / f"{self._settings.channel}_{epoch}", self._buffers.lent_from)
         self._fifos.append(fifo)
         if self._guard is not None:
             self._guard.hold(fifo.fileno())
