@@ -21,7 +21,8 @@ __all__ = ["ListingOrder"]
 # Two files that belong together (a picture and its label) are read in turn by readers at random as well, and three by
 # chance in a directory of a hundred.
 _RUN_FILES = 4
-# Of large files there are few, and no more than one is read ahead: of shards in any order, one in as many as there are.
+# Of large files there are few, and few are read ahead: of shards in any order, one in as many as there are. Whoever
+# opens the first of all before any other most likely goes on with the second.
 _FOLLOWED_FILES = 2
 # Files ahead per file opened, as in `window`: four round trips from a window of hundreds, and who stops early has
 # wasted at most twice what it read.
@@ -61,8 +62,10 @@ class _Run:
 class ListingOrder:
     """The runs in a table of `row_count` rows. Bounded, however many files are opened."""
 
-    def __init__(self, row_count: int) -> None:
+    def __init__(self, row_count: int, first_file_row: int = 0) -> None:
+        """`first_file_row` is behind the directories that the table begins with."""
         self._row_count = row_count
+        self._first_file_row = first_file_row
         # By position, least recently extended first.
         self._runs: dict[int, _Run] = {}
         self._begins: dict[int, _Run] = {}
@@ -100,7 +103,7 @@ class ListingOrder:
     def followers(self, row: int) -> range:
         """The rows that are opened next by who has opened `row` and those before it, one by one; none if nobody has."""
         run = self._runs.get(row + 1)
-        is_run = run is not None and run.files >= _FOLLOWED_FILES
+        is_run = run is not None and (run.files >= _FOLLOWED_FILES or self._is_beginning(run))
         return range(row + 1, self._row_count if is_run else row + 1)
 
     def next(self) -> int | None:
@@ -137,6 +140,9 @@ class ListingOrder:
             if dropped:
                 return dropped
         return ()
+
+    def _is_beginning(self, run: _Run) -> bool:
+        return run.begin == self._first_file_row and run.files == self._opens
 
     def _end_ahead(self, run: _Run) -> int:
         end = run.position + min(_GROWTH * run.files, _MAX_AHEAD_FILES)

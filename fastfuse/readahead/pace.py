@@ -173,6 +173,11 @@ class ReaderPace:
         other.limit_bytes = self.limit_bytes
         return other
 
+    def came_to_end(self, most_bytes: int) -> None:
+        """The file was read to its end; if in less time than a GET takes, its reader needs what it would have taken."""
+        if self.limit_bytes is None and self.expected_bytes:
+            self._service.needed(min(int(_MARGIN * self.expected_bytes), most_bytes), or_more=True)
+
     def waits(self, now_s: float) -> None:
         """A read of this reader finds that its bytes are not there."""
         if not self._waiting:

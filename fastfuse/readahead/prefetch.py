@@ -30,6 +30,9 @@ _UNPROVEN_DIVISOR = 16
 # Files of which nobody knows the order leave an eighth of the places to those of which somebody does.
 _SHUFFLED_DIVISOR = 8
 
+# The root and its subdirectories come before the first file.
+_MAX_LEADING_ROWS = 1024
+
 # What a table may raise where it does not know an inode, or is damaged: no reason to fail who opens another file.
 _NO_FILE = (FastfuseError, LookupError, ValueError)
 
@@ -173,7 +176,7 @@ class Prefetcher:
         if table is not self._table:
             # Rows mean something else now; what was fetched by the old ones is good for as long as the pool has it.
             self._table = table
-            self._listed = ListingOrder(len(table))
+            self._listed = ListingOrder(len(table), _first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
         return table
 
@@ -318,3 +321,8 @@ class Prefetcher:
             self._pool.fail(part, error)
         else:
             self._pool.land(part, data)
+
+
+def _first_file_row(table: Listing) -> int:
+    rows = range(min(len(table), _MAX_LEADING_ROWS))
+    return next((row for row in rows if table.file_at(row) is not None), 0)

@@ -140,9 +140,8 @@ class Window:
             whole = [cursor for cursor in self._runs.values() if cursor.begin == 0 and cursor.position == self._size]
             self._service.closed(was_whole=bool(whole))
             for cursor in whole:
-                if cursor.pace is not None and cursor.pace.limit_bytes is None:
-                    # The file was too short to see what its reader takes in the time of a GET.
-                    self._service.needed(min(cursor.pace.expected_bytes, self._cap_bytes), or_more=True)
+                if cursor.pace is not None:
+                    cursor.pace.came_to_end(self._cap_bytes)
 
     def demand(self, cursor: Cursor, offset: int, end: int, gap: tuple[int, int]) -> list[tuple[int, int]]:
         """The parts to fetch now, in order, so that ``[offset, end)`` is covered within `gap`.
