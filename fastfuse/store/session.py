@@ -36,6 +36,8 @@ DEFAULT_REGION = "us-east-1"
 _REGION_DEADLINE_S = 20.0
 # A bucket that TLS wildcard certificates and DNS can carry as a host label (botocore's rule for virtual hosting).
 _HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", re.ASCII)
+# A region becomes part of a host, and of what is signed.
+_REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 T = TypeVar("T")
 
@@ -168,10 +170,16 @@ class S3Session:
         """The region to sign for: as configured, or as the service tells for `bucket` (one unsigned request).
 
         A server of one's own that does not tell gets `DEFAULT_REGION`. Raises `SourceError` where the bucket does
-        not exist, `ConfigurationError` where AWS tells no region, `ServiceError` where nothing answers.
+        not exist, `ConfigurationError` where AWS tells no region or what is configured is no name of one,
+        `ServiceError` where nothing answers.
         """
         given: str | None = self.config.region or self.setting("region")
         if given:
+            if not _REGION_NAME.fullmatch(given):
+                raise ConfigurationError(
+                    f"the configured region {given!r} is not the name of a region",
+                    hint="look at AWS_DEFAULT_REGION and the profile; --region overrides both",
+                )
             return given
         async with self._region_lock:
             if bucket not in self._regions:

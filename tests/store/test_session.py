@@ -100,6 +100,14 @@ async def test_a_ca_bundle_that_is_none_is_a_configuration_error(tmp_path: Path)
         await S3Session(replace(OWN, ca_bundle=str(bundle))).region("bucket")
 
 
+@pytest.mark.parametrize("region", ["us-east-1\n", "eu west 1", "ü", "evil.test/x", "-a"])
+async def test_a_configured_region_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    with pytest.raises(ConfigurationError, match="is not the name of a region") as caught:
+        await S3Session(OWN).region("bucket")
+    assert "AWS_DEFAULT_REGION" in caught.value.hint
+
+
 async def test_a_given_region_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable = ConnectionConfig(endpoint_url="http://127.0.0.1:1")
     assert await S3Session(replace(unreachable, region="eu-west-3")).region("bucket") == "eu-west-3"
