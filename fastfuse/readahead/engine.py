@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import trio
 
@@ -12,13 +13,12 @@ from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
 from fastfuse.readahead.stream import ReadCounts, Stream
-from fastfuse.readahead.window import parts_from_the_start
 from fastfuse.store.base import RangeReader
 
 __all__ = ["ReadEngine", "ReadStatistics"]
 
-# Files that are read ahead before they are opened: one for each of a few readers. Beyond these the oldest is given up,
-# and one that is not opened while so many others are.
+# Files that are read ahead before they are opened: for one reader who takes 100 MB in 40 ms, where a GET takes 115, or
+# for each of a few. Beyond these the oldest is given up, and one that is not opened while so many others are.
 _MAX_FOLLOWERS = 4
 _PATIENCE_OPENS = 16
 
@@ -169,20 +169,24 @@ class ReadEngine:
         return stream
 
     def _read_on(self, inode: int, size_bytes: int) -> None:
-        """The reader of `inode` is about to come to its end: read ahead so much of the file that follows.
+        """The reader of `inode` is about to come to its end: read ahead so much of the files that follow.
 
         Otherwise the first bytes of every shard are waited for, and so is the window that grows again.
         """
-        follower = self._prefetcher.follower(inode)
-        if follower is None or (follower[0] in self._streams and follower[0] not in self._followers):
-            return
-        next_inode, ref = follower
-        self._followers.setdefault(next_inode, self._opens)
-        stream = self._open(next_inode, ref)
-        for start, end in parts_from_the_start(min(size_bytes, ref.size_bytes), self._config):
-            if not stream.fetch(start, end):
+        for following, ref in islice(self._prefetcher.followers(inode), _MAX_FOLLOWERS):
+            if size_bytes <= 0 or (following in self._streams and following not in self._followers):
                 break
+            self._followers.setdefault(following, self._opens)
+            # In whole parts: what is so far ahead is there in time.
+            end = min(-(-size_bytes // self._config.part_size_bytes) * self._config.part_size_bytes, ref.size_bytes)
+            if not self._fetch_parts(self._open(following, ref), end):
+                break
+            size_bytes -= ref.size_bytes
         self._give_up_followers()
+
+    def _fetch_parts(self, stream: Stream, end: int) -> bool:
+        part_bytes = self._config.part_size_bytes
+        return all(stream.fetch(start, min(start + part_bytes, end)) for start in range(0, end, part_bytes))
 
     def _give_up_followers(self) -> None:
         followers = self._followers

@@ -97,10 +97,11 @@ class ListingOrder:
             self._hungry[run] = None
         return dropped
 
-    def follower(self, row: int) -> int | None:
-        """The row that is opened next by who has opened `row` and those before it, one by one; None if nobody has."""
+    def followers(self, row: int) -> range:
+        """The rows that are opened next by who has opened `row` and those before it, one by one; none if nobody has."""
         run = self._runs.get(row + 1)
-        return row + 1 if run is not None and run.files >= _FOLLOWED_FILES and row + 1 < self._row_count else None
+        is_run = run is not None and run.files >= _FOLLOWED_FILES
+        return range(row + 1, self._row_count if is_run else row + 1)
 
     def next(self) -> int | None:
         """The next row to fetch, the runs in turn; the same until `commanded`, or another open."""

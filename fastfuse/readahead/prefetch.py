@@ -6,7 +6,7 @@ that it will not be. Expected files give way to everything that somebody waits f
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import trio
@@ -153,18 +153,20 @@ class Prefetcher:
                 self._pool.drop_guesses()
         self._pump()
 
-    def follower(self, inode: int) -> tuple[int, ObjectRef] | None:
-        """The large file that is likely to be opened when `inode` is at its end; None where nobody knows."""
+    def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
+        """The large files that are likely to be opened when `inode` is at its end, one after the other."""
         try:
             table = self._current_table()
-            row = self._listed.follower(table.row(inode))
-            file = None if row is None else table.file_at(row)
+            for row in self._listed.followers(table.row(inode)):
+                file = table.file_at(row)
+                if file is None or file[1] <= self._config.part_size_bytes or self._delivered.has(file[0]):
+                    return
+                ref = self._ref(file[0])
+                if ref is None:
+                    return
+                yield file[0], ref
         except _NO_FILE:
-            return None
-        if file is None or file[1] <= self._config.part_size_bytes or self._delivered.has(file[0]):
-            return None
-        ref = self._ref(file[0])
-        return None if ref is None else (file[0], ref)
+            return
 
     def _current_table(self) -> Listing:
         table = self._listing()

@@ -31,14 +31,12 @@ Parts double from `first_part_bytes` to `part_size_bytes` as the run grows, and 
 that after a while all readers of a file cut it at the same places, and share the parts.
 """
 
-from collections.abc import Iterator
-
 from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.runs import RunLengths
 
-__all__ = ["Window", "parts_from_the_start"]
+__all__ = ["Window"]
 
 # Linux itself takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
@@ -139,8 +137,12 @@ class Window:
     def closed(self) -> None:
         """Nobody reads the file any more."""
         if not self._is_small and self._runs:  # a file that nobody read tells nothing
-            was_whole = any(cursor.begin == 0 and cursor.position == self._size for cursor in self._runs.values())
-            self._service.closed(was_whole=was_whole)
+            whole = [cursor for cursor in self._runs.values() if cursor.begin == 0 and cursor.position == self._size]
+            self._service.closed(was_whole=bool(whole))
+            for cursor in whole:
+                if cursor.pace is not None and cursor.pace.limit_bytes is None:
+                    # The file was too short to see what its reader takes in the time of a GET.
+                    self._service.needed(min(cursor.pace.expected_bytes, self._cap_bytes), or_more=True)
 
     def demand(self, cursor: Cursor, offset: int, end: int, gap: tuple[int, int]) -> list[tuple[int, int]]:
         """The parts to fetch now, in order, so that ``[offset, end)`` is covered within `gap`.
@@ -319,15 +321,6 @@ class Window:
     def _page_end(self, start: int, end: int, most_bytes: int) -> int:
         page_end = end + -end % PAGE_BYTES
         return min(page_end, self._size, start + most_bytes)
-
-
-def parts_from_the_start(end: int, config: ReadaheadConfig) -> Iterator[tuple[int, int]]:
-    """Parts of ``[0, end)`` as of a window that grows: each is there when its reader is through with those before."""
-    start = 0
-    while start < end:
-        size = _grown_part_bytes(start // _PARTS_PER_RUN, config.first_part_bytes, config.part_size_bytes)
-        yield start, min(start + size, end)
-        start += size
 
 
 def _grown_part_bytes(share_bytes: int, first_bytes: int, most_bytes: int) -> int:

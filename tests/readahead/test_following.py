@@ -3,9 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+import trio
+from trio.testing import MockClock
+
 from fastfuse.objects import ObjectRef
-from fastfuse.readahead import ReadEngine
-from tests.readahead.readers import KIB, SMALL, Files, ScriptedReader, content, listed, running, settled
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
+from tests.readahead.simulation import SimulatedService
 
 # As in a job: whole files are expected from the first on.
 CONFIG = replace(SMALL, first_window_bytes=256 * KIB)
@@ -43,6 +48,45 @@ async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends() -> N
         # Every byte once.
         assert sum(end - start for start, end in reader.ranges("shard-02")) == SIZE_BYTES
         engine.check_invariants()
+
+
+async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_each_byte_once() -> None:
+    refs, reader = shards(8), ScriptedReader()
+    ample = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=16 * MIB)
+    async with running(reader, replace(ample, max_parts_in_flight=64), Files(refs)) as engine:
+        await read_all(engine, refs, [0, 1])
+        # Of 1,000 KiB ahead of the end of the second: two files, and some of the third.
+        assert [len(reader.ranges(f"shard-0{row}")) for row in range(2, 6)] == [7, 7, 4, 0]
+        await read_all(engine, refs, range(2, 8))
+        engine.check_invariants()
+    assert sum(end - start for _, start, end in reader.gets) == 8 * SIZE_BYTES
+
+
+@pytest.mark.parametrize("bytes_per_s", [2e9, 2e7])
+async def test_readers_of_short_shards_have_ahead_what_they_take_in_the_time_of_a_get(
+    autojump_clock: MockClock, bytes_per_s: float
+) -> None:
+    """110 MB a shard; 113 ms a GET of 8 MiB."""
+    refs = [listed(f"shard-{index:02}", 104 * MIB) for index in range(16)]
+    service = SimulatedService()
+    config = ReadaheadConfig(first_window_bytes=128 * MIB, memory_limit_bytes=2 << 30, max_parts_in_flight=128)
+    async with trio.open_nursery() as nursery:
+        files = Files(refs)
+        engine = ReadEngine(service, config, nursery, lambda: files)
+        took_s, most_bytes = [], 0
+        for inode, ref in enumerate(refs, start=1):
+            began_s = trio.current_time()
+            engine.open(inode, ref)
+            for offset in range(0, ref.size_bytes, MIB):
+                await engine.read(inode, ref, offset, MIB)
+                await trio.sleep(MIB / bytes_per_s)
+            engine.release(inode)
+            took_s.append(trio.current_time() - began_s)
+            pool = engine.statistics().pool
+            most_bytes = max(most_bytes, pool.reserved_bytes + pool.held_bytes - pool.spent_bytes)
+    # All but the first few are never waited for.
+    assert sum(took_s[8:]) < 1.1 * 8 * 104 * MIB / bytes_per_s
+    assert most_bytes < (512 if bytes_per_s > 1e9 else 192) * MIB
 
 
 async def test_behind_the_last_file_there_is_nothing() -> None:
