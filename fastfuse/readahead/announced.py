@@ -57,6 +57,11 @@ class AnnouncedOrder:
         """Whether nothing is left of what was announced but what is fetched already."""
         return not self._queued
 
+    @property
+    def ahead(self) -> Sequence[int]:
+        """Files that were fetched and are not opened yet, in order."""
+        return tuple(self._ahead)
+
     def announce(self, inodes: Sequence[int]) -> None:
         """`inodes` follow what was announced before. What is announced twice is fetched once."""
         for inode in inodes:

@@ -84,11 +84,12 @@ class ReadEngine:
             self._reopened.add(inode)
         is_small = ref.size_bytes <= self._config.part_size_bytes
         is_missed = is_small and not is_cached and not self._pool.holds(inode)
+        is_found = self._pool.is_guess(inode)
         if self._is_wanted(inode, ref, is_cached=is_cached):
             stream = self._open(inode, ref)
             if is_small:
                 stream.fetch_whole()
-        self._prefetcher.opened(inode, is_missed=is_missed)
+        self._prefetcher.opened(inode, is_found=is_found, is_missed=is_missed)
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Exactly ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.

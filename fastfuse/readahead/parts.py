@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import pairwise
 
 import trio
 
@@ -87,13 +88,24 @@ class Shelf:
         self.remove(part)
         return part
 
+    def pop_newest(self) -> Part:
+        """Take the one down that was used last."""
+        part = next(reversed(self._parts))
+        self.remove(part)
+        return part
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert self.size_bytes == sum(part.size_bytes for part in self)
+        assert all(part.shelf is self for part in self)
+
 
 class FileParts:
     """The parts of one file, held or on their way, by place. Invariant: they do not overlap."""
 
     __slots__ = (
-        *("_parts", "_starts", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_open", "is_stale"),
-        *("reads", "ref", "served_at_s", "waiting"),
+        *("_parts", "_starts", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_guess", "is_open"),
+        *("is_stale", "reads", "ref", "served_at_s", "waiting"),
     )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
@@ -110,8 +122,9 @@ class FileParts:
         # Reads that may have to wait, also such as a release has overtaken.
         self.reads = 0
         self.is_open = False
-        # Not open, but it will be soon: an order says so.
+        # Not open, but it will be; `is_guess`: no order says so.
         self.is_expected = False
+        self.is_guess = False
         # Another object has taken the inode; what still arrives is for the readers that wait for it, no one else.
         self.is_stale = False
 
@@ -145,6 +158,13 @@ class FileParts:
             return []
         latest_s = now_s - _NEARLY_ALL * (now_s - start_s)
         return [part for part in self.waiting if part.wanted_at_s <= latest_s]
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert self.is_open or self.reads or len(self)
+        assert self.is_expected or not self.is_guess
+        assert all(before.end <= after.start for before, after in pairwise(self))
+        assert 0 <= self.demanded_in_flight <= self.in_flight
 
     def remove(self, part: Part) -> None:
         """Forget `part`; nothing happens if it is forgotten already."""

@@ -2,26 +2,26 @@
 
 States of a part, all changed here:
 
-    waiting ──► in flight ──► landed ──► fresh ──► spent ──► gone
-                    │            ├─────► expected ──^
-                    └──► failed  └──────────────────^
+    waiting ──► in flight ──► landed ──► fresh ───────► spent ──► gone
+                    │            ├─────► expected, guessed ───────^
+                    └──► failed  └────────────────────────^
 
 * waiting: a demanded part for which there is no memory or no connection yet. The files take turns, and each is served
   in the order of its reads.
 * in flight: its memory is reserved and its GET runs.
 * landed: its bytes are there, and tasks that waited for it have not taken theirs yet. Still reserved: not evictable.
 * fresh: evictable, least recently read first, and only for a part that somebody waits for.
-* expected: of a file that is not open yet, but will be; it becomes fresh then. Evictable before the fresh ones, and
-  with those in flight at most a quarter of the limit.
+* expected: of a file that is not open yet, but will be; it becomes fresh then. Evictable before the fresh ones.
+* guessed: so is this, but no order says when (see `expected`). Evictable before the expected ones, and for them.
 * spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, and
   at most an eighth of the limit and 64 MiB, so that a late or repeated request still finds it.
 * failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
 
 A part is in the index of its file in every state but the last two.
 
-INVARIANT: reserved (in flight, landed) + fresh + expected + spent <= limit, always. Not counted: the part behind a
-slice that was handed out and is being written to the kernel (one per reply, for microseconds), and the about 0.6 kB
-that a part takes as a Python object.
+INVARIANT: reserved (in flight, landed) + fresh + expected + guessed + spent <= limit, always. Not counted: the part
+behind a slice that was handed out and is being written to the kernel (one per reply, for microseconds), and the about
+2 kB that a small file and its part take as Python objects.
 
 No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
 deadlines; so memory comes back to the first that waits.
@@ -35,14 +35,14 @@ stall as that takes.
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
 
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig, Share
+from fastfuse.readahead.expected import Expected
 from fastfuse.readahead.parts import FileParts, Part, Shelf
-from fastfuse.readahead.share import FairShare
+from fastfuse.readahead.share import FairShare, ahead_parts
 
 __all__ = ["PartPool", "PoolStatistics"]
 
@@ -52,18 +52,8 @@ __all__ = ["PartPool", "PoolStatistics"]
 _SPENT_DIVISOR = 8
 _MAX_SPENT_BYTES = 64 << 20
 
-# Held for files that will be opened: a quarter of the limit, 64 files of 4 MiB; and so many parts, as each takes 2 kB,
-# its file's books included, that the limit does not count.
-_EXPECTED_DIVISOR = 4
-_MAX_EXPECTED_PARTS = 16 << 10
-_BYTES_PER_EXPECTED_PART = 64 << 10
-
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
-
-# Of more connections than this, which small files need to hide the time to the first byte, readers of large files get
-# no more parts ahead before there are twice as many: they would only take new memory.
-_ENOUGH_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +79,10 @@ class PartPool:
         self._limit_bytes = limit
         self._first_part_bytes = config.first_part_bytes
         self._connections = connections = config.max_parts_in_flight
-        self._ahead = Share(limit - limit // 4, _ahead_parts(connections))
-        # One for each 64 KiB of the limit at most: the uncounted 2 kB are 3 % of it.
-        self.max_expected_parts = min(_MAX_EXPECTED_PARTS, limit // _BYTES_PER_EXPECTED_PART)
+        self._ahead = Share(limit - limit // 4, ahead_parts(connections))
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
-        self._fresh, self._spent, self._expected = Shelf(), Shelf(), Shelf()
+        self._fresh, self._spent, self._expected = Shelf(), Shelf(), Expected(limit)
+        self.max_expected_parts = self._expected.max_parts
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -101,7 +90,6 @@ class PartPool:
         self._share = FairShare(self._ahead, idle_after_bytes=limit)
         self._reserved_bytes = 0
         self._in_flight = self._ahead_in_flight = 0
-        self._expected_in_flight = self._expected_in_flight_bytes = 0
         self._fetched_bytes = 0
         self._unread_dropped_bytes = 0
 
@@ -172,38 +160,55 @@ class PartPool:
     @property
     def may_expect(self) -> bool:
         """Whether a part of an expected file might be fetched now: a quick look before `try_expect`."""
-        is_room = len(self._expected) + self._expected_in_flight < self.max_expected_parts
-        return is_room and not self._lacks_memory and self._may_start(self._expected_in_flight)
+        expected = self._expected
+        return expected.has_place and not self._lacks_memory and self._may_start(expected.in_flight)
 
-    def has_room_for_expected(self, size_bytes: int) -> bool:
-        """Whether expected files leave so much of their share of the memory."""
-        expected_bytes = self._expected.size_bytes + self._expected_in_flight_bytes
-        is_room = len(self._expected) + self._expected_in_flight < self.max_expected_parts
-        return is_room and expected_bytes + size_bytes <= self._limit_bytes // _EXPECTED_DIVISOR
+    def has_room_for_expected(self, size_bytes: int, *, is_guess: bool = False) -> bool:
+        """Whether expected files leave so much of their share of the memory; guesses that landed are room to others."""
+        return self._expected.has_room(size_bytes, is_guess=is_guess)
 
-    def try_expect(self, inode: int, ref: ObjectRef, end: int) -> Part | None:
+    def try_expect(self, inode: int, ref: ObjectRef, end: int, *, is_guess: bool = False) -> Part | None:
         """The first `end` bytes of a file that will be opened, to be fetched now; None if at the expense of others.
 
-        Requires that nothing is held for `inode` (`holds`). The file is expected until `open` or `drop_expected`.
+        Requires that nothing is held for `inode` (`holds`). The file is expected until `open` or `drop_expected`; a
+        guess is given up for others that are none.
         """
-        if not self.may_expect or not self.has_room_for_expected(end):
+        if not self.may_expect or not self.has_room_for_expected(end, is_guess=is_guess):
             return None
+        if not is_guess:
+            self._trade_guesses(end)
         file = FileParts(inode, ref)
         part = self._add_ahead(Part(file, 0, end, is_expected=True))
         if part is not None:
-            file.is_expected = True
+            file.is_expected, file.is_guess = True, is_guess
             self._files[inode] = file
         return part
+
+    def adopt(self, inode: int) -> int:
+        """An order comes to this file: if it was a guess it is none any more. Its bytes, 0 if it was none."""
+        file = self._files.get(inode)
+        if file is None or not file.is_guess:
+            return 0
+        self._expected.rank(file, is_guess=False)
+        return sum(part.size_bytes for part in file)
+
+    def demote_expected(self) -> None:
+        """No order knows any more of what it expected: all that is left are guesses."""
+        for file in self._files.values():
+            if file.is_expected:
+                self._expected.rank(file, is_guess=True)
 
     def drop_expected(self, inode: int) -> None:
         """Nobody will open the file, most likely."""
         file = self._files.get(inode)
         if file is not None and file.is_expected:
-            file.is_expected = False
-            for part in file:
-                if part.shelf is self._expected:
-                    self._expected.remove(part)
-                    self._drop(part)
+            for part in self._unexpect(file):
+                self._drop(part)
+
+    def drop_guesses(self) -> None:
+        """The guesses are wrong."""
+        for inode in [file.inode for file in self._files.values() if file.is_guess]:
+            self.drop_expected(inode)
 
     def holds(self, inode: int) -> bool:
         """Whether the file is open, or parts of it are held or on their way."""
@@ -213,6 +218,11 @@ class PartPool:
         """Whether parts of the file are held or on their way, and it was not opened since."""
         file = self._files.get(inode)
         return file is not None and file.is_expected
+
+    def is_guess(self, inode: int) -> bool:
+        """Whether the file is expected, and no order says so."""
+        file = self._files.get(inode)
+        return file is not None and file.is_guess
 
     def land(self, part: Part, data: Buffer) -> None:
         """The GET of `part` delivered."""
@@ -265,7 +275,7 @@ class PartPool:
             reserved_bytes=self._reserved_bytes,
             held_bytes=self._fresh.size_bytes + expected_bytes + spent_bytes,
             spent_bytes=spent_bytes,
-            expected_bytes=expected_bytes + self._expected_in_flight_bytes,
+            expected_bytes=expected_bytes + self._expected.in_flight_bytes,
             parts_in_flight=self._in_flight,
             parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
@@ -276,18 +286,16 @@ class PartPool:
     def check_invariants(self) -> None:
         """For tests: the books agree with the parts."""
         parts = [part for file in self._files.values() for part in file]
-        shelved = [*self._fresh, *self._expected, *self._spent]
+        shelves = (self._fresh, *self._expected.shelves, self._spent)
+        shelved = [part for shelf in shelves for part in shelf]
         assert self._reserved_bytes + sum(part.size_bytes for part in shelved) <= self._limit_bytes
-        for shelf in (self._fresh, self._expected, self._spent):
-            assert shelf.size_bytes == sum(part.size_bytes for part in shelf)
-            assert all(part.shelf is shelf for part in shelf)
-        assert all(part.file.is_expected and not part.file.is_open for part in self._expected)
+        for shelf in shelves:
+            shelf.check_invariants()
+        self._expected.check_invariants()
         assert set(shelved) <= set(parts)
         assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
         for file in self._files.values():
-            assert file.is_open or file.reads or len(file)
-            assert all(before.end <= after.start for before, after in pairwise(file))
-            assert 0 <= file.demanded_in_flight <= file.in_flight
+            file.check_invariants()
         assert self._in_flight <= self._connections
         assert all(file.waiting for file in self._queue)
         assert len({*self._queue}) == len(self._queue)
@@ -316,8 +324,7 @@ class PartPool:
         if part.is_demanded:
             part.file.demanded_in_flight += step
         elif part.is_expected:
-            self._expected_in_flight += step
-            self._expected_in_flight_bytes += step * part.size_bytes
+            self._expected.count_flight(part, step)
         else:
             self._ahead_in_flight += step
 
@@ -336,6 +343,17 @@ class PartPool:
             self._drop((spent or expected or fresh).pop())
         return True
 
+    def _trade_guesses(self, size_bytes: int) -> None:
+        """Guesses that have landed make room for a file that an order expects, if that is enough.
+
+        The newest first: they are fetched in the order of the listing, and the order is often the same.
+        """
+        expected = self._expected
+        allowed_bytes = self._ahead.window_bytes - self._reserved_bytes - self._fresh.size_bytes - size_bytes
+        if expected.known.size_bytes <= allowed_bytes:
+            while expected.size_bytes > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
+                self._drop(expected.guessed.pop_newest())
+
     def _add_ahead(self, part: Part) -> Part | None:
         held_bytes = self._reserved_bytes + self._fresh.size_bytes + self._expected.size_bytes
         if held_bytes + part.size_bytes > self._ahead.window_bytes:
@@ -347,11 +365,13 @@ class PartPool:
 
     def _settle(self, file: FileParts) -> None:
         """Who was expected has opened `file`."""
-        file.is_expected = False
-        for part in file:
-            if part.shelf is self._expected:
-                self._expected.remove(part)
-                self._fresh.put(part)
+        for part in self._unexpect(file):
+            self._fresh.put(part)
+
+    def _unexpect(self, file: FileParts) -> list[Part]:
+        """What is held of `file`, which is on no shelf then."""
+        file.is_expected = file.is_guess = False
+        return self._expected.take(file)
 
     def _grant(self) -> None:
         """Let those start that wait for a connection or for memory, the files in turn."""
@@ -425,9 +445,3 @@ class PartPool:
         is_needed = file.is_open or file.reads or len(file)
         if not is_needed and self._files.get(file.inode) is file:
             del self._files[file.inode]
-
-
-def _ahead_parts(connections: int) -> int:
-    """How many parts may be on their way ahead of readers, all files together."""
-    most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
-    return max(1, most - most // 4)

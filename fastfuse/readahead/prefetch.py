@@ -1,7 +1,8 @@
 """Fetches files before they are opened: carries out what `announced`, `listed` and `shuffled` decide, in this order.
 
 What is fetched is *expected*: the pool keeps it, within bounds of its own, until the file is opened or the order says
-that it will not be. Expected files give way to everything that somebody waits for.
+that it will not be. Expected files give way to everything that somebody waits for; those that are only guessed
+(`shuffled`, and all of the table before a refresh) give way to those of the orders too, which adopt them otherwise.
 """
 
 from collections import deque
@@ -26,9 +27,6 @@ __all__ = ["Listing", "Order", "Prefetcher"]
 
 # An order that nobody follows may hold a sixteenth of the memory: 64 MiB by default.
 _UNPROVEN_DIVISOR = 16
-
-# Files of which nobody knows the order leave an eighth of the places to those of which somebody does.
-_SHUFFLED_DIVISOR = 8
 
 # The root and its subdirectories come before the first file.
 _MAX_LEADING_ROWS = 1024
@@ -140,20 +138,22 @@ class Prefetcher:
             self._orders.remove(order)
         order.wake()
 
-    def opened(self, inode: int, *, is_missed: bool) -> None:
+    def opened(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
         """A file was opened, and so are those soon that come after it in some order.
 
-        `is_missed`: a small one, of which nothing was here and, most likely, in the page cache.
+        `is_found`: it was a guess. `is_missed`: a small one, of which nothing was here nor, most likely, in the page
+        cache.
         """
         for order in self._orders:
             self._drop(order.decisions.opened(inode))
         try:
             row = self._current_table().row(inode)
-        except FastfuseError:
+        except _NO_FILE:
             pass  # a refresh has taken it out of the table
         else:
             self._drop_rows(self._listed.opened(row))
-            self._shuffled.opened(row, is_missed=is_missed)
+            if self._shuffled.opened(row, is_found=is_found, is_missed=is_missed):
+                self._pool.drop_guesses()
         self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
@@ -174,15 +174,18 @@ class Prefetcher:
     def _current_table(self) -> Listing:
         table = self._listing()
         if table is not self._table:
-            # Rows mean something else now; what was fetched by the old ones is good for as long as the pool has it.
+            # Rows mean something else now; what was fetched by the old ones is found if it is opened.
             self._table = table
             self._listed = ListingOrder(len(table), _first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
+            self._pool.demote_expected()
+            for order in self._orders:
+                for inode in order.decisions.ahead:
+                    self._pool.adopt(inode)
         return table
 
     def _new_epoch(self, row_count: int) -> ShuffledEpoch:
-        held = self._pool.max_expected_parts
-        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, held - held // _SHUFFLED_DIVISOR)
+        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.max_expected_parts)
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
@@ -209,6 +212,10 @@ class Prefetcher:
 
     def _next_announced(self, order: AnnouncedOrder) -> tuple[int, ObjectRef] | None:
         while (inode := order.next()) is not None:
+            adopted_bytes = self._adopt(inode)
+            if adopted_bytes:
+                order.taken(adopted_bytes)
+                continue
             if not self._pool.holds(inode) and not self._delivered.has(inode):
                 ref = self._ref(inode)
                 if ref is not None:
@@ -216,12 +223,18 @@ class Prefetcher:
             order.skipped()
         return None
 
+    def _adopt(self, inode: int) -> int:
+        """What an order comes to is no guess any more, and was a good one: its bytes, 0 if it was none."""
+        adopted_bytes = self._pool.adopt(inode)
+        if adopted_bytes:
+            self._shuffled.adopted()
+        return adopted_bytes
+
     def _listed_part(self) -> Part | None:
-        table = self._current_table()
         order = self._listed
         while (row := order.next()) is not None:
-            file = table.file_at(row)
-            if file is not None and self._is_worth_it(*file):
+            file = self._file_at(row)
+            if file is not None and not self._adopt(file[0]) and self._is_worth_it(*file):
                 inode, size_bytes = file
                 if not self._has_room(size_bytes):
                     return None
@@ -236,19 +249,18 @@ class Prefetcher:
 
     def _shuffled_part(self) -> Part | None:
         """Such a file takes what room there is, and of nobody's; an order that is announced has all of it."""
-        table = self._current_table()
         epoch = self._shuffled
         if not all(order.is_spent for order in self._orders):
             return None
         while (row := epoch.next()) is not None:
-            file = table.file_at(row)
+            file = self._file_at(row)
             if file is not None and self._is_worth_it(*file):
                 inode, size_bytes = file
-                if not self._pool.has_room_for_expected(size_bytes):
+                if not self._pool.has_room_for_expected(size_bytes, is_guess=True):
                     return None
                 ref = self._ref(inode)
                 if ref is not None:
-                    part = self._expected_part(inode, ref)
+                    part = self._try_expect(inode, ref, is_guess=True)
                     if part is not None:
                         epoch.taken()
                     return part
@@ -272,12 +284,21 @@ class Prefetcher:
         is_fetched = ref.size_bytes and ref.bucket and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
         return ref if is_fetched else None
 
-    def _expected_part(self, inode: int, ref: ObjectRef) -> Part | None:
-        """All of a small file, the first part of a large one; None where there is no room."""
-        size_bytes = min(ref.size_bytes, self._config.part_size_bytes)
-        if not self._has_room(size_bytes):
+    def _file_at(self, row: int) -> tuple[int, int] | None:
+        try:
+            return self._current_table().file_at(row)
+        except _NO_FILE:
             return None
-        part = self._pool.try_expect(inode, ref, size_bytes)
+
+    def _expected_part(self, inode: int, ref: ObjectRef) -> Part | None:
+        """For an order: it may be at the expense of another one. None where there is no room."""
+        is_room = self._has_room(min(ref.size_bytes, self._config.part_size_bytes))
+        return self._try_expect(inode, ref, is_guess=False) if is_room else None
+
+    def _try_expect(self, inode: int, ref: ObjectRef, *, is_guess: bool) -> Part | None:
+        """All of a small file, the first part of a large one."""
+        end = min(ref.size_bytes, self._config.part_size_bytes)
+        part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
         if part is not None:
             self._counts.prefetched_parts += 1
         return part
@@ -285,7 +306,7 @@ class Prefetcher:
     def _has_room(self, size_bytes: int) -> bool:
         """Whether expected files may take so much memory, if need be that of orders which nobody seems to follow."""
         while not self._pool.has_room_for_expected(size_bytes):
-            rows = self._listed.give_way() or self._shuffled.give_way()
+            rows = self._listed.give_way()
             inodes = () if rows else next(filter(None, (order.decisions.give_way() for order in self._orders)), ())
             if not rows and not inodes:
                 return False
@@ -299,7 +320,7 @@ class Prefetcher:
 
     def _drop_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
-            file = self._current_table().file_at(row)
+            file = self._file_at(row)
             if file is not None:
                 self._pool.drop_expected(file[0])
 
@@ -325,4 +346,7 @@ class Prefetcher:
 
 def _first_file_row(table: Listing) -> int:
     rows = range(min(len(table), _MAX_LEADING_ROWS))
-    return next((row for row in rows if table.file_at(row) is not None), 0)
+    try:
+        return next((row for row in rows if table.file_at(row) is not None), 0)
+    except _NO_FILE:
+        return 0

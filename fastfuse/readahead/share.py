@@ -5,9 +5,13 @@ from itertools import takewhile
 from fastfuse.readahead.config import Share
 from fastfuse.readahead.parts import FileParts
 
-__all__ = ["FairShare"]
+__all__ = ["FairShare", "ahead_parts"]
 
 _LEAST_FREE_DIVISOR = 4
+
+# Of more connections than this, which small files need to hide the time to the first byte, readers of large files get
+# no more parts ahead before there are twice as many: they would only take new memory.
+_ENOUGH_CONNECTIONS = 64
 
 
 class FairShare:
@@ -63,3 +67,9 @@ class FairShare:
             total.window_bytes * (shares - 1) // (shares * active),
             max(1, total.parts_in_flight * (shares - 1) // (shares * active)),
         )
+
+
+def ahead_parts(connections: int) -> int:
+    """How many parts may be on their way ahead of readers, all files together."""
+    most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
+    return max(1, most - most // 4)

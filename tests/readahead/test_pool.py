@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fastfuse.errors import UnavailableError
+from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
@@ -112,6 +113,105 @@ def test_a_file_that_will_not_be_opened_leaves_nothing_behind() -> None:
     pool.land(flying, bytes(PART))
     pool.check_invariants()
     assert pool.statistics().spent_bytes == PART
+
+
+def guessed(pool: PartPool, inode: int) -> Part | None:
+    return pool.try_expect(inode, listed(f"expected-{inode}", PART), PART, is_guess=True)
+
+
+def guessed_and_landed(pool: PartPool, inodes: range) -> list[Part]:
+    parts = [guessed(pool, inode) for inode in inodes]
+    landed = [part for part in parts if part is not None]
+    for part in landed:
+        pool.land(part, bytes(PART))
+    pool.check_invariants()
+    return landed
+
+
+def test_guesses_take_what_expected_files_leave_and_give_it_back_the_newest_first() -> None:
+    pool, _ = a_pool()
+    assert expected(pool, 10) is not None
+    parts = guessed_and_landed(pool, range(11, 16))
+    assert len(parts) == 3
+    assert expected(pool, 20) is not None
+    assert [part.data is not None for part in parts] == [True, True, False]
+    assert guessed(pool, 21) is None
+    assert pool.statistics().expected_bytes == LIMIT // 4
+    pool.check_invariants()
+
+
+def test_a_guess_that_is_on_its_way_gives_way_to_nobody() -> None:
+    pool, _ = a_pool()
+    flying = [guessed(pool, inode) for inode in range(10, 14)]
+    assert None not in flying
+    assert expected(pool, 20) is None
+    assert all(pool.is_guess(inode) for inode in range(10, 14))
+
+
+def test_no_guess_is_given_up_for_a_file_that_fits_not_even_then() -> None:
+    pool, file = a_pool()
+    parts = guessed_and_landed(pool, range(10, 12))
+    for index in range(12):
+        held(pool, file, index)
+    assert expected(pool, 20) is None
+    assert all(part.data is not None for part in parts)
+
+
+def test_what_somebody_waits_for_evicts_guesses_before_expected_files() -> None:
+    pool, file = a_pool()
+    known = expected(pool, 10)
+    assert known is not None
+    pool.land(known, bytes(PART))
+    parts = guessed_and_landed(pool, range(11, 14))
+    for index in range(15):
+        held(pool, file, index)
+    assert known.data is not None
+    assert [part.data for part in parts] == [None] * 3
+
+
+@pytest.mark.parametrize("has_landed", [True, False])
+def test_a_guess_that_an_order_comes_to_is_expected_from_then_on(has_landed: bool) -> None:
+    pool, _ = a_pool()
+    part = guessed(pool, 10)
+    assert part is not None
+    if has_landed:
+        pool.land(part, bytes(PART))
+    assert [pool.adopt(inode) for inode in (10, 10, 11)] == [PART, 0, 0]
+    if not has_landed:
+        pool.land(part, bytes(PART))
+    assert (pool.is_guess(10), pool.is_expected(10)) == (False, True)
+    guessed_and_landed(pool, range(11, 14))
+    assert [expected(pool, inode) is not None for inode in range(20, 24)] == [True, True, True, False]
+    assert part.data is not None
+    pool.check_invariants()
+
+
+def test_files_of_orders_that_are_forgotten_are_found_if_opened_and_give_way_otherwise() -> None:
+    pool, _ = a_pool()
+    parts = [expected(pool, inode) for inode in range(10, 14)]
+    for part in parts[:3]:
+        assert part is not None
+        pool.land(part, bytes(PART))
+    pool.demote_expected()
+    pool.check_invariants()
+    assert parts[3] is not None
+    pool.land(parts[3], bytes(PART))
+    assert pool.open(10, listed("expected-10", PART)).at(0) is parts[0]
+    assert [expected(pool, inode) is not None for inode in range(20, 25)] == [True] * 4 + [False]
+    pool.check_invariants()
+
+
+def test_guesses_that_are_wrong_leave_and_expected_files_stay() -> None:
+    pool, _ = a_pool()
+    known = expected(pool, 10)
+    assert known is not None
+    pool.land(known, bytes(PART))
+    guessed_and_landed(pool, range(11, 14))
+    pool.drop_guesses()
+    pool.check_invariants()
+    assert pool.statistics().held_bytes == PART
+    assert pool.is_expected(10)
+    assert not pool.holds(11)
 
 
 def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() -> None:
@@ -417,13 +517,16 @@ class AnyUseOfThePool(RuleBasedStateMachine):
                 max_parts_in_flight=connections,
             )
         )
-        self.versions = [1] * 4
+        self.versions = [1] * 8
         self.flying: list[Part] = []
         self.pinned: list[Part] = []
         self.held: list[Part] = []
 
     def file(self, inode: int) -> FileParts:
-        return self.pool.open(inode, listed("a", 100 * PART, etag=f'"{self.versions[inode]}"'))
+        return self.pool.open(inode, self.ref(inode))
+
+    def ref(self, inode: int) -> ObjectRef:
+        return listed("a", 100 * PART, etag=f'"{self.versions[inode]}"')
 
     @rule(inode=st.integers(0, 3), place=st.integers(0, 99), pages=st.integers(1, 16), waits=st.booleans())
     def demand(self, inode: int, place: int, pages: int, waits: bool) -> None:
@@ -446,6 +549,28 @@ class AnyUseOfThePool(RuleBasedStateMachine):
             part = self.pool.try_ahead(file, place * PART, (place + 1) * PART)
             if part is not None:
                 self.flying.append(part)
+
+    @rule(inode=st.integers(0, 7), is_guess=st.booleans())
+    def expect(self, inode: int, is_guess: bool) -> None:
+        if self.pool.holds(inode):
+            assert self.pool.is_guess(inode) == bool(self.pool.adopt(inode))
+        else:
+            part = self.pool.try_expect(inode, self.ref(inode), PART, is_guess=is_guess)
+            if part is not None:
+                self.flying.append(part)
+
+    @rule(inode=st.integers(0, 7), what=st.sampled_from(["demote", "drop one", "drop guesses"]))
+    def forget_what_was_expected(self, inode: int, what: str) -> None:
+        match what:
+            case "demote":
+                self.pool.demote_expected()
+                assert self.pool.is_guess(inode) == self.pool.is_expected(inode)
+            case "drop one":
+                self.pool.drop_expected(inode)
+                assert not self.pool.is_expected(inode)
+            case _:
+                self.pool.drop_guesses()
+                assert not self.pool.is_guess(inode)
 
     @precondition(lambda self: any(part.room is None or part.room.is_set() for part in self.flying))
     @rule(data=st.data(), fails=st.booleans())

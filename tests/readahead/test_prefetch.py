@@ -1,7 +1,7 @@
 """Small files through the engine: one GET at open, the next ones ahead, and never at the expense of anybody."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -180,6 +180,8 @@ async def test_once_the_kernel_keeps_what_it_gets_an_epoch_costs_next_to_no_requ
 
 # Room for 1,000 of the small files that nobody has asked for yet.
 EVERY = replace(CONFIG, memory_limit_bytes=160 * MIB, expects_every_file=True)
+# A quarter of it is room for 107 of the small files.
+TIGHT = replace(EVERY, memory_limit_bytes=16 * MIB)
 
 
 async def time_s_of_shuffled_epoch(engine: ReadEngine, refs: list[ObjectRef], seed: int = 0) -> float:
@@ -254,8 +256,7 @@ async def test_readers_in_the_order_of_the_listing_cause_no_more_than_without_it
 async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for(autojump_clock: MockClock) -> None:
     refs = dataset(1000)
     reader = ScriptedReader(delay_s=0.02)
-    tight = replace(EVERY, memory_limit_bytes=16 * MIB)  # a quarter is room for 107 files
-    async with running(reader, tight, Files(refs)) as engine:
+    async with running(reader, TIGHT, Files(refs)) as engine:
         await read_all(engine, refs, shuffled(refs[500:])[:100])
         await trio.sleep(1)
         assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
@@ -279,6 +280,167 @@ async def test_a_refresh_in_the_middle_of_a_shuffled_epoch_costs_no_file_a_secon
         await read_all(engine, refs, order[300:], readers=16)
         assert keys_twice(reader) == []
         assert len(reader.gets) == 1000
+
+
+class Renewed(Files):
+    """The table after a refresh that found every object replaced: its inodes begin behind `base`."""
+
+    def __init__(self, refs: Sequence[ObjectRef | None], base: int) -> None:
+        super().__init__(refs)
+        self._base = base
+
+    def row(self, inode: int) -> int:
+        return super().row(inode - self._base)
+
+    def file_at(self, row: int) -> tuple[int, int] | None:
+        file = super().file_at(row)
+        return None if file is None else (file[0] + self._base, file[1])
+
+
+async def time_s_of(engine: ReadEngine, refs: list[ObjectRef], inodes: Iterable[int], base: int = 0) -> float:
+    began_s = trio.current_time()
+    for inode in inodes:
+        await read_whole(engine, inode, refs[inode - base - 1])
+    return trio.current_time() - began_s
+
+
+@pytest.mark.parametrize("in_listing_order", [True, False])
+async def test_files_fetched_before_a_refresh_that_replaced_them_take_no_room_from_the_new_ones(
+    autojump_clock: MockClock, in_listing_order: bool
+) -> None:
+    old, new = dataset(1000), [listed(f"new-{index:05}", 39 * KB) for index in range(1000)]
+    table: Files = Files(old)
+    async with trio.open_nursery() as nursery:
+        config = replace(TIGHT, expects_every_file=not in_listing_order)
+        engine = ReadEngine(ScriptedReader(delay_s=0.02), config, nursery, lambda: table)
+        await read_all(engine, old, in_order(old)[:300] if in_listing_order else shuffled(old)[:100])
+        await trio.sleep(1)
+        assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
+        table = Renewed(new, 1000)
+        assert await time_s_of(engine, new, range(1001, 2001), 1000) < 1000 * 0.02 / 20
+        engine.check_invariants()
+
+
+async def test_files_fetched_before_a_refresh_that_changed_nothing_give_way_to_a_known_order(
+    autojump_clock: MockClock,
+) -> None:
+    refs = dataset(1700)
+    table = Files(refs)
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(ScriptedReader(delay_s=0.02), TIGHT, nursery, lambda: table)
+        await read_all(engine, refs, shuffled(refs)[:50], readers=16)
+        await trio.sleep(1)
+        table = Files(refs)
+        assert await time_s_of(engine, refs, range(900, 1500)) < 600 * 0.02 / 20
+
+
+async def test_a_refresh_takes_no_file_from_an_announced_order() -> None:
+    refs = dataset(300)
+    reader = ScriptedReader()
+    table = Files(refs)
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(reader, CONFIG, nursery, lambda: table)
+        order = engine.new_order()
+        await order.announce(in_order(refs)[:10])
+        await settled()
+        table = Files(refs)
+        # A known order of so many files that there is no room for anything beside it.
+        await read_all(engine, refs, in_order(refs)[200:230])
+        await settled()
+        assert engine.statistics().pool.expected_bytes > CONFIG.memory_limit_bytes // 4 - 39 * KB
+        await read_all(engine, refs, in_order(refs)[:10])
+        assert keys_twice(reader) == []
+
+
+@pytest.mark.parametrize("limit_mib", [16, 24, 32, 64])
+async def test_a_reader_from_the_first_file_on_finds_what_was_guessed_and_is_no_slower_for_it(
+    autojump_clock: MockClock, limit_mib: int
+) -> None:
+    refs = dataset(1700)
+    async with running(
+        ScriptedReader(delay_s=0.02), replace(EVERY, memory_limit_bytes=limit_mib * MIB), Files(refs)
+    ) as engine:
+        await read_all(engine, refs, [inode + 1500 for inode in shuffled(refs[1500:])[:150]], readers=16)
+        await trio.sleep(1)
+        assert await time_s_of(engine, refs, range(1, 1101)) < 0.56  # without a guess
+        await trio.sleep(1)
+
+
+async def test_what_readers_at_random_have_driven_out_is_made_up_for(autojump_clock: MockClock) -> None:
+    refs = [*dataset(1500), *(listed(f"large-{index}", 4 * MIB) for index in range(64))]
+    async with running(ScriptedReader(delay_s=0.02), TIGHT, Files(refs)) as engine:
+        order = shuffled(refs[:1500])
+        for start in range(0, 240, 60):
+            await read_all(engine, refs, order[start : start + 60], readers=16)
+            await trio.sleep(1)
+            assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
+            async with trio.open_nursery() as nursery:
+                for inode in range(1501, 1565):
+                    for offset in random.Random(inode).sample(range(0, 4 * MIB, 256 * KIB), 6):
+                        nursery.start_soon(engine.read, inode, refs[inode - 1], offset, 256 * KIB)
+            assert engine.statistics().pool.expected_bytes == 0
+            for inode in range(1501, 1565):
+                engine.release(inode)
+        await trio.sleep(1)
+
+
+async def test_guesses_on_their_way_are_kept_where_giving_them_up_brings_no_room() -> None:
+    refs = dataset(300, 256 * KIB)
+    reader = ScriptedReader()
+    reader.holds = lambda _key, _start, _end: True
+    async with running(reader, replace(EVERY, memory_limit_bytes=32 * MIB), Files(refs)) as engine:
+        for inode in range(100, 292, 12):
+            engine.open(inode, refs[inode - 1])
+        await settled()
+        before = engine.statistics().pool.expected_bytes
+        assert before == 8 * MIB
+        await engine.new_order().announce([250])
+        reader.let_go()
+        await settled()
+        # They landed as guesses, and the last of them gave way then.
+        assert reader.gets[-1][0] == refs[249].key
+        assert engine.statistics().pool.expected_bytes == before
+        for inode in range(100, 292, 12):
+            engine.release(inode)
+
+
+async def test_an_announced_order_takes_over_what_was_guessed(autojump_clock: MockClock) -> None:
+    refs = dataset(2000)
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs)) as engine:
+        await read_all(engine, refs, [inode + 1000 for inode in shuffled(refs[1000:])[:100]])
+        await trio.sleep(1)
+        guesses = {key for key, _, _ in reader.gets if key < "file-01000"}
+        assert len(guesses) > 250
+        order = engine.new_order()
+        await order.announce([*range(1, 201), *range(700, 1000)])
+        await trio.sleep(1)
+        await read_all(engine, refs, in_order(refs)[:200])
+        assert [key for key in keys_twice(reader) if key <= "file-00199"] == []
+        await trio.sleep(1)
+
+
+async def test_where_most_files_are_never_opened_nothing_is_held_for_them_in_the_end(autojump_clock: MockClock) -> None:
+    refs = dataset(3000)
+    wanted = [inode for inode in in_order(refs) if inode % 3 == 0]
+    reader = ScriptedReader(delay_s=0.02)
+    async with running(reader, replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs)) as engine:
+        for seed in range(4):
+            await read_all(engine, refs, random.Random(seed).sample(wanted, len(wanted)), readers=16)
+        assert engine.statistics().pool.expected_bytes == 0
+
+
+async def test_a_damaged_table_fails_nobody_who_opens_a_file_and_fetches_nothing_for_him() -> None:
+    class Damaged(Files):
+        def file_at(self, row: int) -> tuple[int, int] | None:
+            raise ValueError(f"row {row} is damaged")
+
+    refs = dataset(200)
+    reader = ScriptedReader()
+    async with running(reader, EVERY, Damaged(refs)) as engine:
+        await read_all(engine, refs, in_order(refs)[:100])
+        await read_all(engine, refs, [inode + 100 for inode in shuffled(refs[100:])])
+        assert len(reader.gets) == 200
 
 
 async def test_one_reader_in_the_order_of_the_listing_is_twenty_times_as_fast_as_its_round_trips(

@@ -13,20 +13,23 @@ COUNT = 8000
 
 
 class Carried:
-    """Fetches at once what is commanded, and reads files as an engine and a kernel that keeps them do."""
+    """Fetches what is commanded, at once and as far as it may hold more; a kernel that keeps what is read is beside."""
 
-    def __init__(self, row_count: int = COUNT, max_ahead_files: int = COUNT) -> None:
+    def __init__(self, row_count: int = COUNT, max_held_files: int = COUNT) -> None:
         self.row_count = row_count
-        self.epoch = ShuffledEpoch(row_count, max_ahead_files)
+        self.max_held_files = max_held_files
+        self.epoch = ShuffledEpoch(row_count, max_held_files)
         self.held: set[int] = set()
         self.read: set[int] = set()
         self.fetches = self.misses = 0
-        self.most_held = 0
+        self.is_ended = False
 
     def open(self, row: int) -> None:
-        is_missed = row not in self.held and row not in self.read
+        is_found, is_missed = row in self.held, row not in self.held and row not in self.read
         self.misses += is_missed
-        self.epoch.opened(row, is_missed=is_missed)
+        if self.epoch.opened(row, is_found=is_found, is_missed=is_missed):
+            self.is_ended = True
+            self.held.clear()
         self.held.discard(row)
         self.read.add(row)
         self.pump()
@@ -37,10 +40,11 @@ class Carried:
             if row in self.held or row in self.read:
                 self.epoch.passed_over()
                 continue
+            if len(self.held) == self.max_held_files:
+                return
             self.epoch.taken()
             self.held.add(row)
             self.fetches += 1
-            self.most_held = max(self.most_held, len(self.held))
 
     def open_all(self, rows: Iterable[int]) -> None:
         for row in rows:
@@ -65,14 +69,13 @@ def test_of_a_shuffled_epoch_that_fits_a_fifth_is_waited_for_and_every_file_is_f
 
 
 def test_of_an_epoch_of_which_a_quarter_fits_half_is_waited_for() -> None:
-    carried = Carried(max_ahead_files=COUNT // 4)
+    carried = Carried(max_held_files=COUNT // 4)
     carried.open_all(shuffled())
-    assert carried.most_held == COUNT // 4
     assert COUNT / 3 < carried.misses < COUNT * 0.6
 
 
 def test_of_more_files_than_eight_times_those_that_fit_none_is_fetched() -> None:
-    carried = Carried(max_ahead_files=COUNT // 8 - 1)
+    carried = Carried(max_held_files=COUNT // 8 - 1)
     carried.open_all(shuffled())
     assert carried.fetches == 0
 
@@ -103,13 +106,50 @@ def test_an_epoch_that_the_page_cache_could_not_keep_is_fetched_once_again_and_n
     assert len(carried.held) < 16
 
 
-def test_what_is_held_gives_way_one_by_one_and_is_not_fetched_again_in_this_epoch() -> None:
+def test_where_fewer_than_half_of_those_fetched_are_found_the_next_epoch_is_the_last() -> None:
+    carried = Carried(max_held_files=COUNT // 4)
+    third = shuffled()[: COUNT // 3]
+    ends = []
+    for _ in range(5):
+        carried.open_all(third)
+        carried.forget()
+        ends.append(carried.is_ended)
+    assert ends == [False, False, True, True, True]
+    assert not carried.held
+    assert carried.epoch.next() is None
+
+
+def test_files_that_an_order_came_to_are_as_good_as_found() -> None:
     carried = Carried()
-    carried.open(COUNT - 1)
-    assert [carried.epoch.give_way() for _ in range(5)] == [(0,), (1,), (2,), (3,), ()]
-    carried.held.clear()
-    carried.open(COUNT - 2)
-    assert carried.held == {4, 5, 6, 7}
+    for row in shuffled():
+        for held in sorted(carried.held):
+            carried.epoch.adopted()
+            carried.held.discard(held)
+            carried.read.add(held)
+        carried.open(row)
+    carried.forget()
+    carried.open_all(shuffled(seed=1)[:10])
+    assert not carried.is_ended
+
+
+def test_files_that_are_opened_twice_in_an_epoch_end_it_no_sooner() -> None:
+    carried = Carried()
+    for seed in range(2):
+        carried.open_all(row for row in shuffled(seed=seed) for _ in range(2))
+        carried.forget()
+    assert not carried.is_ended
+    assert carried.misses < 2 * COUNT / 5
+
+
+def test_an_open_after_a_long_time_of_plenty_looks_at_no_more_rows_than_can_be_held() -> None:
+    epoch = ShuffledEpoch(COUNT, COUNT // 8)
+    for row in range(COUNT // 2):
+        epoch.opened(COUNT - 1 - row, is_found=False, is_missed=True)
+    looked_at = 0
+    while epoch.next() is not None:
+        epoch.passed_over()
+        looked_at += 1
+    assert looked_at == COUNT // 8
 
 
 def test_an_empty_table_has_nothing_to_fetch() -> None:
@@ -118,14 +158,14 @@ def test_an_empty_table_has_nothing_to_fetch() -> None:
 
 @given(
     row_count=st.integers(1, 60),
-    max_ahead_files=st.integers(1, 60),
+    max_held_files=st.integers(1, 60),
     opens=st.lists(st.integers(0, 59), max_size=200),
 )
 def test_never_more_is_held_than_may_be_nor_fetched_than_four_times_what_was_opened(
-    row_count: int, max_ahead_files: int, opens: list[int]
+    row_count: int, max_held_files: int, opens: list[int]
 ) -> None:
-    carried = Carried(row_count, max_ahead_files)
+    carried = Carried(row_count, max_held_files)
     for count, row in enumerate(opens, start=1):
         carried.open(row % row_count)
-        assert len(carried.held) <= max_ahead_files
+        assert len(carried.held) <= max_held_files
         assert carried.fetches <= min(4 * count, row_count)
