@@ -163,8 +163,9 @@ class ReadEngine:
             self.release(inode)
         file = self._pool.open(inode, ref)
         stream = Stream(
-            file, self._reader, self._pool, self._config, self._nursery, self._counts, self._service, self._read_on
-        )
+            file, self._reader, self._pool, self._config, self._nursery, self._counts, self._service, self._read_on,
+            is_cached=inode in self._reopened and self._delivered.has(inode),
+        )  # fmt: skip
         self._streams[inode] = stream
         return stream
 

@@ -66,8 +66,13 @@ class Stream:
         counts: ReadCounts,
         service: ServicePace,
         beyond: Callable[[int, int], None],
+        *,
+        is_cached: bool,
     ) -> None:
-        """`beyond` is told the inode, and how far past the end of the file its reader wants to have read ahead."""
+        """`beyond` is told the inode, and how far past the end of the file its reader wants to have read ahead.
+
+        `is_cached`: most likely the kernel has the file, and asks only for what it has dropped.
+        """
         self.file = file
         self._reader = reader
         self._pool = pool
@@ -75,7 +80,7 @@ class Stream:
         self._counts = counts
         self._service = service
         self._beyond = beyond
-        self._window = Window(file.ref.size_bytes, config, service)
+        self._window = Window(file.ref.size_bytes, config, service, is_cached=is_cached)
         self._cursor: Cursor | None = None
         # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
         self._part = _NO_PART

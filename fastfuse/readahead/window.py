@@ -78,12 +78,16 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_cap_bytes", "_config", "_first_bytes", "_is_small", "_last", "_lengths", "_part_bytes", "_runs"),
-        *("_service", "_size", "share"),
+        *("_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_small", "_last", "_lengths", "_part_bytes"),
+        *("_runs", "_service", "_size", "share"),
     )
 
-    def __init__(self, size_bytes: int, config: ReadaheadConfig, service: ServicePace) -> None:
+    def __init__(
+        self, size_bytes: int, config: ReadaheadConfig, service: ServicePace, *, is_cached: bool = False
+    ) -> None:
+        """`is_cached`: most likely the kernel has the file, and asks only for what it has dropped."""
         self._size = size_bytes
+        self._is_cached = is_cached
         # Who starts a small file reads it to the end: all of it is fetched at once.
         self._is_small = size_bytes <= config.part_size_bytes
         self._config = config
@@ -215,7 +219,7 @@ class Window:
         runs = self._runs
         cursor = Cursor(offset, end)
         if not offset and not self._is_small:
-            cursor.pace = ReaderPace(self._service, self._service.ramp_bytes)
+            cursor.pace = ReaderPace(self._service, 0 if self._is_cached else self._service.ramp_bytes)
         cursor.is_tail = offset > 0 and offset >= self._size - _TAIL_BYTES
         before = next((other for other in runs.values() if other.steps_to(offset)), self._last)
         if before is not None and not cursor.is_tail:
@@ -274,7 +278,7 @@ class Window:
         if pace is not None:
             if pace.limit_bytes is not None:
                 window = min(window, pace.limit_bytes)
-            elif cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early:
+            elif cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
                 window = max(window, min(pace.expected_bytes, _LEAP_BYTES))
             else:
                 window = max(window, pace.ramp_bytes)

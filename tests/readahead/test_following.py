@@ -143,3 +143,21 @@ async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(
     async with running(reader, SMALL, Files(refs)) as engine:
         await read_all(engine, refs, [0, 1])
     assert reader.ranges("shard-02") == []
+
+
+async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more() -> None:
+    """A few pages were dropped at its beginning: no sign that all of it is wanted."""
+    refs, reader = [listed(name, 96 * MIB) for name in ("first", "other")], ScriptedReader()
+    config = ReadaheadConfig(first_window_bytes=48 * MIB, memory_limit_bytes=64 * MIB)
+    async with running(reader, config, Files(refs)) as engine:
+        for inode, ref in enumerate(refs, start=1):
+            engine.open(inode, ref)
+            for offset in range(0, ref.size_bytes, MIB):
+                await engine.read(inode, ref, offset, MIB)
+            engine.release(inode)
+        before = len(reader.gets)
+        engine.open(1, refs[0])
+        await engine.read(1, refs[0], 0, MIB)
+        await settled()
+        assert 0 < sum(end - start for _, start, end in reader.gets[before:]) <= 6 * MIB
+        engine.release(1)
