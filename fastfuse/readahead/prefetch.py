@@ -176,13 +176,17 @@ class Prefetcher:
         if table is not self._table:
             # Rows mean something else now; what was fetched by the old ones is found if it is opened.
             self._table = table
-            self._listed = ListingOrder(len(table), _first_file_row(table))
+            self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
             for order in self._orders:
                 for inode in order.decisions.ahead:
                     self._pool.adopt(inode)
         return table
+
+    def _first_file_row(self, table: Listing) -> int:
+        rows = range(min(len(table), _MAX_LEADING_ROWS))
+        return next((row for row in rows if self._file_at(row) is not None), 0)
 
     def _new_epoch(self, row_count: int) -> ShuffledEpoch:
         return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.max_expected_parts)
@@ -196,6 +200,7 @@ class Prefetcher:
 
     def _next_part(self) -> Part | None:
         """The next part to fetch now; its memory is reserved."""
+        self._current_table()  # or an order of the old table's rows would be carried out with the new one
         if not self._pool.may_expect:
             return None
         for _ in range(len(self._orders)):
@@ -342,11 +347,3 @@ class Prefetcher:
             self._pool.fail(part, error)
         else:
             self._pool.land(part, data)
-
-
-def _first_file_row(table: Listing) -> int:
-    rows = range(min(len(table), _MAX_LEADING_ROWS))
-    try:
-        return next((row for row in rows if table.file_at(row) is not None), 0)
-    except _NO_FILE:
-        return 0

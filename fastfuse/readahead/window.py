@@ -294,7 +294,8 @@ class Window:
             size = max(size // _OPENING_PARTS, min(size, _SMALLEST_PART_BYTES))
         else:
             share = grown if self._is_small else grown // _PARTS_PER_RUN
-            size = _grown_part_bytes(share, size, self._part_bytes)
+            if share >= 2 * size:
+                size = min(self._part_bytes, 1 << (share.bit_length() - 1))
         end = start + size
         end -= end % size
         rest = self._size - end
@@ -324,8 +325,3 @@ class Window:
     def _page_end(self, start: int, end: int, most_bytes: int) -> int:
         page_end = end + -end % PAGE_BYTES
         return min(page_end, self._size, start + most_bytes)
-
-
-def _grown_part_bytes(share_bytes: int, first_bytes: int, most_bytes: int) -> int:
-    """A power of two that is no larger than a share of what was read, within these bounds."""
-    return min(most_bytes, 1 << (share_bytes.bit_length() - 1)) if share_bytes >= 2 * first_bytes else first_bytes

@@ -1,5 +1,6 @@
 """S3 through aiobotocore, natively on trio: it lists, and it reads what obstore cannot."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ from fastfuse.store.replies import (
 from fastfuse.store.retries import RetryableError, retrying
 from fastfuse.store.session import S3Session, bad_ca_bundle, stall_timeout_s
 
-__all__ = ["LIST_DEADLINE_S", "LIST_STALL_S", "BotoPageSource", "BotoRangeReader", "S3Client"]
+__all__ = ["LIST_STALL_S", "BotoPageSource", "BotoRangeReader", "S3Client", "list_in_time"]
 
 # A LIST over many delete markers was seen to take 120 s before its first byte (xuanwo.io, 2025-02).
 LIST_STALL_S = 130.0
@@ -151,6 +152,13 @@ def _stop_botocore_from_redirecting(response: Any, **_: object) -> None:  # noqa
             raise error
 
 
+async def list_in_time(bucket: str, list_once: Callable[[], Awaitable[bytes]]) -> bytes:
+    """The page that `list_once` gets, tried again as `retrying` does. Raises `ServiceError` if it takes too long."""
+    with trio.move_on_after(LIST_DEADLINE_S):
+        return await retrying(list_once)
+    raise ServiceError(f"The S3 service did not list a page of the bucket {bucket!r} within {LIST_DEADLINE_S:.0f} s.")
+
+
 class BotoPageSource:
     """Lists one bucket."""
 
@@ -176,11 +184,7 @@ class BotoPageSource:
             arguments["RequestPayer"] = "requester"
         region = await self._session.region(self._bucket)
         client = await self._client.get(region)
-        with trio.move_on_after(LIST_DEADLINE_S):
-            return await retrying(partial(self._list_once, client, arguments, region))
-        raise ServiceError(
-            f"The S3 service did not list a page of the bucket {self._bucket!r} within {LIST_DEADLINE_S:.0f} s."
-        )
+        return await list_in_time(self._bucket, partial(self._list_once, client, arguments, region))
 
     async def _list_once(self, client: Any, arguments: dict[str, Any], region: str) -> bytes:  # noqa: ANN401
         try:

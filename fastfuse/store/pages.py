@@ -14,13 +14,13 @@ from botocore.exceptions import BotoCoreError
 from botocore.handlers import VALID_BUCKET
 from botocore.utils import get_environ_proxies
 
-from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.errors import FastfuseError
 from fastfuse.store.base import PageSource
-from fastfuse.store.boto import LIST_DEADLINE_S, LIST_STALL_S, BotoPageSource
+from fastfuse.store.boto import LIST_STALL_S, BotoPageSource, list_in_time
 from fastfuse.store.failures import Failure, failure_of_exception, failure_of_reply, safe_cause, start_error
 from fastfuse.store.plain import is_plain
 from fastfuse.store.replies import error_code, error_region, is_whole_page
-from fastfuse.store.retries import RetryableError, retrying
+from fastfuse.store.retries import RetryableError
 from fastfuse.store.session import S3Session, bad_ca_bundle
 from fastfuse.store.signing import Signer
 from fastfuse.store.transport import OriginFormSession
@@ -65,11 +65,7 @@ class SignedPageSource:
         # In the order in which they are signed.
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
         http = await self._open()
-        with trio.move_on_after(LIST_DEADLINE_S):
-            return await retrying(partial(self._list_once, http, query))
-        raise ServiceError(
-            f"The S3 service did not list a page of the bucket {self._bucket!r} within {LIST_DEADLINE_S:.0f} s."
-        )
+        return await list_in_time(self._bucket, partial(self._list_once, http, query))
 
     async def _open(self) -> OriginFormSession:
         session = self._session

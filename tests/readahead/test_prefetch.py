@@ -48,6 +48,14 @@ async def read_all(engine: ReadEngine, refs: list[ObjectRef], inodes: list[int],
             nursery.start_soon(read_some, inodes[reader::readers])
 
 
+async def open_all(engine: ReadEngine, refs: list[ObjectRef], inodes: list[int]) -> None:
+    """As the kernel does it that has what is read."""
+    for inode in inodes:
+        engine.open(inode, refs[inode - 1])
+        await trio.lowlevel.checkpoint()
+        engine.release(inode)
+
+
 def in_order(refs: list[ObjectRef]) -> list[int]:
     return list(range(1, len(refs) + 1))
 
@@ -144,10 +152,7 @@ async def test_a_warm_epoch_costs_no_request() -> None:
         for order in (in_order(refs), shuffled(refs)):
             announced = engine.new_order()
             await announced.announce(order)
-            for inode in order:
-                engine.open(inode, refs[inode - 1])
-                await trio.lowlevel.checkpoint()
-                engine.release(inode)
+            await open_all(engine, refs, order)
             announced.withdraw()
         assert len(reader.gets) == 500
 
@@ -170,10 +175,7 @@ async def test_once_the_kernel_keeps_what_it_gets_an_epoch_costs_next_to_no_requ
         for _ in range(2):
             await read_all(engine, refs, shuffled(refs))
         before = len(reader.gets)
-        for inode in shuffled(refs, seed=1):
-            engine.open(inode, refs[inode - 1])
-            await trio.lowlevel.checkpoint()
-            engine.release(inode)
+        await open_all(engine, refs, shuffled(refs, seed=1))
         assert before > 900
         assert len(reader.gets) - before < 20
 
@@ -224,10 +226,7 @@ async def test_a_second_shuffled_epoch_that_the_page_cache_serves_costs_nothing(
     reader = ScriptedReader(delay_s=0.02)
     async with running(reader, EVERY, Files(refs)) as engine:
         await time_s_of_shuffled_epoch(engine, refs)
-        for inode in shuffled(refs, seed=1):
-            engine.open(inode, refs[inode - 1])
-            await trio.lowlevel.checkpoint()
-            engine.release(inode)
+        await open_all(engine, refs, shuffled(refs, seed=1))
         await trio.sleep(1)
         assert len(reader.gets) == 1000
 

@@ -33,7 +33,6 @@ from fastfuse.objects import Buffer
 
 __all__ = ["Fifo", "remove_stale"]
 
-
 # One write. The reader takes them while the next is on its way; larger ones wait for each other (measured with pipes of
 # 1 MiB: 2.1 GB/s for writes of 64 KiB or 1 MiB, 3.2 for 256 and 512 KiB). In a thread they were no faster, with parts
 # arriving beside them either.
@@ -52,8 +51,6 @@ _IN_OPEN = 0x20  # <sys/inotify.h>
 _EVENT = struct.Struct("iIII")
 _EVENTS_BYTES = 256 * _EVENT.size
 _MODE = 0o644
-
-
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -174,8 +171,7 @@ class Fifo:
         pages = _IoVector(address, size_bytes)
         count: int = _LIBC.vmsplice(self._write_fd, ctypes.byref(pages), 1, _SPLICE_F_NONBLOCK)
         if count < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            raise _last_error()
         return count
 
     def _open(self, hidden: Path) -> None:
@@ -230,11 +226,16 @@ def _enlarge(fd: int) -> None:
             return
 
 
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
 def _watch_opens(path: Path) -> int:
     """A descriptor that is readable as soon as anybody opens `path` from now on, by whatever name."""
     fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0 or _LIBC.inotify_add_watch(fd, os.fsencode(path), _IN_OPEN) < 0:
-        error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        error = _last_error()
         if fd >= 0:
             os.close(fd)
         raise MountError(
