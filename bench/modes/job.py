@@ -18,10 +18,11 @@ from bench.server import Server
 __all__ = ["JobRun", "channel", "is_script", "run_job", "stages_of"]
 
 _TRAINING = Path(__file__).with_name("training.py")
+_PREPARED = "files, guardian, forks"
 # What a line of standard error says is over, in the order of a job with one channel.
 _STAGES = {
     "imports and options": re.compile(" Starting - Preparing "),
-    "files, guardian, forks": re.compile(" Downloading - Preparing "),
+    _PREPARED: re.compile(" Downloading - Preparing "),
     "index": re.compile(": listed s3://"),
     "mount, FIFO or download": re.compile(r" Downloading - \S+ \(\w+\): "),
     "the rest": re.compile(" Training - Running "),
@@ -60,8 +61,11 @@ def run_job(
     manner: str,
     *options: str,
     watch: Callable[[int], object] | None = None,
+    begins: Callable[[], object] | None = None,
 ) -> JobRun:
-    """Run the training script on `channels` below the empty directory `place`; `watch` is given the job's pid.
+    """Run the training script on `channels` below the empty directory `place`.
+
+    `watch` is given the job's pid; `begins` is called when its channels are about to be prepared.
 
     Raises:
         RuntimeError: the job failed.
@@ -73,7 +77,7 @@ def run_job(
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        listening = threading.Thread(target=_listen, args=(process.stderr, lines))
+        listening = threading.Thread(target=_listen, args=(process.stderr, lines, begins or (lambda: None)))
         listening.start()
         if watch is not None:
             watch(process.pid)
@@ -140,8 +144,11 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def _listen(stream: Any, lines: list[tuple[float, str]]) -> None:  # noqa: ANN401 - IO[str] | None
-    lines.extend((time.monotonic(), line) for line in stream)
+def _listen(stream: Any, lines: list[tuple[float, str]], begins: Callable[[], object]) -> None:  # noqa: ANN401 - IO
+    for line in stream:
+        lines.append((time.monotonic(), line))
+        if _STAGES[_PREPARED].search(line):
+            begins()
 
 
 def _children_cpu_s() -> float:

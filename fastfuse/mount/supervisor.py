@@ -53,23 +53,30 @@ _ROOM_RETRY_S = 1.0
 _T = TypeVar("_T")
 
 
-def run(settings: MountSettings, *, ready: Callable[[], None] | None = None, counters: Counters | None = None) -> int:
+def run(
+    settings: MountSettings,
+    *,
+    ready: Callable[[], None] | None = None,
+    counters: Counters | None = None,
+    begin_fd: int | None = None,
+) -> int:
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
     `ready` is called once the first open would work (clause L1). Whoever made `counters` before this process was
-    forked can read what is counted.
+    forked can read what is counted. What is fetched before anybody asks waits until `begin_fd` is readable.
 
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
     """
-    return Supervisor(settings, counters).run(ready or (lambda: None))
+    return Supervisor(settings, counters, begin_fd).run(ready or (lambda: None))
 
 
 class Supervisor:
     """One mount, from its listing to its end."""
 
-    def __init__(self, settings: MountSettings, counters: Counters | None = None) -> None:
+    def __init__(self, settings: MountSettings, counters: Counters | None = None, begin_fd: int | None = None) -> None:
         self._settings = settings
+        self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket)
         self._counters = counters or Counters()
         self._operations = MountOperations(
@@ -201,6 +208,7 @@ class Supervisor:
                 tables=theirs,
                 hints=self._hints,
                 hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
+                begin_fd=self._begin_fd,
             )
 
         with os.fdopen(reading_fd, "rb") as pipe:

@@ -28,6 +28,7 @@ import gc
 import os
 import signal
 import socket
+from collections.abc import Iterable
 
 import pyfuse3
 import trio
@@ -45,7 +46,7 @@ from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.counted import CountingReader
 from fastfuse.store.made import MadeReader
-from fastfuse.store.router import open_reader
+from fastfuse.store.router import RoutingReader, open_reader
 
 __all__ = ["READY", "SWAPPED", "run_worker"]
 
@@ -77,12 +78,13 @@ def run_worker(
     tables: socket.socket,
     hints: socket.socket | None,
     hint_uids: frozenset[int] | None,
+    begin_fd: int | None,
 ) -> None:
     """Serve the inherited session until it ends; to be called in a process that was just forked.
 
     `ready_fd` is told `READY`, or the error that keeps the worker from serving. Descriptors of newer snapshots come
     through `tables` and are answered with `SWAPPED`. Whoever of `hint_uids` connects to `hints` may announce files
-    (None: everybody).
+    (None: everybody). What nobody waits for yet is not begun before `begin_fd` is readable, if it is given.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the supervisor decides
@@ -90,7 +92,10 @@ def run_worker(
     # What is here stays: 75,000 objects, which a full collection looked through in 45 ms, and no reader was served.
     gc.freeze()
     try:
-        trio.run(_serve, operations, counters, connection, readahead, snapshot_fd, ready_fd, tables, hints, hint_uids)
+        trio.run(
+            _serve,
+            *(operations, counters, connection, readahead, snapshot_fd, ready_fd, tables, hints, hint_uids, begin_fd),
+        )
     except FastfuseError as error:
         os.write(ready_fd, error_message(error))
 
@@ -105,6 +110,7 @@ async def _serve(
     tables: socket.socket,
     hints: socket.socket | None,
     hint_uids: frozenset[int] | None,
+    begin_fd: int | None,
 ) -> None:
     buffers = PartBuffers(slot_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
     reader = open_reader(connection, buffers)
@@ -118,8 +124,7 @@ async def _serve(
             nursery.start_soon(taker.run, hints)
         nursery.start_soon(_measure_pool, engine, counters)
         nursery.start_soon(_take_tables, tables, operations, made)
-        for bucket in buckets:
-            nursery.start_soon(reader.prepare, bucket)
+        nursery.start_soon(_begin, engine, reader, buckets, begin_fd)
         os.write(ready_fd, READY)
         os.close(ready_fd)
         await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
@@ -137,6 +142,16 @@ def _serve_table(
     os.close(snapshot_fd)
     operations.serve(table, engine, follower.opened)
     return table.buckets()
+
+
+async def _begin(engine: ReadEngine, reader: RoutingReader, buckets: Iterable[str], begin_fd: int | None) -> None:
+    """Do what the first reads would otherwise wait for, which costs CPU time that others may need until `begin_fd`."""
+    if begin_fd is not None:
+        await trio.lowlevel.wait_readable(begin_fd)
+    engine.begin()
+    async with trio.open_nursery() as nursery:
+        for bucket in buckets:
+            nursery.start_soon(reader.prepare, bucket)
 
 
 async def _take_tables(tables: socket.socket, operations: MountOperations, made: MadeReader) -> None:

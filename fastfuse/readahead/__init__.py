@@ -6,5 +6,6 @@ and `load`), `stream` carries out, `pool` owns the memory.
 
 from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.engine import ReadEngine, ReadStatistics
+from fastfuse.readahead.ranges import part_ranges
 
-__all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig"]
+__all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig", "part_ranges"]

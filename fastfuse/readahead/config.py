@@ -13,7 +13,7 @@ PAGE_BYTES = 4096
 # Measured with 64 connections and targets of 512 MiB and 1 GiB: 40 MB; twice that, for other sizes of chunks.
 _CLIENT_OVERHEAD_BYTES = 80 << 20
 # The window of whoever is expected to read on: 64 MiB of 1 GiB, which brings 0.5 GB/s where a part takes 113 ms.
-_FIRST_WINDOW_DIVISOR = 16
+_FIRST_WINDOW_DIVISOR = 8
 _KIB = 1 << 10
 _MIB = 1 << 20
 

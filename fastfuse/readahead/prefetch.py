@@ -159,17 +159,25 @@ class Prefetcher:
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
         """The large files that are likely to be opened when `inode` is at its end, one after the other."""
         try:
-            table = self._current_table()
-            for row in self._listed.followers(table.row(inode)):
-                file = table.file_at(row)
-                if file is None or file[1] <= self._config.part_size_bytes or self._delivered.has(file[0]):
-                    return
-                ref = self._ref(file[0])
-                if ref is None:
-                    return
-                yield file[0], ref
+            return self._large_files(self._listed.followers(self._current_table().row(inode)))
         except _NO_FILE:
-            return
+            return iter(())
+
+    def leaders(self) -> Iterator[tuple[int, ObjectRef]]:
+        """The large files that the listing begins with."""
+        table = self._current_table()
+        return self._large_files(range(self._first_file_row(table), len(table)))
+
+    def _large_files(self, rows: Sequence[int]) -> Iterator[tuple[int, ObjectRef]]:
+        """Those that `rows` begin with and that the page cache has not, most likely."""
+        for row in rows:
+            file = self._file_at(row)
+            if file is None or file[1] <= self._config.part_size_bytes or self._delivered.has(file[0]):
+                return
+            ref = self._ref(file[0])
+            if ref is None:
+                return
+            yield file[0], ref
 
     def _current_table(self) -> Listing:
         table = self._listing()

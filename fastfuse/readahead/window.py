@@ -279,7 +279,7 @@ class Window:
             if pace.limit_bytes is not None:
                 window = min(window, pace.limit_bytes)
             elif cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
-                window = max(window, min(pace.expected_bytes, _LEAP_BYTES))
+                window = max(window, pace.ramp_bytes, min(pace.expected_bytes, _LEAP_BYTES))
             else:
                 window = max(window, pace.ramp_bytes)
         elif cursor.begin == 0 and self._is_small:

@@ -67,6 +67,8 @@ class _Run:
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
+        # An event that every channel's processes have inherited: all channels are ready.
+        self._begin_fd = os.eventfd(0)
         self._has_terminal = os.isatty(2)
         # Ignored, they stay so (nohup, a shell's background): blocked, they would be taken.
         self._signals = _SIGNALS - ignored_signals()
@@ -114,7 +116,8 @@ class _Run:
                 is_for_prefixes = all(each.source_kind is SourceKind.PREFIX for each in settings.channels)
                 preload_lister(settings.connection, is_for_prefixes=is_for_prefixes)
             for channel in settings.channels:
-                self._channels.append(ChannelProcess(ChannelTask(channel, settings, guards.get(channel.name))))
+                task = ChannelTask(channel, settings, self._begin_fd, guards.get(channel.name))
+                self._channels.append(ChannelProcess(task))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # While they are at it: a driver with many GPUs takes seconds to answer.
             environment = self._environment() if settings.command else {}
@@ -130,6 +133,7 @@ class _Run:
             self._guardian.dismiss()
             for guard in guards.values():
                 guard.close()
+            os.close(self._begin_fd)
             os.close(claimed_fd)
 
     def _environment(self) -> dict[str, str]:
@@ -155,6 +159,7 @@ class _Run:
             self._raise_first(self._failures())
             if self._stopped_by is not None:
                 return False
+        os.eventfd_write(self._begin_fd, 1)
         return True
 
     def _train(self, program: str, environment: dict[str, str]) -> _Outcome:

@@ -39,6 +39,8 @@ class ChannelTask:
 
     channel: Channel
     settings: RunSettings
+    # Readable when all channels of the run are ready: what nobody waits for yet is not to slow the others down.
+    begin_fd: int
     # Of a Pipe channel; what its readers wait on outlives its process.
     guard: Guard | None = None
 
@@ -185,4 +187,4 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         files = counters.get("fastfuse_table_files")
         tell(ready=f"{files:,} objects at {place}")
 
-    return supervisor.run(settings, ready=ready, counters=counters)
+    return supervisor.run(settings, ready=ready, counters=counters, begin_fd=task.begin_fd)

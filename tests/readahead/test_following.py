@@ -145,6 +145,57 @@ async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(
     assert reader.ranges("shard-02") == []
 
 
+async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_opens_one() -> None:
+    refs, reader = [None, *shards(6)], ScriptedReader()
+    config = replace(CONFIG, first_window_bytes=2400 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
+    async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
+        engine.begin()
+        await settled()
+        assert [sum(end - start for start, end in reader.ranges(f"shard-0{row}")) for row in (0, 1)] == [
+            SIZE_BYTES,
+            4 * 64 * KIB,
+        ]
+        assert not reader.ranges("shard-02")
+        for inode, ref in enumerate(refs, 1):
+            if ref is not None:
+                await read_until(engine, inode, ref)
+        engine.check_invariants()
+    assert sum(end - start for _, start, end in reader.gets) == 6 * SIZE_BYTES
+
+
+@pytest.mark.parametrize("first", ["small", "archived"])
+async def test_nothing_is_begun_where_the_listing_begins_with_what_is_not_read_ahead(first: str) -> None:
+    refs, reader = shards(3), ScriptedReader()
+    refs[0] = listed("first", 10 * KIB) if first == "small" else replace(refs[0], storage_class="GLACIER")
+    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
+        engine.begin()
+        await settled()
+        assert engine.statistics().open_files == 0
+    assert not reader.gets
+
+
+async def test_nothing_is_begun_where_files_may_be_left_out() -> None:
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(shards(3))) as engine:
+        engine.begin()
+        await settled()
+    assert not reader.gets
+
+
+async def test_what_was_begun_is_given_up_when_sixteen_others_were_opened() -> None:
+    refs, reader = shards(20), ScriptedReader()
+    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
+        engine.begin()
+        for row in range(19, 4, -1):
+            engine.open(row + 1, refs[row])
+            engine.release(row + 1)
+        assert engine.statistics().open_files == 1
+        engine.open(5, refs[4])
+        engine.release(5)
+        assert engine.statistics().open_files == 0
+        engine.check_invariants()
+
+
 async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more() -> None:
     """A few pages were dropped at its beginning: no sign that all of it is wanted."""
     refs, reader = [listed(name, 96 * MIB) for name in ("first", "other")], ScriptedReader()

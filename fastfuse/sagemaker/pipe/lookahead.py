@@ -6,23 +6,19 @@ any read of the engine is.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.readahead import ReadaheadConfig, ReadEngine, part_ranges
 
-__all__ = ["File", "Lookahead", "Sink", "part_ranges"]
+__all__ = ["File", "Lookahead", "Sink"]
 
 # Takes bytes, one piece after the other.
 Sink = Callable[[Buffer], Awaitable[None]]
 
-# The first part of an epoch, which its reader waits for in full; they grow with what lies before them, as those of the
-# engine do.
-_FIRST_PART_BYTES = 256 << 10
-_PARTS_PER_RUN = 4
 # What is fetched before anybody has opened the FIFO: enough to begin at full speed, and little to have wasted after the
 # last epoch. 64 MiB by default.
 _UNREAD_DIVISOR = 16
@@ -35,18 +31,6 @@ class File(NamedTuple):
 
     inode: int
     ref: ObjectRef
-
-
-def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator[tuple[int, int]]:
-    """The parts of an object that comes after so many bytes of an epoch."""
-    start = 0
-    while start < size_bytes:
-        grown = (before_bytes + start) // _PARTS_PER_RUN
-        end = start + min(part_bytes, max(_FIRST_PART_BYTES, 1 << max(0, grown.bit_length() - 1)))
-        # A short rest is no GET of its own.
-        end = size_bytes if size_bytes - end < _FIRST_PART_BYTES else end
-        yield start, end
-        start = end
 
 
 class Lookahead:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.sagemaker.pipe.lookahead import File, Lookahead, part_ranges
+from fastfuse.sagemaker.pipe.lookahead import File, Lookahead
 from tests.fakes import CountingReader
 from tests.readahead.readers import Files, ScriptedReader, content, listed
 
@@ -68,23 +68,6 @@ class _Waking:
 
     async def aclose(self) -> None:
         await self._reader.aclose()
-
-
-@given(st.integers(0, 100 * MIB), st.integers(1, 16), st.integers(0, 1 << 40))
-def test_parts_cover_an_object_without_gaps_and_are_no_larger_than_they_may_be(
-    size_bytes: int, part_mib: int, before_bytes: int
-) -> None:
-    parts = list(part_ranges(size_bytes, part_mib * MIB, before_bytes))
-    assert [start for start, _ in parts] == [0, *(end for _, end in parts)][: len(parts)]
-    assert not parts or parts[-1][1] == size_bytes
-    assert all(0 < end - start < part_mib * MIB + 256 * KIB for start, end in parts)
-
-
-def test_parts_grow_with_what_lies_before_them() -> None:
-    sizes = [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 0)]
-    assert sizes[:5] == [256 * KIB] * 5
-    assert max(sizes) == 8 * MIB
-    assert [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 1 << 30)] == [8 * MIB] * 5
 
 
 async def test_small_files_are_fetched_with_all_connections(autojump_clock: trio.testing.MockClock) -> None:

@@ -1,0 +1,29 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.readahead.ranges import part_ranges
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+@given(st.integers(0, 100 * MIB), st.integers(1, 16), st.integers(0, 1 << 40))
+def test_parts_cover_an_object_without_gaps_and_are_no_larger_than_they_may_be(
+    size_bytes: int, part_mib: int, before_bytes: int
+) -> None:
+    parts = list(part_ranges(size_bytes, part_mib * MIB, before_bytes))
+    assert [start for start, _ in parts] == [0, *(end for _, end in parts)][: len(parts)]
+    assert not parts or parts[-1][1] == size_bytes
+    assert all(0 < end - start <= part_mib * MIB for start, end in parts)
+
+
+def test_parts_grow_with_what_lies_before_them() -> None:
+    sizes = [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 0)]
+    assert sizes[:5] == [256 * KIB] * 5
+    assert max(sizes) == 8 * MIB
+    assert [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 1 << 30)] == [8 * MIB] * 5
+
+
+def test_a_short_rest_is_no_get_of_its_own_where_it_fits_into_the_last_part() -> None:
+    assert list(part_ranges(300 * KIB, 8 * MIB, 0)) == [(0, 300 * KIB)]
+    assert list(part_ranges(9 * MIB, 8 * MIB, 1 << 30)) == [(0, 8 * MIB), (8 * MIB, 9 * MIB)]
