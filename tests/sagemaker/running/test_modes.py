@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import ACCESS_DENIED, FaultRule, Limit, LoopbackServer, MemoryObjects
+from fastfuse.testing import ACCESS_DENIED, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
 from tests.mounting import run_fastfuse
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script
 from tests.semantics.places import block_bytes
@@ -269,3 +269,19 @@ def test_of_small_files_in_no_order_the_others_are_fetched_if_this_host_reads_th
             server.wait_until(lambda now: now.requests.get("GetObject", 0) >= fewest_gets)
             job.stop()
         assert fewest_gets <= server.statistics().requests["GetObject"] <= most_gets
+
+
+def test_nothing_is_fetched_ahead_before_all_channels_are_ready_and_then_what_is_read_first() -> None:
+    """Or those that are ready would slow down those that are not."""
+    objects = {"train/a": block_bytes(1, 20 << 20), "train/z": block_bytes(2, 5000), "test/x": block_bytes(3, 5000)}
+    channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
+    with LoopbackServer({BUCKET: MemoryObjects(objects)}) as server:
+        server.faults.add(FaultRule(action=Stall(after_bytes=0), operation="GetObject", key="test/x"))
+        with running(server.endpoint_url, channels, command=script("import signal; signal.pause()")) as job:
+            job.wait_for_log("train (FastFile): ")
+            assert (job.data / "train/z").read_bytes() == objects["train/z"]
+            server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 2)
+            assert server.statistics().requests["GetObject"] == 2
+            server.faults.clear()
+            server.wait_until(lambda now: now.sent_bytes >= 20 << 20)
+            job.stop()
