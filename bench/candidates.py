@@ -174,7 +174,7 @@ def _fill(path: Path, size_bytes: int) -> None:
 
 @contextmanager
 def _local(_: Server, __: Path, ___: Limits) -> Iterator[Target]:
-    """As many bytes in files of a local file system, in the page cache: what a second epoch could be at best."""
+    """As many bytes in files of a local file system, in the page cache: what a later epoch could be at best."""
     with memory_directory(4 << 30) as root:
         yield _Local(root)
 

