@@ -61,6 +61,7 @@ LAYERS: Mapping[str, Row] = {
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
     "store.buffers": row("malloc", "numpy"),
+    "store.trimmed": row("malloc objects store.base"),
     "store.plain": row("errors objects store.*", "botocore trio"),
     "store.made": row("errors inodes.order_text inodes.table objects store.base", "cachetools numpy trio"),
     "store.http1": row(),
@@ -119,7 +120,7 @@ LAYERS: Mapping[str, Row] = {
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
         "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders readahead "
-        "store.base store.buffers store.counted store.made store.router",
+        "store.base store.buffers store.counted store.made store.router store.trimmed",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.

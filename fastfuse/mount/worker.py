@@ -47,6 +47,7 @@ from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.counted import CountingReader
 from fastfuse.store.made import MadeReader
 from fastfuse.store.router import RoutingReader, open_reader
+from fastfuse.store.trimmed import TrimmingReader
 
 __all__ = ["READY", "SWAPPED", "run_worker"]
 
@@ -115,7 +116,8 @@ async def _serve(
     buffers = PartBuffers(slot_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
     reader = open_reader(connection, buffers)
     async with trio.open_nursery() as nursery:
-        made = MadeReader(CountingReader(reader, counters), lambda: operations.table)
+        fetching = TrimmingReader(CountingReader(reader, counters), readahead.memory_limit_bytes)
+        made = MadeReader(fetching, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
         follower = OrderFollower(made.order_of, engine.new_order, counters, nursery)
         buckets = _serve_table(operations, snapshot_fd, engine, follower)

@@ -9,9 +9,9 @@ __all__ = ["PAGE_BYTES", "ReadaheadConfig", "Share"]
 # The kernel reads whole pages, so no range is cut finer (the end of a file apart).
 PAGE_BYTES = 4096
 
-# What a memory target also has to cover beside the parts: the S3 client's socket buffers and the allocator's slack.
-# Measured with 64 connections and targets of 512 MiB and 1 GiB: 40 MB; twice that, for other sizes of chunks.
-_CLIENT_OVERHEAD_BYTES = 80 << 20
+# What a memory target also has to cover beside the parts. A mount may have 64 MiB more than its target and takes 87 as
+# it starts; the rest is for what the S3 client holds of replies and for what the C library keeps (`store.trimmed`).
+_CLIENT_OVERHEAD_BYTES = 56 << 20
 # The window of whoever is expected to read on: 64 MiB of 1 GiB, which brings 0.5 GB/s where a part takes 113 ms.
 _FIRST_WINDOW_DIVISOR = 8
 _KIB = 1 << 10

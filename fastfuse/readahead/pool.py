@@ -26,11 +26,11 @@ behind a slice that was handed out and is being written to the kernel (one per r
 No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
 deadlines; so memory comes back to the first that waits.
 
-One slow or failing file delays no other (clause D6): ahead parts never take the last quarter of the memory, and all
-parts ahead of readers, all parts of expected files, and the demanded parts of any one file have no more connections
-each than three times those that are still free (dynamic thresholds, Choudhury and Hahne 1998). So one stalled file
-leaves a quarter, a second one a quarter of that quarter, and whoever comes next finds a connection until as many files
-stall as that takes.
+One slow or failing file delays no other (clause D6): ahead parts never take the last quarter of the memory (64 MiB of
+more than 256), and all parts ahead of readers, all parts of expected files, and the demanded parts of any one file have
+no more connections each than three times those that are still free (dynamic thresholds, Choudhury and Hahne 1998). So
+one stalled file leaves a quarter, a second one a quarter of that quarter, and whoever comes next finds a connection
+until as many files stall as that takes.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.expected import Expected
 from fastfuse.readahead.parts import FileParts, Part, Shelf
-from fastfuse.readahead.share import FairShare, ahead_parts
+from fastfuse.readahead.share import FairShare, ahead_share
 
 __all__ = ["PartPool", "PoolStatistics"]
 
@@ -78,8 +78,8 @@ class PartPool:
         limit = config.memory_limit_bytes
         self._limit_bytes = limit
         self._first_part_bytes = config.first_part_bytes
-        self._connections = connections = config.max_parts_in_flight
-        self._ahead = Share(limit - limit // 4, ahead_parts(connections))
+        self._connections = config.max_parts_in_flight
+        self._ahead = ahead_share(config)
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         self._fresh, self._spent, self._expected = Shelf(), Shelf(), Expected(limit)
         self.max_expected_parts = self._expected.max_parts

@@ -2,15 +2,22 @@
 
 from itertools import takewhile
 
-from fastfuse.readahead.config import Share
+from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.parts import FileParts
 
-__all__ = ["FairShare", "ahead_parts"]
+__all__ = ["FairShare", "ahead_share"]
 
 _LEAST_FREE_DIVISOR = 4
 
+# Kept for parts that somebody waits for, of each file one or two at a time: a quarter, and no more than eight of 8 MiB.
+# With a quarter of 464 MiB kept, one reader got 0.94 of what it gets without a limit; with 58 MiB, 0.97.
+_KEPT_DIVISOR = 4
+_MAX_KEPT_BYTES = 64 << 20
+
 # Of more connections than this, which small files need to hide the time to the first byte, readers of large files get
-# no more parts ahead before there are twice as many: they would only take new memory.
+# no more parts ahead before there are twice as many: they would only take new memory. Unless there is none for so many
+# whole parts: then parts are cut smaller, and more of them bring as much. Four readers in 512 MiB, with parts of 4 MiB,
+# got 0.88 of what they get without a limit with 48 parts on their way, and all of it with 96.
 _ENOUGH_CONNECTIONS = 64
 
 
@@ -69,7 +76,11 @@ class FairShare:
         )
 
 
-def ahead_parts(connections: int) -> int:
-    """How many parts may be on their way ahead of readers, all files together."""
-    most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
-    return max(1, most - most // 4)
+def ahead_share(config: ReadaheadConfig) -> Share:
+    """What may be ahead of readers, all files together."""
+    limit_bytes, connections = config.memory_limit_bytes, config.max_parts_in_flight
+    ahead_bytes = limit_bytes - min(limit_bytes // _KEPT_DIVISOR, _MAX_KEPT_BYTES)
+    most = connections
+    if ahead_bytes // config.part_size_bytes >= _ENOUGH_CONNECTIONS:
+        most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
+    return Share(ahead_bytes, max(1, most - most // 4))

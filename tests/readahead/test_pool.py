@@ -298,13 +298,6 @@ def test_a_part_that_a_reader_came_to_again_is_not_the_oldest_any_more() -> None
     assert parts[1].data is None
 
 
-@pytest.mark.parametrize(("connections", "ahead"), [(1, 1), (4, 3), (64, 48), (128, 48), (256, 96)])
-def test_parts_ahead_of_readers_take_three_quarters_of_64_connections_and_of_half_of_more(
-    connections: int, ahead: int
-) -> None:
-    assert PartPool(ReadaheadConfig(max_parts_in_flight=connections)).share.parts_in_flight == ahead
-
-
 def test_spent_parts_take_an_eighth_of_the_memory_at_most_and_can_still_be_found() -> None:
     pool, file = a_pool()
     parts = [held(pool, file, index) for index in range(4)]

@@ -1,7 +1,9 @@
-from fastfuse.readahead.config import Share
+import pytest
+
+from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.parts import FileParts
-from fastfuse.readahead.share import FairShare
-from tests.readahead.readers import listed
+from fastfuse.readahead.share import FairShare, ahead_share
+from tests.readahead.readers import MIB, listed
 
 
 def a_file(inode: int) -> FileParts:
@@ -69,3 +71,23 @@ def test_even_among_many_files_each_may_have_one_part_on_its_way() -> None:
     for inode in range(20):
         share.touch(a_file(inode), 0)
     assert share.share == Share(47, 1)
+
+
+@pytest.mark.parametrize(("connections", "parts"), [(1, 1), (4, 3), (64, 48), (128, 48), (256, 96)])
+def test_parts_ahead_of_readers_take_three_quarters_of_64_connections_and_of_half_of_more(
+    connections: int, parts: int
+) -> None:
+    assert ahead_share(ReadaheadConfig(max_parts_in_flight=connections)).parts_in_flight == parts
+
+
+@pytest.mark.parametrize(("connections", "parts"), [(1, 1), (4, 3), (64, 48), (128, 96), (256, 192)])
+def test_where_memory_holds_fewer_than_64_whole_parts_smaller_ones_take_three_quarters_of_all_connections(
+    connections: int, parts: int
+) -> None:
+    config = ReadaheadConfig(memory_limit_bytes=456 * MIB, max_parts_in_flight=connections)
+    assert ahead_share(config).parts_in_flight == parts
+
+
+@pytest.mark.parametrize(("limit_mib", "ahead_mib"), [(64, 48), (256, 192), (456, 392), (1024, 960)])
+def test_a_quarter_of_the_memory_is_kept_for_demands_and_64_mib_at_most(limit_mib: int, ahead_mib: int) -> None:
+    assert ahead_share(ReadaheadConfig(memory_limit_bytes=limit_mib * MIB)).window_bytes == ahead_mib * MIB

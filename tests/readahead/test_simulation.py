@@ -11,9 +11,9 @@ from tests.readahead.readers import MIB
 from tests.readahead.simulation import Reader, SimulatedService, read_through
 
 GIB = 1 << 30
-PLENTY = ReadaheadConfig(memory_limit_bytes=4 * GIB)
-# What is left for parts of --memory-target 512MiB.
-SHORT = ReadaheadConfig(memory_limit_bytes=432 * MIB)
+PLENTY = ReadaheadConfig(memory_limit_bytes=4 * GIB, max_parts_in_flight=128)
+# What a mount with --memory-target 512MiB has.
+SHORT = ReadaheadConfig.within(512 * MIB, part_size_bytes=8 * MIB, max_parts_in_flight=128)
 FIRST_BYTE_S = 0.02
 CONNECTION_BYTES_PER_S = 90e6
 
@@ -43,7 +43,7 @@ async def test_a_reader_of_a_gigabyte_per_second_gets_nearly_that_from_cold(auto
     assert usage.most_bytes <= 256 * MIB
 
 
-@pytest.mark.parametrize(("readers", "bytes_per_s"), [(1, 1e9), (1, 1.5e9), (4, 250e6), (4, 400e6)])
+@pytest.mark.parametrize(("readers", "bytes_per_s"), [(1, 1e9), (1, 1.5e9), (4, 250e6), (4, 400e6), (4, 650e6)])
 async def test_in_512_mib_reading_is_as_fast_as_with_memory_without_end(
     autojump_clock: MockClock, readers: int, bytes_per_s: float
 ) -> None:
