@@ -60,7 +60,8 @@ LAYERS: Mapping[str, Row] = {
     # S3: only here is a client library known, and obstore only in one module.
     "store.base": row("objects"),
     "store.counted": row("errors metrics objects store.base", "trio"),
-    "store.buffers": row("malloc", "numpy"),
+    "store.blocks": row(),
+    "store.buffers": row("malloc store.blocks", "numpy"),
     "store.trimmed": row("malloc objects store.base"),
     "store.plain": row("errors objects store.*", "botocore trio"),
     "store.made": row("errors inodes.order_text inodes.table objects store.base", "cachetools numpy trio"),

@@ -113,7 +113,7 @@ async def _serve(
     hint_uids: frozenset[int] | None,
     begin_fd: int | None,
 ) -> None:
-    buffers = PartBuffers(slot_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
+    buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
     reader = open_reader(connection, buffers)
     async with trio.open_nursery() as nursery:
         fetching = TrimmingReader(CountingReader(reader, counters), readahead.memory_limit_bytes)

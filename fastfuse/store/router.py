@@ -37,7 +37,7 @@ def open_reader(config: ConnectionConfig, buffers: PartBuffers | None = None) ->
 
 def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "RoutingReader":
     """As `open_reader`, with the credentials and regions that `session` has found already."""
-    buffers = buffers or PartBuffers(slot_bytes=0, limit_bytes=0)
+    buffers = buffers or PartBuffers(part_bytes=0, limit_bytes=0)
 
     def fast(bucket: str) -> RangeReader:
         return PlainRangeReader(session, bucket, buffers) if is_plain(session) else RustRangeReader(session, bucket)

@@ -47,7 +47,7 @@ PAGE_PLACES = (
 
 def plain_reader(config: ConnectionConfig, bucket: str = "bucket") -> PlainRangeReader:
     """With buffers of which a reply of more than 512 KiB takes one that is used again."""
-    return PlainRangeReader(S3Session(config), bucket, PartBuffers(slot_bytes=1 << 20, limit_bytes=8 << 20))
+    return PlainRangeReader(S3Session(config), bucket, PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from fastfuse.store.buffers import PartBuffers
 
-SLOT = 1 << 20
+PART = 1 << 20
+# Less than the mapping gives.
+SMALL = 100_000
 
 
 def resident_bytes_of(buffer: memoryview) -> int:
@@ -34,12 +36,12 @@ def resident_bytes_of(buffer: memoryview) -> int:
     raise AssertionError("no such mapping")
 
 
-@given(st.lists(st.one_of(st.integers(1, 3 * SLOT // 2), st.none()), max_size=40), st.integers(0, 2**32))
+@given(st.lists(st.one_of(st.integers(1, 3 * PART // 2), st.none()), max_size=40), st.integers(0, 2**32))
 def test_no_two_buffers_in_use_share_a_byte_and_what_is_kept_is_within_the_limit(
     steps: list[int | None], seed: int
 ) -> None:
     random = Random(seed)
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
     held: list[tuple[memoryview, int]] = []
     for number, size_bytes in enumerate(steps):
         if size_bytes is None:
@@ -53,7 +55,7 @@ def test_no_two_buffers_in_use_share_a_byte_and_what_is_kept_is_within_the_limit
         del buffer  # or the next step has it beside those that are held
         assert all(other[0] == other[-1] == mark for other, mark in held)
         used_bytes = sum(len(other) for other, _ in held)
-        assert used_bytes <= buffers.resident_bytes <= max(4 * SLOT, used_bytes) + 4 * SLOT // 16
+        assert used_bytes <= buffers.resident_bytes <= max(4 * PART, used_bytes) + 4 * PART // 16
 
 
 def resident_bytes_after(steps: str) -> int:
@@ -73,7 +75,7 @@ def filled(size_bytes):
     return held
 
 tune_malloc()
-buffers = PartBuffers(slot_bytes=8 << 20, limit_bytes=64 << 20)
+buffers = PartBuffers(part_bytes=8 << 20, limit_bytes=64 << 20)
 before_bytes = resident_bytes()
 {steps}
 print(resident_bytes() - before_bytes)
@@ -91,46 +93,55 @@ def test_memory_stays_within_the_limit_whatever_sizes_follow_each_other(size_byt
     assert resident_bytes_after(steps) < 77 << 20
 
 
+def test_parts_of_other_sizes_use_the_memory_that_is_warm() -> None:
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
+    for size_bytes in (PART, PART // 2, PART // 4, 3 * PART // 4, PART):
+        held = buffers.take(size_bytes)
+        held[:] = b"x" * size_bytes
+        del held
+        assert buffers.resident_bytes == PART
+
+
 def test_a_slice_alone_keeps_its_bytes() -> None:
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=SLOT)
-    buffer = buffers.take(SLOT)
-    buffer[:] = b"a" * SLOT
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=PART)
+    buffer = buffers.take(PART)
+    buffer[:] = b"a" * PART
     piece = buffer[10:20].toreadonly()
     del buffer
-    buffers.take(SLOT)[:] = b"b" * SLOT
+    buffers.take(PART)[:] = b"b" * PART
     assert bytes(piece) == b"a" * 10
 
 
-def test_a_slot_is_used_again_with_its_pages_when_a_thread_lets_it_go() -> None:
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=2 * SLOT)
-    held = [buffers.take(SLOT)]
+def test_memory_is_used_again_with_its_pages_when_a_thread_lets_it_go() -> None:
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART)
+    held = [buffers.take(PART)]
     held[0][:5] = b"first"
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert bytes(buffers.take(SLOT)[:5]) == b"first"
+    assert bytes(buffers.take(PART)[:5]) == b"first"
 
 
-def test_a_buffer_larger_than_a_slot_is_none_of_them() -> None:
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=2 * SLOT)
-    held = buffers.take(2 * SLOT)
-    assert len(held) == 2 * SLOT
-    assert buffers.resident_bytes == 2 * SLOT
+def test_a_buffer_larger_than_a_part_does_not_lie_in_the_mapping() -> None:
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART)
+    held = buffers.take(2 * PART)
+    assert len(held) == 2 * PART
+    assert buffers.resident_bytes == 2 * PART
 
 
-def test_free_slots_give_their_pages_back_to_the_system_where_others_need_the_room() -> None:
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
-    held = [buffers.take(SLOT) for _ in range(4)]
+def test_free_memory_gives_its_pages_back_to_the_system_where_others_need_the_room() -> None:
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
+    held = [buffers.take(PART) for _ in range(4)]
     for buffer in held:
-        buffer[:] = b"x" * SLOT
+        buffer[:] = b"x" * PART
     kept = held.pop()
     before_bytes = resident_bytes_of(kept)
     del held, buffer
-    assert buffers.resident_bytes == 4 * SLOT
-    small = [buffers.take(SLOT // 2) for _ in range(4)]
-    assert buffers.resident_bytes == 4 * SLOT
-    assert resident_bytes_of(kept) <= before_bytes - 2 * SLOT
-    assert len(small) == 4
+    assert buffers.resident_bytes == 4 * PART
+    small = [buffers.take(SMALL) for _ in range(21)]
+    assert 3 * PART < buffers.resident_bytes <= 4 * PART
+    assert resident_bytes_of(kept) <= before_bytes - 2 * PART
+    assert len(small) == 21
 
 
 def test_without_room_for_a_mapping_there_are_buffers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,42 +149,42 @@ def test_without_room_for_a_mapping_there_are_buffers_all_the_same(monkeypatch: 
         raise OSError
 
     monkeypatch.setattr(mmap, "mmap", no_room)
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
-    assert len(buffers.take(SLOT)) == SLOT
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
+    assert len(buffers.take(PART)) == PART
 
 
 def test_pages_that_are_written_once_stay_in_a_pipe_as_they_were_when_their_buffer_is_used_again() -> None:
     """As a reader that splices them on holds them for as long as it likes."""
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=SLOT, is_written_once=True)
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=PART, is_written_once=True)
     reading_fd, writing_fd = os.pipe()
     taken = set()
     for mark in (b"a", b"b", b"c"):
-        buffer = buffers.take(SLOT - 5)
+        buffer = buffers.take(PART - 5)
         buffer[:] = mark * len(buffer)
         address = buffers.lent_from(buffer[100:200].toreadonly())
         taken.add(address)
         lend(writing_fd, address, 100)
         del buffer
-    assert len(taken) == 1  # the same slot each time
+    assert len(taken) == 1  # the same place each time
     assert os.read(reading_fd, 1000) == b"a" * 100 + b"b" * 100 + b"c" * 100
     os.close(reading_fd)
     os.close(writing_fd)
 
 
 def test_what_may_be_written_again_is_not_to_be_lent() -> None:
-    again = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT)
-    assert again.lent_from(again.take(SLOT)) == 0
-    once = PartBuffers(slot_bytes=SLOT, limit_bytes=4 * SLOT, is_written_once=True)
-    assert once.lent_from(once.take(SLOT)) != 0
-    assert once.lent_from(once.take(SLOT // 2)) == 0
-    assert once.lent_from(memoryview(bytes(SLOT))) == 0
+    again = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
+    assert again.lent_from(again.take(PART)) == 0
+    once = PartBuffers(part_bytes=PART, limit_bytes=4 * PART, is_written_once=True)
+    assert once.lent_from(once.take(PART)) != 0
+    assert once.lent_from(once.take(SMALL)) == 0
+    assert once.lent_from(memoryview(bytes(PART))) == 0
 
 
-def test_a_slot_that_is_written_once_keeps_no_page_when_it_is_given_back() -> None:
-    buffers = PartBuffers(slot_bytes=SLOT, limit_bytes=2 * SLOT, is_written_once=True)
-    held = buffers.take(SLOT)
-    held[:] = b"x" * SLOT
-    assert buffers.resident_bytes == SLOT
+def test_what_is_written_once_keeps_no_page_when_it_is_given_back() -> None:
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART, is_written_once=True)
+    held = buffers.take(PART)
+    held[:] = b"x" * PART
+    assert buffers.resident_bytes == PART
     del held
     assert buffers.resident_bytes == 0
 

@@ -86,7 +86,7 @@ async def _download_and_close(
     settings: DownloadSettings,
     report: Callable[[DownloadProgress], None],
 ) -> DownloadReport:
-    buffers = PartBuffers(slot_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
+    buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
     reader = MadeReader(open_reader(connection, buffers), lambda: table)
     try:
         return await download(table, reader, settings, report, most_gets=connection.max_connections)

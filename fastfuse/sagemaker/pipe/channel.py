@@ -117,7 +117,7 @@ class _Channel:
         )
         # Pages are lent to readers, who may keep them.
         self._buffers = PartBuffers(
-            slot_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
+            part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
         )
         self._reader = _CountingReader(open_reader(connection, self._buffers), self._wake)
         self._report = report

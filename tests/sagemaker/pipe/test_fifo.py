@@ -53,7 +53,7 @@ async def lent(tmp_path: Path, fifo: Fifo, parts: list[memoryview]) -> bytes:
 
 
 async def test_pages_are_lent_and_not_copied_where_nobody_writes_to_them_again(tmp_path: Path) -> None:
-    buffers = PartBuffers(slot_bytes=PART, limit_bytes=2 * PART, is_written_once=True)
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART, is_written_once=True)
     part = buffers.take(PART)
     part[:] = b"a" * PART
     fifo = Fifo(tmp_path / "train_0", buffers.lent_from)
@@ -73,7 +73,7 @@ async def test_pages_are_lent_and_not_copied_where_nobody_writes_to_them_again(t
 async def test_a_reader_that_splices_parts_on_has_their_bytes_when_their_memory_is_used_for_others(
     tmp_path: Path,
 ) -> None:
-    buffers = PartBuffers(slot_bytes=PART, limit_bytes=PART, is_written_once=True)
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=PART, is_written_once=True)
     fifo = Fifo(tmp_path / "train_0", buffers.lent_from)
     fd = os.open(tmp_path / "train_0", os.O_RDONLY)
     await fifo.opened()
