@@ -80,7 +80,7 @@ class BackedMemory:
     def __init__(self, size_bytes: int) -> None:
         available_kib = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
         if available_kib:
-            size_bytes = min(size_bytes, int(available_kib[1]) * 1024 // 2)
+            size_bytes = min(size_bytes, int(available_kib[1]) * 1024 // 2 - _FREE_BYTES)
         self._slices = [
             mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE) for _ in range((size_bytes + _FREE_BYTES) // _SLICE_BYTES)
         ]

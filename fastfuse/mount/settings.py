@@ -34,7 +34,8 @@ class MountSettings:
     part_size_bytes: int
     # Of large files read ahead at once, as one who trains reads them to their end; else it is waited for signs of that.
     expects_whole_files: bool = False
-    # Of small files in an unknown order all are fetched ahead that fit, as one who trains reads every one.
+    # As one who trains reads every one: of small files in an unknown order all are fetched ahead that fit, and of large
+    # ones the first, before anybody opens one.
     expects_every_file: bool = False
     io: PageCacheUse = PageCacheUse.AUTO
     uid: int

@@ -31,7 +31,7 @@ from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.refresh import NewTable, Refresher
 from fastfuse.mount.session import Session
 from fastfuse.mount.settings import MountSettings, PageCacheUse
-from fastfuse.mount.worker import READY, SWAPPED, run_worker
+from fastfuse.mount.worker import READY, SWAPPED, WorkerTask, run_worker
 from fastfuse.notify import Notifier
 from fastfuse.readahead import ReadaheadConfig
 
@@ -63,7 +63,8 @@ def run(
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
     `ready` is called once the first open would work (clause L1). Whoever made `counters` before this process was
-    forked can read what is counted. What is fetched before anybody asks waits until `begin_fd` is readable.
+    forked can read what is counted. The first large files are fetched before anybody asks, where all are
+    read, but not before `begin_fd` is readable.
 
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
@@ -198,11 +199,11 @@ class Supervisor:
 
         def work() -> None:
             self._refresher.close_files()
-            run_worker(
-                self._operations,
-                self._counters,
-                self._settings.connection,
-                self._readahead,
+            task = WorkerTask(
+                operations=self._operations,
+                counters=self._counters,
+                connection=self._settings.connection,
+                readahead=self._readahead,
                 snapshot_fd=self._snapshot_fd,
                 ready_fd=writing_fd,
                 tables=theirs,
@@ -210,6 +211,7 @@ class Supervisor:
                 hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
                 begin_fd=self._begin_fd,
             )
+            run_worker(task)
 
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):

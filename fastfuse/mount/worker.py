@@ -29,6 +29,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pyfuse3
 import trio
@@ -49,7 +50,7 @@ from fastfuse.store.made import MadeReader
 from fastfuse.store.router import RoutingReader, open_reader
 from fastfuse.store.trimmed import TrimmingReader
 
-__all__ = ["READY", "SWAPPED", "run_worker"]
+__all__ = ["READY", "SWAPPED", "WorkerTask", "run_worker"]
 
 # What the worker writes to its supervisor's pipe once it takes requests.
 READY = b"{}"
@@ -68,67 +69,57 @@ _IDLE_TASKS = 16
 _MEASURE_EVERY_S = 1.0
 
 
-def run_worker(
-    operations: MountOperations,
-    counters: Counters,
-    connection: ConnectionConfig,
-    readahead: ReadaheadConfig,
-    *,
-    snapshot_fd: int,
-    ready_fd: int,
-    tables: socket.socket,
-    hints: socket.socket | None,
-    hint_uids: frozenset[int] | None,
-    begin_fd: int | None,
-) -> None:
-    """Serve the inherited session until it ends; to be called in a process that was just forked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTask:
+    """What a worker is forked for."""
 
-    `ready_fd` is told `READY`, or the error that keeps the worker from serving. Descriptors of newer snapshots come
-    through `tables` and are answered with `SWAPPED`. Whoever of `hint_uids` connects to `hints` may announce files
-    (None: everybody). What nobody waits for yet is not begun before `begin_fd` is readable, if it is given.
-    """
+    operations: MountOperations
+    counters: Counters
+    connection: ConnectionConfig
+    readahead: ReadaheadConfig
+    snapshot_fd: int
+    # Is told `READY`, or the error that keeps the worker from serving.
+    ready_fd: int
+    # Descriptors of newer snapshots come through this, and are answered with `SWAPPED`.
+    tables: socket.socket
+    # Whoever of `hint_uids` connects here may announce files (None: everybody).
+    hints: socket.socket | None
+    hint_uids: frozenset[int] | None
+    # The first large files are not fetched, and connections not prepared, before it is readable, if it is given.
+    begin_fd: int | None
+
+
+def run_worker(task: WorkerTask) -> None:
+    """Serve the inherited session until it ends; to be called in a process that was just forked."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the supervisor decides
     tune_malloc()
     # What is here stays: 75,000 objects, which a full collection looked through in 45 ms, and no reader was served.
     gc.freeze()
     try:
-        trio.run(
-            _serve,
-            *(operations, counters, connection, readahead, snapshot_fd, ready_fd, tables, hints, hint_uids, begin_fd),
-        )
+        trio.run(_serve, task)
     except FastfuseError as error:
-        os.write(ready_fd, error_message(error))
+        os.write(task.ready_fd, error_message(error))
 
 
-async def _serve(
-    operations: MountOperations,
-    counters: Counters,
-    connection: ConnectionConfig,
-    readahead: ReadaheadConfig,
-    snapshot_fd: int,
-    ready_fd: int,
-    tables: socket.socket,
-    hints: socket.socket | None,
-    hint_uids: frozenset[int] | None,
-    begin_fd: int | None,
-) -> None:
+async def _serve(task: WorkerTask) -> None:
+    operations, counters, readahead = task.operations, task.counters, task.readahead
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
-    reader = open_reader(connection, buffers)
+    reader = open_reader(task.connection, buffers)
     async with trio.open_nursery() as nursery:
         fetching = TrimmingReader(CountingReader(reader, counters), readahead.memory_limit_bytes)
         made = MadeReader(fetching, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
         follower = OrderFollower(made.order_of, engine.new_order, counters, nursery)
-        buckets = _serve_table(operations, snapshot_fd, engine, follower)
-        if hints is not None:
-            taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=hint_uids)
-            nursery.start_soon(taker.run, hints)
+        buckets = _serve_table(operations, task.snapshot_fd, engine, follower)
+        if task.hints is not None:
+            taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
+            nursery.start_soon(taker.run, task.hints)
         nursery.start_soon(_measure_pool, engine, counters)
-        nursery.start_soon(_take_tables, tables, operations, made)
-        nursery.start_soon(_begin, engine, reader, buckets, begin_fd)
-        os.write(ready_fd, READY)
-        os.close(ready_fd)
+        nursery.start_soon(_take_tables, task.tables, operations, made)
+        nursery.start_soon(_begin, task, engine, reader, buckets)
+        os.write(task.ready_fd, READY)
+        os.close(task.ready_fd)
         await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
 
@@ -146,11 +137,13 @@ def _serve_table(
     return table.buckets()
 
 
-async def _begin(engine: ReadEngine, reader: RoutingReader, buckets: Iterable[str], begin_fd: int | None) -> None:
+async def _begin(task: WorkerTask, engine: ReadEngine, reader: RoutingReader, buckets: Iterable[str]) -> None:
     """Do what the first reads would otherwise wait for, which costs CPU time that others may need until `begin_fd`."""
-    if begin_fd is not None:
-        await trio.lowlevel.wait_readable(begin_fd)
-    engine.begin()
+    if task.begin_fd is not None:
+        await trio.lowlevel.wait_readable(task.begin_fd)
+    # Where a worker has died, readers are in the middle of what they read.
+    if not task.counters.get("fastfuse_worker_respawns"):
+        engine.begin()
     async with trio.open_nursery() as nursery:
         for bucket in buckets:
             nursery.start_soon(reader.prepare, bucket)

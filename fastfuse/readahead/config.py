@@ -12,8 +12,10 @@ PAGE_BYTES = 4096
 # What a memory target also has to cover beside the parts. A mount may have 64 MiB more than its target and takes 87 as
 # it starts; the rest is for what the S3 client holds of replies and for what the C library keeps (`store.trimmed`).
 _CLIENT_OVERHEAD_BYTES = 56 << 20
-# The window of whoever is expected to read on: 64 MiB of 1 GiB, which brings 0.5 GB/s where a part takes 113 ms.
+# The window of whoever is expected to read on: 128 MiB of 1 GiB, which brings 1.1 GB/s where a part takes 113 ms; and
+# no more than brings what one reader can take, as one at random pays for it once (HDF5).
 _FIRST_WINDOW_DIVISOR = 8
+_MAX_FIRST_WINDOW_BYTES = 256 << 20
 _KIB = 1 << 10
 _MIB = 1 << 20
 
@@ -34,7 +36,8 @@ class ReadaheadConfig:
     # With it a large file is taken to be read to its end until one was not, and so much is fetched ahead when the first
     # is begun; 0: the window of the first files grows with what is read.
     first_window_bytes: int = 0
-    # Every file is read once in each epoch: so those of an unknown order are fetched that nobody has opened yet.
+    # Every file is read once in each epoch: so those of an unknown order are fetched that nobody has opened yet, and of
+    # large ones the first, before anybody has.
     expects_every_file: bool = False
     # Parts held and parts on their way, of all files: one whole window is then a quarter.
     memory_limit_bytes: int = 1024 * _MIB
@@ -53,11 +56,12 @@ class ReadaheadConfig:
         expects_every_file: bool = False,
     ) -> "ReadaheadConfig":
         """For a process that may have `memory_target_bytes` altogether."""
+        first_window_bytes = min(memory_target_bytes // _FIRST_WINDOW_DIVISOR, _MAX_FIRST_WINDOW_BYTES)
         return cls(
             part_size_bytes=part_size_bytes,
             first_part_bytes=min(cls().first_part_bytes, part_size_bytes),
             memory_limit_bytes=max(memory_target_bytes - _CLIENT_OVERHEAD_BYTES, memory_target_bytes // 2),
-            first_window_bytes=memory_target_bytes // _FIRST_WINDOW_DIVISOR if expects_whole_files else 0,
+            first_window_bytes=first_window_bytes if expects_whole_files else 0,
             expects_every_file=expects_every_file,
             max_parts_in_flight=max_parts_in_flight,
         )

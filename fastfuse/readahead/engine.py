@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 import trio
 
@@ -22,8 +22,8 @@ __all__ = ["ReadEngine", "ReadStatistics"]
 # for each of a few. Beyond these the oldest is given up, and one that is not opened while so many others are.
 _MAX_FOLLOWERS = 4
 _PATIENCE_OPENS = 16
-# Of the first window, so much is fetched before anybody asks: the GETs of all of it at once, beside a script that
-# starts, bring the first part after 200 ms, and those of a quarter after 60.
+# Of the first window, so much is fetched before anybody asks: the GETs of 256 MiB at once, beside a script that starts,
+# bring the first part after 200 ms, and those of 64 after 60.
 _BEGUN_DIVISOR = 4
 
 
@@ -108,6 +108,8 @@ class ReadEngine:
         end = min(offset + size_bytes, ref.size_bytes)
         if offset >= end:
             return b""
+        # Handles of a worker that died are read without another open.
+        self._followers.pop(inode, None)
         stream = self._streams.get(inode)
         if stream is None or stream.file.ref is not ref:
             stream = self._open(inode, ref)
@@ -122,7 +124,7 @@ class ReadEngine:
         return self._open(inode, ref).fetch(start, end)
 
     def begin(self) -> None:
-        """Nothing was read yet: where every file will be, start on what most likely is first, the head of the listing.
+        """Where every file is read: start on what most likely is first, the head of the listing, unless it was opened.
 
         Never waits and never fails.
         """
@@ -186,7 +188,7 @@ class ReadEngine:
 
         Otherwise the first bytes of every shard are waited for, and so is the window that grows again.
         """
-        # In whole parts: what is so far ahead is there in time.
+        # In large parts: what is so far ahead is there in time.
         self._follow(self._prefetcher.followers(inode), size_bytes, self._config.memory_limit_bytes)
 
     def _follow(self, files: Iterator[tuple[int, ObjectRef]], size_bytes: int, before_bytes: int) -> None:
@@ -203,7 +205,7 @@ class ReadEngine:
 
     def _fetch_first(self, stream: Stream, size_bytes: int, before_bytes: int) -> bool:
         ranges = part_ranges(stream.file.ref.size_bytes, self._config.part_size_bytes, before_bytes)
-        return all(stream.fetch(start, end) for start, end in ranges if start < size_bytes)
+        return all(stream.fetch(*part) for part in takewhile(lambda part: part[0] < size_bytes, ranges))
 
     def _give_up_followers(self) -> None:
         followers = self._followers

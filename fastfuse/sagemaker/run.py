@@ -67,8 +67,8 @@ class _Run:
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
-        # An event that every channel's processes have inherited: all channels are ready.
-        self._begin_fd = os.eventfd(0)
+        # An event that the channels' processes inherit: all channels are ready.
+        self._begin_fd = -1
         self._has_terminal = os.isatty(2)
         # Ignored, they stay so (nohup, a shell's background): blocked, they would be taken.
         self._signals = _SIGNALS - ignored_signals()
@@ -111,6 +111,7 @@ class _Run:
         self._guardian = Guardian(
             settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
         )
+        self._begin_fd = os.eventfd(0)
         try:
             if len(settings.channels) > 1:
                 is_for_prefixes = all(each.source_kind is SourceKind.PREFIX for each in settings.channels)

@@ -39,7 +39,7 @@ class ChannelTask:
 
     channel: Channel
     settings: RunSettings
-    # Readable when all channels of the run are ready: what nobody waits for yet is not to slow the others down.
+    # Readable when all channels of the run are ready: what is fetched first is not to slow the others down.
     begin_fd: int
     # Of a Pipe channel; what its readers wait on outlives its process.
     guard: Guard | None = None
@@ -141,7 +141,10 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
     )
-    stream_channel(snapshot_fd, task.settings.connection, settings, ready=ready, report=report, guard=task.guard)
+    connection = task.settings.connection
+    stream_channel(
+        snapshot_fd, connection, settings, ready=ready, report=report, guard=task.guard, begin_fd=task.begin_fd
+    )
     return 0
 
 

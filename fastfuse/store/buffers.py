@@ -30,7 +30,7 @@ __all__ = ["PartBuffers"]
 # Of the mapping, what can be taken at the least: the smallest part of a large file. Small objects are the C library's.
 _UNIT_BYTES = 128 << 10
 # So much of the limit may be lost to units that are not filled, and so much again to what the C library keeps of small
-# buffers: together as much as a memory target leaves beside the parts, where it is 1 GiB.
+# buffers: together about as much as a target of 1 GiB leaves beside the parts.
 _LOSS_DIVISOR = 32
 
 

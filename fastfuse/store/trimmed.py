@@ -20,7 +20,7 @@ __all__ = ["TrimmingReader", "private_bytes"]
 _LOOK_EVERY_BYTES = 4 << 20
 # So much is not worth a trim: sockets' buffers in Python, a thread's stack more.
 _SLACK_BYTES = 8 << 20
-# What could not be given back is in use: the next trim comes when that may have changed.
+# The next trim comes when there may be something to gain again.
 _PATIENCE_DIVISOR = 8
 
 _STATM = Path("/proc/self/statm")
@@ -60,6 +60,8 @@ class TrimmingReader:
             if self._used_bytes() > self._most_bytes:
                 self._trim()
                 self._left_bytes = self._patience_bytes
+                # What could not be given back is in use, by others than the parts.
+                self._most_bytes = max(self._most_bytes, self._used_bytes() + _SLACK_BYTES)
         return data
 
     async def aclose(self) -> None:

@@ -32,3 +32,13 @@ def test_impossible_sizes_are_refused_by_name(fields: dict[str, Any], named: str
     with pytest.raises(ConfigurationError, match=named) as caught:
         ReadaheadConfig(**fields)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("target_mib", "first_mib"), [(128, 16), (1024, 128), (4096, 256)])
+def test_whoever_is_expected_to_read_on_begins_with_an_eighth_of_the_target_or_what_one_reader_can_take(
+    target_mib: int, first_mib: int
+) -> None:
+    config = ReadaheadConfig.within(
+        target_mib << 20, part_size_bytes=8 << 20, max_parts_in_flight=64, expects_whole_files=True
+    )
+    assert config.first_window_bytes == first_mib << 20

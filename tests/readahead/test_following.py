@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
@@ -172,6 +173,54 @@ async def test_nothing_is_begun_where_the_listing_begins_with_what_is_not_read_a
         await settled()
         assert engine.statistics().open_files == 0
     assert not reader.gets
+
+
+async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_are_whole() -> None:
+    refs, reader = [listed(name, 12 * MIB) for name in ("first", "second")], ScriptedReader()
+    config = ReadaheadConfig(
+        part_size_bytes=2 * MIB, first_window_bytes=80 * MIB, memory_limit_bytes=512 * MIB, expects_every_file=True
+    )
+    async with running(reader, config, Files(refs)) as engine:
+        engine.begin()
+        await settled()
+        sizes = [[end - start for start, end in sorted(reader.ranges(ref.key))] for ref in refs]
+    assert sizes[0][:5] == [256 * KIB] * 5
+    assert max(sizes[0]) == 2 * MIB
+    assert sizes[1] == [2 * MIB] * 4
+
+
+async def test_of_a_file_of_any_size_only_what_is_begun_is_looked_at() -> None:
+    reader = ScriptedReader()
+    reader.holds = lambda _key, _start, _end: True
+    config = replace(CONFIG, expects_every_file=True)
+    async with running(reader, config, Files([listed("huge", 1 << 60)])) as engine:
+        engine.begin()  # in parts of 64 KiB all of it would take longer than anybody waits
+        await settled()
+        assert reader.gets
+        reader.failures = {("huge", start): UnavailableError("no") for _, start, _ in reader.gets}
+        reader.let_go()
+
+
+async def test_nothing_is_begun_once_the_first_was_opened() -> None:
+    refs, reader = shards(3), ScriptedReader()
+    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
+        engine.open(1, refs[0])
+        engine.begin()
+        await settled()
+    assert not reader.gets
+
+
+async def test_what_was_begun_and_is_read_without_another_open_is_not_given_up() -> None:
+    """As the handles of a worker that died are."""
+    refs, reader = shards(40), ScriptedReader()
+    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
+        engine.begin()
+        assert len(await engine.read(1, refs[0], 0, 4 * KIB)) == 4 * KIB
+        for row in range(39, 9, -1):
+            engine.open(row + 1, refs[row])
+            engine.release(row + 1)
+        assert engine.statistics().open_files == 1
+        engine.release(1)
 
 
 async def test_nothing_is_begun_where_files_may_be_left_out() -> None:

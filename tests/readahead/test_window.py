@@ -47,6 +47,12 @@ def test_the_window_grows_with_the_run_up_to_its_cap() -> None:
     assert CONFIG.max_window_bytes - 8 * MIB <= pool.bytes_ahead <= CONFIG.max_window_bytes
 
 
+def test_the_window_of_whoever_is_expected_to_read_on_does_not_shrink_while_he_does() -> None:
+    pool = EndlessPool(Window(GIB, CONFIG, ServicePace(200 * MIB)), GIB, CONFIG)
+    pool.read_through(0, 16 * MIB, MIB)
+    assert pool.bytes_ahead >= 192 * MIB
+
+
 @pytest.mark.parametrize("size_bytes", [1, 39 * KIB, 128 * KIB, MIB, MIB + 400 * KIB])
 def test_a_small_file_is_one_get(size_bytes: int) -> None:
     pool = reading(size_bytes)

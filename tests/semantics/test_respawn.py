@@ -75,6 +75,20 @@ def test_four_readers_finish_although_the_worker_is_killed_again_and_again() -> 
         assert here.mount.log.count("; starting another") == 5
 
 
+def test_the_next_worker_does_not_begin_again_with_what_is_read_first() -> None:
+    """L3"""
+    data = {"a": block_bytes(1, 20 * MIB), "b": block_bytes(2, 100)}
+    with place(data, "--training", "--memory-target", "1GiB") as here:
+        here.server.wait_until(lambda now: now.sent_bytes >= 20 * MIB)
+        assert (here.path / "a").read_bytes() == data["a"]
+        before = here.server.statistics().requests["GetObject"]
+        killed = kill_worker(here.mount)
+        wait_until(lambda: bool(set(here.mount.children()) - {killed}))
+        # Read by the next worker, behind what it begins with.
+        assert direct_read(here.path / "b", 4096) == data["b"]
+        assert here.server.statistics().requests["GetObject"] == before + 1
+
+
 def test_a_request_in_flight_when_the_worker_dies_is_answered_by_the_next_one() -> None:
     """L3"""
     with ThreadPoolExecutor(4) as threads, place({"file": block_bytes(1, MIB)}) as here:

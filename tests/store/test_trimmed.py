@@ -50,7 +50,7 @@ async def test_small_ranges_count_together() -> None:
     assert process.trims == 1
 
 
-async def test_memory_that_is_in_use_is_not_trimmed_again_before_an_eighth_of_the_limit_was_fetched() -> None:
+async def test_memory_that_is_in_use_is_trimmed_in_vain_only_once() -> None:
     store, process = MemoryStore(), Process(START + 80 * MIB, START + 80 * MIB)
     ref = store.put("a", bytes(4 * MIB))
     process.used_bytes = START
@@ -60,7 +60,21 @@ async def test_memory_that_is_in_use_is_not_trimmed_again_before_an_eighth_of_th
     for _ in range(5):
         await reader.get_range(ref, 0, 4 * MIB)
         counts.append(process.trims)
-    assert counts == [1, 1, 2, 2, 3]
+    assert counts == [1, 1, 1, 1, 1]
+    process.used_bytes = START + 100 * MIB
+    await reader.get_range(ref, 0, 4 * MIB)
+    assert (process.trims, process.used_bytes) == (2, START + 80 * MIB)
+
+
+async def test_a_trim_that_helped_is_followed_by_none_before_an_eighth_of_the_limit_was_fetched() -> None:
+    store, process = MemoryStore(), Process()
+    ref, reader = store.put("a", bytes(4 * MIB)), a_reader(process, store)
+    counts = []
+    for _ in range(4):
+        process.used_bytes = START + 80 * MIB
+        await reader.get_range(ref, 0, 4 * MIB)
+        counts.append(process.trims)
+    assert counts == [1, 1, 2, 2]
 
 
 def test_memory_that_is_used_is_seen() -> None:

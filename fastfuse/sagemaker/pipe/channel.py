@@ -38,10 +38,12 @@ def stream_channel(
     ready: Callable[[], None],
     report: Callable[[PipeProgress], None],
     guard: Guard | None = None,
+    begin_fd: int | None = None,
 ) -> None:
     """Stream the objects of the snapshot until SIGTERM or SIGINT; for a process that was just forked.
 
     `ready` is called when the first epoch's FIFO is there, `report` about every second and whenever an epoch is over.
+    Nothing is fetched ahead before `begin_fd` is readable, if it is given.
 
     An epoch that fails has no end. A FIFO cannot carry an error, and its end would be one more short epoch for the
     reader; so that waits until somebody who was told by `report` has stopped it, and then this process.
@@ -53,7 +55,7 @@ def stream_channel(
     tune_malloc()
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    channel = _Channel(sequence_of(table, settings), settings, connection, report, guard)
+    channel = _Channel(sequence_of(table, settings), settings, connection, report, guard, begin_fd)
     gc.freeze()
     trio.run(_run_until_told, channel, ready)
     if channel.failure is not None:
@@ -104,6 +106,7 @@ class _Channel:
         connection: ConnectionConfig,
         report: Callable[[PipeProgress], None],
         guard: Guard | None,
+        begin_fd: int | None,
     ) -> None:
         self.failure: FastfuseError | None = None
         self._sequence = sequence
@@ -122,6 +125,7 @@ class _Channel:
         self._reader = _CountingReader(open_reader(connection, self._buffers), self._wake)
         self._report = report
         self._guard = guard
+        self._begin_fd = begin_fd
         self._lookahead: Lookahead | None = None
         # Those that are there, earliest first.
         self._fifos: list[Fifo] = []
@@ -165,7 +169,7 @@ class _Channel:
         self._lookahead = lookahead = Lookahead(engine, self._config)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lookahead.run, self._sequence.files(self._epoch))
+                nursery.start_soon(self._look_ahead, lookahead)
                 await fifo.opened()
                 # Before this epoch ends, for readers that look for it then, or open it even before.
                 self._make_fifo(self._epoch + 1)
@@ -182,6 +186,11 @@ class _Channel:
         self._fifos.remove(fifo)
         if self._guard is not None:
             self._guard.let_go()
+
+    async def _look_ahead(self, lookahead: Lookahead) -> None:
+        if self._begin_fd is not None:
+            await trio.lowlevel.wait_readable(self._begin_fd)
+        await lookahead.run(self._sequence.files(self._epoch))
 
     async def _write_epoch(self, fifo: Fifo, lookahead: Lookahead) -> None:
         async def write(data: Buffer) -> None:

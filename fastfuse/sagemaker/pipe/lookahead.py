@@ -20,7 +20,7 @@ __all__ = ["File", "Lookahead", "Sink"]
 Sink = Callable[[Buffer], Awaitable[None]]
 
 # What is fetched before anybody has opened the FIFO: enough to begin at full speed, and little to have wasted after the
-# last epoch. 64 MiB by default.
+# last epoch. Of 1 GiB, 60 MiB.
 _UNREAD_DIVISOR = 16
 # Each takes a few kB beside its bytes. Ten times what 64 connections have on their way.
 _MAX_FILES = 640

@@ -277,7 +277,8 @@ def test_nothing_is_fetched_ahead_before_all_channels_are_ready_and_then_what_is
     channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
     with LoopbackServer({BUCKET: MemoryObjects(objects)}) as server:
         server.faults.add(FaultRule(action=Stall(after_bytes=0), operation="GetObject", key="test/x"))
-        with running(server.endpoint_url, channels, command=script("import signal; signal.pause()")) as job:
+        options = ("--memory-target", "1GiB")
+        with running(server.endpoint_url, channels, *options, command=script("import signal; signal.pause()")) as job:
             job.wait_for_log("train (FastFile): ")
             assert (job.data / "train/z").read_bytes() == objects["train/z"]
             server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 2)
