@@ -16,12 +16,14 @@ from fastfuse.mount.mountpoint import find_mount
 
 __all__ = ["ENVIRONMENT", "Mounted", "UnavailableError", "environment_for", "foreground", "make_mountpoint"]
 
-# Nothing of the user's own configuration or proxies; keys of a length that rclone takes.
+# Nothing of the user's own configuration or proxies; keys of a length that rclone takes. Compiled modules are kept, as
+# they are where the package is installed.
 ENVIRONMENT = {
     **{
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("AWS_", "FASTFUSE_", "RCLONE_")) and not name.lower().endswith("_proxy")
+        if name != "PYTHONDONTWRITEBYTECODE"
     },
     "AWS_ACCESS_KEY_ID": "AKIABENCHBENCHBENCH0",
     "AWS_SECRET_ACCESS_KEY": "bench" * 8,

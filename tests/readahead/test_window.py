@@ -49,7 +49,7 @@ def test_the_window_grows_with_the_run_up_to_its_cap() -> None:
 
 def test_the_window_of_whoever_is_expected_to_read_on_does_not_shrink_while_he_does() -> None:
     pool = EndlessPool(Window(GIB, CONFIG, ServicePace(200 * MIB)), GIB, CONFIG)
-    pool.read_through(0, 16 * MIB, MIB)
+    pool.read_through(0, 60 * MIB, MIB)
     assert pool.bytes_ahead >= 192 * MIB
 
 
