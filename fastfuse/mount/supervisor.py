@@ -63,8 +63,8 @@ def run(
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
     `ready` is called once the first open would work (clause L1). Whoever made `counters` before this process was
-    forked can read what is counted. The first large files are fetched before anybody asks, where all are
-    read, but not before `begin_fd` is readable.
+    forked can read what is counted. Where every file is read, the first large ones are fetched before anybody asks, but
+    not before `begin_fd` is readable, if it is given.
 
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.

@@ -278,10 +278,10 @@ class Window:
         if pace is not None:
             if pace.limit_bytes is not None:
                 window = min(window, pace.limit_bytes)
-            elif cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
-                window = max(window, pace.ramp_bytes, min(pace.expected_bytes, _LEAP_BYTES))
             else:
                 window = max(window, pace.ramp_bytes)
+                if cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
+                    window = max(window, min(pace.expected_bytes, _LEAP_BYTES))
         elif cursor.begin == 0 and self._is_small:
             window = self._size
         return min(window, self._cap_bytes)

@@ -67,8 +67,6 @@ class _Run:
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
-        # An event that the channels' processes inherit: all channels are ready.
-        self._begin_fd = -1
         self._has_terminal = os.isatty(2)
         # Ignored, they stay so (nohup, a shell's background): blocked, they would be taken.
         self._signals = _SIGNALS - ignored_signals()
@@ -111,13 +109,14 @@ class _Run:
         self._guardian = Guardian(
             settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
         )
-        self._begin_fd = os.eventfd(0)
+        # An event that the channels' processes inherit: all channels are ready.
+        begin_fd = os.eventfd(0)
         try:
             if len(settings.channels) > 1:
                 is_for_prefixes = all(each.source_kind is SourceKind.PREFIX for each in settings.channels)
                 preload_lister(settings.connection, is_for_prefixes=is_for_prefixes)
             for channel in settings.channels:
-                task = ChannelTask(channel, settings, self._begin_fd, guards.get(channel.name))
+                task = ChannelTask(channel, settings, begin_fd, guards.get(channel.name))
                 self._channels.append(ChannelProcess(task))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # While they are at it: a driver with many GPUs takes seconds to answer.
@@ -126,6 +125,7 @@ class _Run:
                 assert self._stopped_by is not None
                 text = f"by {self._stopped_by.name} before everything was ready"
                 return _Outcome(Phase.STOPPED, text, 128 + self._stopped_by)
+            os.eventfd_write(begin_fd, 1)
             if not settings.command:
                 return self._stay_up()
             return self._train(program, environment)
@@ -134,7 +134,7 @@ class _Run:
             self._guardian.dismiss()
             for guard in guards.values():
                 guard.close()
-            os.close(self._begin_fd)
+            os.close(begin_fd)
             os.close(claimed_fd)
 
     def _environment(self) -> dict[str, str]:
@@ -160,7 +160,6 @@ class _Run:
             self._raise_first(self._failures())
             if self._stopped_by is not None:
                 return False
-        os.eventfd_write(self._begin_fd, 1)
         return True
 
     def _train(self, program: str, environment: dict[str, str]) -> _Outcome:

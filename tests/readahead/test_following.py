@@ -38,6 +38,12 @@ async def read_all(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int
         await read_until(engine, row + 1, refs[row])
 
 
+def open_and_close(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int]) -> None:
+    for row in rows:
+        engine.open(row + 1, refs[row])
+        engine.release(row + 1)
+
+
 async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends() -> None:
     refs, reader = shards(6), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
@@ -129,12 +135,9 @@ async def test_what_is_not_opened_is_given_up_after_sixteen_others() -> None:
     async with running(reader, CONFIG, Files(refs)) as engine:
         await read_all(engine, refs, [1, 2])
         assert engine.statistics().open_files == 1
-        for row in range(38, 8, -2):
-            engine.open(row + 1, refs[row])
-            engine.release(row + 1)
+        open_and_close(engine, refs, range(38, 8, -2))
         assert engine.statistics().open_files == 1
-        engine.open(8, refs[7])
-        engine.release(8)
+        open_and_close(engine, refs, [7])
         assert engine.statistics().open_files == 0
         engine.check_invariants()
 
@@ -216,9 +219,7 @@ async def test_what_was_begun_and_is_read_without_another_open_is_not_given_up()
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
         assert len(await engine.read(1, refs[0], 0, 4 * KIB)) == 4 * KIB
-        for row in range(39, 9, -1):
-            engine.open(row + 1, refs[row])
-            engine.release(row + 1)
+        open_and_close(engine, refs, range(39, 9, -1))
         assert engine.statistics().open_files == 1
         engine.release(1)
 
@@ -235,12 +236,9 @@ async def test_what_was_begun_is_given_up_when_sixteen_others_were_opened() -> N
     refs, reader = shards(20), ScriptedReader()
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
-        for row in range(19, 4, -1):
-            engine.open(row + 1, refs[row])
-            engine.release(row + 1)
+        open_and_close(engine, refs, range(19, 4, -1))
         assert engine.statistics().open_files == 1
-        engine.open(5, refs[4])
-        engine.release(5)
+        open_and_close(engine, refs, [4])
         assert engine.statistics().open_files == 0
         engine.check_invariants()
 
