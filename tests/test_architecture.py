@@ -97,7 +97,7 @@ LAYERS: Mapping[str, Row] = {
     "readahead.runs": row(),
     "readahead.shuffled": row(),
     "readahead.cursor": row("readahead.pace"),
-    "readahead.window": row("readahead.config readahead.cursor readahead.pace readahead.runs"),
+    "readahead.window": row("readahead.config readahead.cursor readahead.pace readahead.ranges readahead.runs"),
     "readahead.*": row("errors objects readahead.* store.base", "trio"),
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
     "mount.settings": row("indexing.origin sources.uri store.base"),

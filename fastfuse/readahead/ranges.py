@@ -1,21 +1,30 @@
-"""How files are cut whose order of reading is known before anybody reads them."""
+"""How files are cut into parts that grow with what was read before them. Pure."""
 
 from collections.abc import Iterator
 
-__all__ = ["part_ranges"]
+__all__ = ["grown_part_bytes", "part_ranges"]
 
-# The first part of all, which a reader waits for in full; they grow with what lies before them, as those of a window
-# do, so that each is there when the reader comes to it.
+# Of files whose order of reading is known before anybody reads them: the first part of all, which a reader waits for in
+# full, and over how many connections what follows is spread.
 _FIRST_PART_BYTES = 256 << 10
-_PARTS_PER_RUN = 4
+_PARTS_IN_FLIGHT = 8
+
+
+def grown_part_bytes(run_bytes: int, parts_in_flight: int, first_bytes: int, most_bytes: int) -> int:
+    """The part that follows on a run of `run_bytes`, doubling from `first_bytes` to `most_bytes`.
+
+    A window that grows by what was read is twice the run. As many parts of it as may be on their way are there soonest:
+    a shard of 110 MiB in 0.19 s instead of 0.24 with parts of a quarter of the run (20 ms and 90 MB/s per connection).
+    More of them would only wait for one another, and cost CPU: four readers were a seventh slower.
+    """
+    return min(most_bytes, max(first_bytes, 1 << max(0, (2 * run_bytes // parts_in_flight).bit_length() - 1)))
 
 
 def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator[tuple[int, int]]:
     """The parts of a file, of `part_bytes` at most, that is read after so many bytes of others."""
     start = 0
     while start < size_bytes:
-        grown = (before_bytes + start) // _PARTS_PER_RUN
-        step = min(part_bytes, max(_FIRST_PART_BYTES, 1 << max(0, grown.bit_length() - 1)))
+        step = grown_part_bytes(before_bytes + start, _PARTS_IN_FLIGHT, _FIRST_PART_BYTES, part_bytes)
         left = size_bytes - start
         # A short rest is no GET of its own, unless the part would be larger than any.
         end = size_bytes if left <= part_bytes and left < step + step // 2 else min(start + step, size_bytes)

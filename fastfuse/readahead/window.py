@@ -34,6 +34,7 @@ that after a while all readers of a file cut it at the same places, and share th
 from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.pace import ReaderPace, ServicePace
+from fastfuse.readahead.ranges import grown_part_bytes
 from fastfuse.readahead.runs import RunLengths
 
 __all__ = ["Window"]
@@ -58,9 +59,6 @@ _REORDERED_BYTES = 16 << 20
 # GETs of the first MiB of a large file, side by side: 23 ms instead of 32 to the first byte (at 20 ms and 90 MB/s),
 # also where the kernel asks for all of it at once.
 _OPENING_PARTS = 4
-# While the window grows by what was read, a part is no more than this share of it: each growth is there after the time
-# of a small part. A shard of 128 MiB takes 31 GETs instead of 22, and 0.34 s instead of 0.41 at 1 GB/s (simulated).
-_PARTS_PER_RUN = 4
 # Where memory is short, more and smaller parts of a window hide the time to the first byte better: a window of 48 MiB
 # brings one reader 0.43 GB/s in parts of 8 MiB and 1.07 GB/s in parts of 2 MiB (simulated, 20 ms and 90 MB/s per
 # connection); still smaller ones cost CPU per GET.
@@ -289,13 +287,11 @@ class Window:
     def _part_end(self, cursor: Cursor, start: int) -> int:
         """Where the part at `start` ends, in the run of `cursor`: doubling sizes, cut at multiples of the size."""
         size = self._first_bytes
-        grown = start - cursor.begin + cursor.credit_bytes
         if start < size and not self._is_small:
             size = max(size // _OPENING_PARTS, min(size, _SMALLEST_PART_BYTES))
         else:
-            share = grown if self._is_small else grown // _PARTS_PER_RUN
-            if share >= 2 * size:
-                size = min(self._part_bytes, 1 << (share.bit_length() - 1))
+            run_bytes = start - cursor.begin + cursor.credit_bytes
+            size = grown_part_bytes(run_bytes, self.share.parts_in_flight, size, self._part_bytes)
         end = start + size
         end -= end % size
         rest = self._size - end

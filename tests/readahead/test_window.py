@@ -1,6 +1,7 @@
 """The window's decisions, one situation each; `test_window_model` has the properties."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.readahead.readers import KIB, MIB
 from tests.readahead.window_model import EndlessPool
 
 CONFIG = ReadaheadConfig()
+# Parts of a quarter of the run.
+FEW_AT_ONCE = replace(CONFIG, max_parts_in_flight=8)
 GIB = 1 << 30
 
 
@@ -32,11 +35,20 @@ def test_a_first_request_of_a_mib_is_demanded_in_the_same_small_parts() -> None:
     assert pool.demanded == [(quarter * 256 * KIB, (quarter + 1) * 256 * KIB) for quarter in range(4)]
 
 
-def test_parts_grow_to_a_quarter_of_the_run_and_are_then_cut_at_multiples_of_the_part_size() -> None:
-    pool = reading(64 * MIB)
+@pytest.mark.parametrize(
+    ("parts_in_flight", "sizes_mib"),
+    [
+        (1, [1, 2, 4] + [8] * 7),
+        (8, [1] * 7 + [2] * 4 + [4] * 4 + [8] * 4),
+        (32, [1] * 31 + [2] * 16),
+    ],
+)
+def test_the_window_of_a_growing_run_is_spread_over_the_parts_that_may_be_on_their_way_at_multiples_of_their_size(
+    parts_in_flight: int, sizes_mib: list[float]
+) -> None:
+    pool = reading(64 * MIB, replace(CONFIG, max_parts_in_flight=parts_in_flight))
     pool.read_through(0, 64 * MIB, MIB)
-    sizes = [(end - start) / MIB for start, end in pool.fetched]
-    assert sizes == [0.25] * 4 + [1] * 7 + [2] * 4 + [4] * 4 + [8] * 4
+    assert [(end - start) / MIB for start, end in pool.fetched] == [0.25] * 4 + sizes_mib
 
 
 def test_the_window_grows_with_the_run_up_to_its_cap() -> None:
@@ -95,7 +107,7 @@ def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_r
 
 
 def test_a_reader_from_the_middle_comes_to_the_same_cuts_as_one_from_the_start() -> None:
-    pool = reading(GIB)
+    pool = reading(GIB, FEW_AT_ONCE)
     pool.read_through(100 * MIB + 12 * KIB, 300 * MIB, 128 * KIB)
     late = [span for span in pool.fetched if span[0] >= 144 * MIB]
     assert late
@@ -188,7 +200,7 @@ def test_a_refused_part_is_wanted_again_at_the_next_question() -> None:
 
 
 def test_a_hole_in_what_was_read_ahead_is_fetched_in_whole_parts_and_the_window_starts_behind_it() -> None:
-    window = Window(GIB, CONFIG, ServicePace())
+    window = Window(GIB, FEW_AT_ONCE, ServicePace())
     for step in range(64):
         cursor = window.read(step * MIB, (step + 1) * MIB)
     window.commanded(cursor, 190 * MIB)
@@ -241,7 +253,7 @@ def test_random_reads_after_the_header_get_no_more_than_the_headers_own_readahea
 
 
 def test_an_early_request_ahead_of_a_reader_without_readahead_fetches_the_readers_next_part() -> None:
-    window = Window(GIB, CONFIG, ServicePace())
+    window = Window(GIB, FEW_AT_ONCE, ServicePace())
     for step in range(16):
         cursor = window.read(step * MIB, (step + 1) * MIB)
     early = window.read(18 * MIB, 19 * MIB)
