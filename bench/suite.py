@@ -17,7 +17,7 @@ from bench.workloads import DataSet, Scale, Workload
 
 __all__ = ["Cell", "Measured", "Plan", "run_suite"]
 
-# No candidate held more of what it read in any run, the page cache apart; and as much again for sockets, the server, and
+# No candidate held more of what it read in any run, the page cache apart; and as much again for sockets, the server and
 # what the host takes back at once. Without that four readers were a sixth slower here.
 _HELD_BYTES = 1 << 30
 
