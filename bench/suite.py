@@ -17,10 +17,8 @@ from bench.workloads import DataSet, Scale, Workload
 
 __all__ = ["Cell", "Measured", "Plan", "run_suite"]
 
-# No candidate held more of what it read in any run, the page cache apart. Of the memory that is free the kernel takes
-# any, touched or not: so several times as much is touched. Without that four readers were a sixth slower here.
+# No candidate held more of what it read in any run, the page cache apart.
 _HELD_BYTES = 1 << 30
-_TOUCHED_TIMES = 4
 
 # At the second read of a page the kernel moves it to another of its lists, which takes longer than the copy and is the
 # same for every file system: 14 GB/s through FUSE and 15 from tmpfs, and 24 and 28 at the third. So all later epochs
@@ -112,7 +110,7 @@ class _Measurement:
         else:
             machine.drop_caches()
             # What the run will fill: the page cache, and the candidate's own memory.
-            machine.touch_memory(total_bytes + _TOUCHED_TIMES * min(total_bytes, _HELD_BYTES))
+            machine.touch_memory(total_bytes + min(total_bytes, _HELD_BYTES))
         cpu_before_s, server_before_s, before = target.cpu_s(), server.cpu_s(), server.traffic()
         outcomes = target.read(tasks, workload.manner)
         after = server.traffic()
