@@ -8,16 +8,19 @@ __all__ = ["grown_part_bytes", "part_ranges"]
 # full, and over how many connections what follows is spread.
 _FIRST_PART_BYTES = 256 << 10
 _PARTS_IN_FLIGHT = 8
+_LEAST_PARTS_IN_FLIGHT = 4
 
 
 def grown_part_bytes(run_bytes: int, parts_in_flight: int, first_bytes: int, most_bytes: int) -> int:
     """The part that follows on a run of `run_bytes`, doubling from `first_bytes` to `most_bytes`.
 
     A window that grows by what was read is twice the run. As many parts of it as may be on their way are there soonest:
-    a shard of 110 MiB in 0.19 s instead of 0.24 with parts of a quarter of the run (20 ms and 90 MB/s per connection).
-    More of them would only wait for one another, and cost CPU: four readers were a seventh slower.
+    a shard of 110 MiB in 0.19 s instead of 0.24 with parts of a quarter of the run, and in 67 GETs instead of 29 (20 ms
+    and 90 MB/s per connection). More of them would only wait for one another, and cost CPU: four readers were a seventh
+    slower. But none is more than half of the run: who stops early would have fetched too much.
     """
-    return min(most_bytes, max(first_bytes, 1 << max(0, (2 * run_bytes // parts_in_flight).bit_length() - 1)))
+    share_bytes = 2 * run_bytes // max(parts_in_flight, _LEAST_PARTS_IN_FLIGHT)
+    return min(most_bytes, max(first_bytes, 1 << max(0, share_bytes.bit_length() - 1)))
 
 
 def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator[tuple[int, int]]:

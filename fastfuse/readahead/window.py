@@ -291,7 +291,9 @@ class Window:
             size = max(size // _OPENING_PARTS, min(size, _SMALLEST_PART_BYTES))
         else:
             run_bytes = start - cursor.begin + cursor.credit_bytes
-            size = grown_part_bytes(run_bytes, self.share.parts_in_flight, size, self._part_bytes)
+            # Where memory is short more parts may be on their way only because all of them are smaller.
+            parts_in_flight = self.share.parts_in_flight * self._part_bytes // self._config.part_size_bytes
+            size = grown_part_bytes(run_bytes, parts_in_flight, size, self._part_bytes)
         end = start + size
         end -= end % size
         rest = self._size - end

@@ -38,7 +38,8 @@ def test_a_first_request_of_a_mib_is_demanded_in_the_same_small_parts() -> None:
 @pytest.mark.parametrize(
     ("parts_in_flight", "sizes_mib"),
     [
-        (1, [1, 2, 4] + [8] * 7),
+        (1, [1] * 3 + [2] * 2 + [4] * 2 + [8] * 6),
+        (2, [1] * 3 + [2] * 2 + [4] * 2 + [8] * 6),
         (8, [1] * 7 + [2] * 4 + [4] * 4 + [8] * 4),
         (32, [1] * 31 + [2] * 16),
     ],
