@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from fastfuse.mount.children import Fork, NoRoomError, fork_child, wait_child
 from fastfuse.mount.refresh import Refresher
 from fastfuse.sources.uri import S3Uri
 from fastfuse.store.base import ConnectionConfig
+from tests.descriptors import open_descriptors
 
 # No table: none of the children here looks at it.
 SNAPSHOT_FD = 0
@@ -26,11 +26,6 @@ def refresher(fork: Fork) -> Refresher:
 
 def no_room(_: Callable[[], object]) -> int:
     raise NoRoomError("no process can be started: Resource temporarily unavailable")
-
-
-def open_files() -> set[int]:
-    descriptors = set(map(int, os.listdir("/proc/self/fd")))
-    return {fd for fd in descriptors if Path(f"/proc/self/fd/{fd}").exists()}  # without the one it was listed by
 
 
 class Children:
@@ -80,7 +75,7 @@ def test_a_refresh_for_which_there_is_no_room_has_failed_and_the_next_one_may_no
 
     here = refresher(no_room if what == "process" else children.fork)
     asking, asked = client
-    asking_fd, before = asking.fileno(), open_files()
+    asking_fd, before = asking.fileno(), open_descriptors()
     with monkeypatch.context() as patch:
         if what == "descriptor":
             patch.setattr(os, "pipe", no_descriptor)
@@ -93,7 +88,8 @@ def test_a_refresh_for_which_there_is_no_room_has_failed_and_the_next_one_may_no
     assert f"the lister cannot be started: {'' if what == 'process' else '[Errno 24] '}{reason}" in told["message"]
     assert "was not refreshed: the lister cannot be started" in caplog.text
     assert here.outcome(SNAPSHOT_FD) == ""
-    assert open_files() == before - {asking_fd}
+    del before[asking_fd]
+    assert open_descriptors() == before
 
 
 def test_whoever_waits_sees_the_end_of_his_connection_although_a_child_holds_a_copy_of_it(
@@ -114,12 +110,13 @@ def test_a_child_closes_what_is_between_the_mount_and_whoever_waits(
     children: Children, client: tuple[socket.socket, socket.socket]
 ) -> None:
     here = refresher(children.fork)
-    asking_fd, before = client[0].fileno(), open_files()
+    asking_fd, before = client[0].fileno(), open_descriptors()
     here.want(SNAPSHOT_FD, client[0])
-    assert open_files() > before
+    assert open_descriptors().items() > before.items()
     here.close_connections()
     here.close_files()
-    assert open_files() == before - {asking_fd}
+    del before[asking_fd]
+    assert open_descriptors() == before
 
 
 def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_the_log_says_so(
@@ -127,12 +124,12 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_the_log_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     here = refresher(children.fork)
-    before = open_files()
+    before = open_descriptors()
     here.want(SNAPSHOT_FD)
     here.want(SNAPSHOT_FD)
     here.close()
     assert "s3://bucket/ was not refreshed: its connection to the kernel ends" in caplog.text
-    assert open_files() == before
+    assert open_descriptors() == before
     here.want(SNAPSHOT_FD)
     assert len(children.pids) == 2
     here.child_ended(children.pids[1], children.kill(children.pids[1]))

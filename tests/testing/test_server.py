@@ -1,7 +1,6 @@
 """The server on its sockets: faults, log, keep-alive, shutdown."""
 
 import http.client
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from fastfuse.testing import (
     Truncate,
     synthetic_bytes,
 )
+from tests.descriptors import open_descriptors
 from tests.testing.clients import boto_client, error_of, http_get
 
 _DATA = bytes(range(256)) * 400
@@ -246,20 +246,9 @@ def test_the_server_is_reachable_on_the_loopback_interface_only(server: Loopback
     assert server._listener.getsockname()[0] == "127.0.0.1"
 
 
-def _open_files() -> set[str]:
-    """What this process has open, but for the descriptor that looks."""
-    links = set()
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            links.add(f"{entry} {os.readlink(f'/proc/self/fd/{entry}')}")
-        except FileNotFoundError:
-            continue
-    return links
-
-
 def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
     synthetic_bytes("make the shared block first", 0, 1)
-    threads, files = set(threading.enumerate()), _open_files()
+    threads, files = set(threading.enumerate()), open_descriptors()
     server = LoopbackServer({"made": SyntheticObjects(count=1, size_bytes=1 << 40)})
     with server:
         server.faults.add(FaultRule(action=Stall(0), times=1))
@@ -274,7 +263,7 @@ def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
     assert server.statistics().open_connections == 0
     for client in clients:
         client.close()
-    assert _open_files() == files
+    assert open_descriptors() == files
     server.close()
 
 

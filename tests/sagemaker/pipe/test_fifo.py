@@ -11,6 +11,7 @@ import trio.testing
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
 from fastfuse.store.buffers import PartBuffers
+from tests.descriptors import open_descriptors
 
 PIPE_MAX = int(Path("/proc/sys/fs/pipe-max-size").read_text())
 
@@ -188,12 +189,12 @@ def test_a_fifo_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     Fifo(tmp_path / "train_0").close()
     (tmp_path / "train_1").write_text("mine")
     with pytest.raises(ConfigurationError):
         Fifo(tmp_path / "train_1")
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before
     assert [path.name for path in tmp_path.iterdir()] == ["train_1"]
 
 
