@@ -318,6 +318,20 @@ def test_a_spent_part_larger_than_the_eighth_goes_at_once() -> None:
     assert pool.statistics().held_bytes == 0
 
 
+def test_spent_parts_of_tiny_files_are_few_however_little_they_take() -> None:
+    pool, _ = a_pool()
+    for inode in range(1, 1001):
+        file = pool.open(inode, listed(str(inode), 10))
+        part = pool.demand(file, 0, 10)
+        pool.land(part, bytes(10))
+        part.unread_bytes = inode % 2 * 10  # of every second one nothing was read
+        pool.spend(part)
+        pool.close(file)
+        pool.check_invariants()
+    found = [inode for inode in range(1, 1001) if pool.holds(inode)]
+    assert found == list(range(873, 1001))
+
+
 def test_a_demand_without_room_waits_its_turn_and_readahead_does_not_overtake_it() -> None:
     pool, file = a_pool()
     flying = [demanded(pool, file, index) for index in range(16)]
