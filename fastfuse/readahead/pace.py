@@ -116,14 +116,22 @@ class ServicePace:
     def get_s(self, size_bytes: int) -> float | None:
         """How long a GET of `size_bytes` takes when it is late; None before the first one of any size.
 
-        An upper bound where there was none of this size: a larger one took longer, and a smaller one in proportion.
+        An upper bound where there was none of this size: a larger one took longer; and if all were smaller, it is by
+        as much more as they tell, or else in proportion.
         """
         size = size_bytes.bit_length()
         times = self._times
         if not times:
             return None
         nearest = min((other for other in times if other >= size), default=max(times))
-        return times[nearest].late_s * (1 << max(0, size - nearest))
+        late_s = times[nearest].late_s
+        if nearest >= size:
+            return late_s
+        per_byte_s = late_s / (1 << nearest)
+        distant = max((other for other in times if other <= nearest - _DISTANT_OCTAVES), default=None)
+        if distant is not None:
+            per_byte_s = max(0.0, times[nearest].mean_s - times[distant].mean_s) / ((1 << nearest) - (1 << distant))
+        return late_s + per_byte_s * ((1 << size) - (1 << nearest))
 
     def _alone_s(self, size: int) -> float:
         """How long a GET of the octave `size` takes at least; large ones may have been seen among many others only."""

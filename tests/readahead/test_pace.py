@@ -83,6 +83,25 @@ def test_a_size_that_was_not_fetched_yet_is_bounded_by_the_ones_that_were() -> N
     assert known.get_s(4 * KIB) == pytest.approx(0.03)
 
 
+@pytest.mark.parametrize("first_byte_s", [0.002, 0.02, 0.2])
+@pytest.mark.parametrize("bytes_per_s", [20e6, 90e6, 1e9])
+def test_two_sizes_tell_how_long_a_larger_one_takes(first_byte_s: float, bytes_per_s: float) -> None:
+    known = ServicePace()
+    for size_bytes in (256 * KIB, 2 * MIB):
+        for _ in range(8):
+            known.landed(size_bytes, first_byte_s + size_bytes / bytes_per_s, 1)
+    assert known.get_s(PART) == pytest.approx(first_byte_s + PART / bytes_per_s)
+
+
+def test_two_sizes_that_are_close_together_tell_no_rate_and_jitter_makes_no_larger_part_faster() -> None:
+    known = ServicePace()
+    known.landed(512 * KIB, 0.03, 1)
+    known.landed(MIB, 0.02, 1)
+    assert known.get_s(PART) == pytest.approx(0.16)
+    known.landed(64 * KIB, 0.03, 1)
+    assert known.get_s(PART) == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize("bytes_per_s", [10e6, 100e6, 1e9])
 def test_a_steady_reader_needs_its_rate_times_the_time_of_a_get_and_a_margin(bytes_per_s: float) -> None:
     pace = ReaderPace(service())

@@ -40,7 +40,7 @@ async def test_a_reader_of_a_gigabyte_per_second_gets_nearly_that_from_cold(auto
     reader = Reader(size_bytes=4 * GIB, bytes_per_s=1e9)
     usage = await read_through(SimulatedService(), [reader], ReadaheadConfig())
     assert reader.read_bytes_per_s > 0.9e9
-    assert usage.most_bytes <= 272 * MIB
+    assert usage.most_bytes <= 256 * MIB
 
 
 @pytest.mark.parametrize(("readers", "bytes_per_s"), [(1, 1e9), (1, 1.5e9), (4, 250e6), (4, 400e6), (4, 650e6)])
@@ -102,7 +102,7 @@ async def test_a_reader_that_trains_between_bursts_waits_at_none_but_the_first(
     usage = await read_through(SimulatedService(), [reader], ReadaheadConfig())
     later = reader.waits_s[2 * burst_bytes // MIB :]
     assert sum(later) < 0.01 * len(later) * MIB / reader.bytes_per_s
-    assert usage.most_bytes <= 272 * MIB
+    assert usage.most_bytes <= 256 * MIB
 
 
 async def test_a_slow_reader_leaves_a_fast_one_what_it_needs(autojump_clock: MockClock) -> None:
