@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastfuse.readahead import ReadaheadConfig
+from fastfuse.readahead.config import Share
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB, MIB
@@ -43,6 +44,32 @@ def test_a_sequential_reader_fetches_each_byte_once(size_bytes: int, request: in
     pool.read_through(0, size_bytes, request)
     assert sum(end - start for start, end in pool.fetched) == size_bytes
     assert len(pool.demanded) == 1 or request > 16 * KIB
+
+
+@given(
+    size_bytes=st.integers(8 * MIB, 256 * MIB),
+    shares=st.lists(
+        st.tuples(st.integers(0, 512 * MIB), st.integers(1, 96), st.integers(1, 40)), min_size=1, max_size=20
+    ),
+)
+def test_a_share_that_changes_in_the_middle_of_a_run_is_kept_and_no_byte_is_fetched_twice(
+    size_bytes: int, shares: list[tuple[int, int, int]]
+) -> None:
+    config = ReadaheadConfig()
+    pool = EndlessPool(Window(size_bytes, config, ServicePace()), size_bytes, config)
+    offset = 0
+    for window_bytes, parts_in_flight, reads in shares:
+        pool.window.resize(Share(window_bytes, parts_in_flight))
+        before = len(pool.ahead)
+        for _ in range(reads):
+            end = min(offset + MIB, size_bytes)
+            if offset < end:
+                pool.read(offset, end)
+                offset = end
+            assert all(until <= offset + window_bytes for _, until in pool.ahead[before:])
+    pool.window.resize(Share(config.max_window_bytes, 96))
+    pool.read_through(offset, size_bytes, MIB)
+    assert sum(end - start for start, end in pool.fetched) == size_bytes
 
 
 @given(
