@@ -33,7 +33,8 @@ class Scale:
     """
 
     shard_bytes: int = 1 << 30
-    small_files: int = 2000
+    # Four thousand a second are to be read for longer than it takes to begin.
+    small_files: int = 6000
     random_reads: int = 400
 
 
