@@ -68,6 +68,8 @@ LAYERS: Mapping[str, Row] = {
     "store.http1": row(),
     "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
+    "store.rust_client": row("errors store.*", "obstore trio"),
+    "store.asyncio_calls": row("", "outcome trio"),
     "store.memory": row("errors objects store.replies", "trio"),
     "store.*": row("errors objects store.*", "aiobotocore botocore httpx2 trio"),
     "listing.page": row("errors", "numpy"),
@@ -390,7 +392,7 @@ def test_imports_form_no_cycle(modules: dict[str, Module]) -> None:
     ("library", "users"),
     [
         ("pyfuse3", {"mount.loop", "mount.operations", "mount.session", "mount.worker"}),
-        ("obstore", {"store.rust"}),
+        ("obstore", {"store.rust", "store.rust_client"}),
         # The demo reads the endpoint of the mount that it shows.
         ("prometheus_client", {"metrics", "demo.mounting"}),
         ("typer", {"cli", "cli_run", "options"}),

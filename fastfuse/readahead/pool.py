@@ -13,8 +13,8 @@ States of a part, all changed here:
 * fresh: evictable, least recently read first, and only for a part that somebody waits for.
 * expected: of a file that is not open yet, but will be; it becomes fresh then. Evictable before the fresh ones.
 * guessed: so is this, but no order says when (see `expected`). Evictable before the expected ones, and for them.
-* spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, and
-  at most an eighth of the limit, 64 MiB and 128 parts, so that a late or repeated request still finds it.
+* spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, at
+  most an eighth of the limit, 64 MiB and 128 parts: so a late or repeated request still finds it.
 * failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
 
 A part is in the index of its file in every state but the last two.
@@ -51,8 +51,7 @@ __all__ = ["PartPool", "PoolStatistics"]
 # GiB kept here, one reader took twice the CPU (0.8 and 1.8 to 2.6 seconds per GB).
 _SPENT_DIVISOR = 8
 _MAX_SPENT_BYTES = 64 << 20
-# And two parts for each of 64 readers: 600,000 files of 100 bytes would take 1.6 GB of Python objects, and small files
-# are the cheaper the sooner their memory is used again, while the processor's cache has it (4 % for 39 KB).
+# And two for each of 64 readers: 600,000 files of 100 bytes would take 1.6 GB of Python objects.
 _MAX_SPENT_PARTS = 128
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.

@@ -28,6 +28,8 @@ READER_PLACES = (
     "plain-loopback",
     "rust-moto",
     "rust-loopback",
+    "calls-moto",
+    "calls-loopback",
     "boto-moto",
     "boto-rclone",
     "boto-loopback",
@@ -91,6 +93,8 @@ def _reader(client: str, config: ConnectionConfig) -> RangeReader:
             return plain_reader(config)
         case "rust":
             return RustRangeReader(S3Session(config), "bucket")
+        case "calls":
+            return RustRangeReader(S3Session(config), "bucket", most_thread_bytes=0)
         case "boto":
             return BotoRangeReader(S3Session(config), "bucket")
         case _:

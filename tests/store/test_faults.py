@@ -50,7 +50,8 @@ from tests.store.places import plain_reader
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
 CLIENTS: dict[str, Callable[[ConnectionConfig], RangeReader]] = {
     "plain": plain_reader,
-    "rust": lambda config: RustRangeReader(S3Session(config), "bucket"),
+    "rust": lambda config: RustRangeReader(S3Session(config), "bucket", most_thread_bytes=len(DATA)),
+    "calls": lambda config: RustRangeReader(S3Session(config), "bucket", most_thread_bytes=0),
     "boto": lambda config: BotoRangeReader(S3Session(config), "bucket"),
 }
 
@@ -78,12 +79,12 @@ def scene(
         yield Scene(server, make(config), ref, config)
 
 
-@pytest.fixture(params=["plain", "rust", "boto"])
+@pytest.fixture(params=["plain", "rust", "calls", "boto"])
 def client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
     return CLIENTS[request.param]
 
 
-@pytest.fixture(params=["rust", "boto"])
+@pytest.fixture(params=["rust", "calls", "boto"])
 def tls_client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
     return CLIENTS[request.param]
 

@@ -23,7 +23,8 @@ from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.credentials import Credentials, CredentialSource
 from fastfuse.store.router import RoutingReader
-from fastfuse.store.rust import RustRangeReader, _no_panic, _translated, can_name
+from fastfuse.store.rust import RustRangeReader, _translated, can_name
+from fastfuse.store.rust_client import no_panic
 from fastfuse.store.session import S3Session
 from fastfuse.testing import (
     ACCESS_DENIED,
@@ -203,8 +204,9 @@ def test_a_short_key_takes_nothing_out_of_what_obstore_says() -> None:
         assert "503 SlowDown" in str(_translated(error, ObjectRef("bucket", key, 1, "")))
 
 
+@pytest.mark.parametrize("most_thread_bytes", [0, 4])
 async def test_a_panic_of_obstore_sends_the_object_to_the_other_client(
-    capfd: pytest.CaptureFixture[str],
+    most_thread_bytes: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The kernel would repeat a read that ended the worker. A token that no header can carry makes a panic."""
 
@@ -214,7 +216,8 @@ async def test_a_panic_of_obstore_sends_the_object_to_the_other_client(
 
     with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
-        fast, general = RustRangeReader(session, "bucket"), BotoRangeReader(S3Session(session.config), "bucket")
+        fast = RustRangeReader(session, "bucket", most_thread_bytes=most_thread_bytes)
+        general = BotoRangeReader(S3Session(session.config), "bucket")
         session.credentials = CredentialSource(resolve)
         ref = ObjectRef("bucket", "key", 4, "")
         with pytest.raises(StoreUnsuitableError, match="panicked") as caught:
@@ -228,7 +231,7 @@ async def test_a_panic_of_obstore_sends_the_object_to_the_other_client(
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])
 def test_what_is_no_panic_passes(kind: type[BaseException]) -> None:
-    with pytest.raises(kind), _no_panic(whole_server=False):
+    with pytest.raises(kind), no_panic(whole_server=False):
         raise kind
 
 
