@@ -69,7 +69,7 @@ LAYERS: Mapping[str, Row] = {
     "store.connection": row("store.http1", "trio"),
     "store.rust": row("errors objects store.*", "obstore trio"),
     "store.rust_client": row("errors store.*", "obstore trio"),
-    "store.asyncio_calls": row("", "outcome trio"),
+    "store.asyncio_calls": row("", "trio"),
     "store.memory": row("errors objects store.replies", "trio"),
     "store.*": row("errors objects store.*", "aiobotocore botocore httpx2 trio"),
     "listing.page": row("errors", "numpy"),

@@ -14,14 +14,15 @@ States of a part, all changed here:
 * expected: of a file that is not open yet, but will be; it becomes fresh then. Evictable before the fresh ones.
 * guessed: so is this, but no order says when (see `expected`). Evictable before the expected ones, and for them.
 * spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, at
-  most an eighth of the limit, 64 MiB and 128 parts: so a late or repeated request still finds it.
+  most an eighth of the limit and 64 MiB, and as many as are expected: so a late or repeated request still finds it.
 * failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
 
 A part is in the index of its file in every state but the last two.
 
 INVARIANT: reserved (in flight, landed) + fresh + expected + guessed + spent <= limit, always. Not counted: the part
 behind a slice that was handed out and is being written to the kernel (one per reply, for microseconds), and the about
-2 kB that a small file and its part take as Python objects.
+2 kB that a small file and its part take as Python objects; of expected and of spent ones there is one for 64 KiB of the
+limit at most.
 
 No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
 deadlines; so memory comes back to the first that waits.
@@ -51,8 +52,6 @@ __all__ = ["PartPool", "PoolStatistics"]
 # GiB kept here, one reader took twice the CPU (0.8 and 1.8 to 2.6 seconds per GB).
 _SPENT_DIVISOR = 8
 _MAX_SPENT_BYTES = 64 << 20
-# And two for each of 64 readers: 600,000 files of 100 bytes would take 1.6 GB of Python objects.
-_MAX_SPENT_PARTS = 128
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
@@ -294,7 +293,7 @@ class PartPool:
         for shelf in shelves:
             shelf.check_invariants()
         self._expected.check_invariants()
-        assert len(self._spent) <= _MAX_SPENT_PARTS
+        assert len(self._spent) <= self.max_expected_parts
         assert set(shelved) <= set(parts)
         assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
         for file in self._files.values():
@@ -415,7 +414,7 @@ class PartPool:
 
     def _shelve_spent(self, part: Part) -> None:
         spent, allowed_bytes = self._spent, self._max_spent_bytes - part.size_bytes
-        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= _MAX_SPENT_PARTS):
+        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.max_expected_parts):
             self._drop(spent.pop())
         if allowed_bytes < 0:
             self._drop(part)

@@ -8,9 +8,8 @@ each small file got 13 % fewer.
 import asyncio.events  # noqa: TID251 - not its loop, but what stands for it
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
-import outcome
 import trio
 
 __all__ = ["call"]
@@ -19,15 +18,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@trio.lowlevel.enable_ki_protection
 async def call(function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the future of ``function(*args, **kwargs)`` is completed with. Cancelling cancels the future."""
+    """What the future of ``function(*args, **kwargs)`` is completed with. Cancelling cancels the future.
+
+    No checkpoint where it is completed at once. Raises `TypeError` if what the function returns is no such future.
+    """
     loop = _Loop()
-    # Its name says private, its documentation that it is for those who implement a loop.
-    asyncio.events._set_running_loop(cast(asyncio.AbstractEventLoop, loop))  # noqa: SLF001
     try:
-        function(*args, **kwargs)
+        # Its name says private, its documentation that it is for those who implement a loop.
+        asyncio.events._set_running_loop(cast(asyncio.AbstractEventLoop, loop))  # noqa: SLF001
+        future: object = function(*args, **kwargs)
     finally:
         asyncio.events._set_running_loop(None)  # noqa: SLF001
+    if future is not loop:
+        raise TypeError(f"{function!r} made no future of the running loop")
     return cast(T, await loop.wait())
 
 
@@ -37,8 +42,9 @@ class _Loop:
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._task: trio.lowlevel.Task | None = None
-        self._result: outcome.Outcome[object] | None = None
-        self._is_cancelled = False
+        self._is_done = self._is_cancelled = False
+        self._result: object = None
+        self._error: BaseException | None = None
         self._done_callbacks: list[Callable[[object], object]] = []
 
     def create_future(self) -> "_Loop":
@@ -55,23 +61,33 @@ class _Loop:
         return self._is_cancelled
 
     def set_result(self, result: object) -> None:
-        self._set(outcome.Value(result))
+        self._result = result
+        self._complete()
 
     def set_exception(self, error: BaseException) -> None:
-        self._set(outcome.Error(error))
+        self._error = error
+        self._complete()
 
-    def _set(self, result: outcome.Outcome[Any]) -> None:
-        self._result = result
+    def _complete(self) -> None:
+        self._is_done = True
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
             self._task = None
 
+    @trio.lowlevel.enable_ki_protection
     async def wait(self) -> object:
-        if self._result is None:
+        if not self._is_done:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._give_up)
-        assert self._result is not None
-        return self._result.unwrap()
+        # The extension may keep this for longer than the caller keeps what it gets.
+        result, error = self._result, self._error
+        self._result = self._error = None
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # or its traceback, and so what it quotes, would live until the next collection
 
     def _give_up(self, _: object) -> trio.lowlevel.Abort:
         self._task, self._is_cancelled = None, True

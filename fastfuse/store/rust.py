@@ -140,7 +140,7 @@ class RustRangeReader:
 
 
 async def _fetch(store: S3Store, ref: ObjectRef, start: int, end: int) -> Buffer:
-    with _errors_of(ref):
+    with _errors_of(ref), _calls_of_asyncio():
         reply = await call(obstore.get_async, store, ref.key, options=_options(ref, start, end))
         _check(reply, ref)
         data = memoryview(await call(reply.bytes_async))
@@ -170,6 +170,15 @@ def _check(reply: "GetResult", ref: ObjectRef) -> None:
     meta = reply.meta
     modified = None if meta["last_modified"] == _NO_TIME else meta["last_modified"]
     check_version(ref, etag=meta["e_tag"], modified=modified, total_bytes=meta["size"])
+
+
+@contextmanager
+def _calls_of_asyncio() -> Iterator[None]:
+    """A version of obstore that wants more of a loop is none that can be read with."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        raise StoreUnsuitableError("this version of obstore needs a loop of asyncio.", whole_server=True) from error
 
 
 @contextmanager

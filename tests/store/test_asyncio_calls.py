@@ -36,7 +36,9 @@ class Client:
                 complete(future)
 
         arguments = (complete_unless_cancelled, self.future)
-        threading.Thread(target=self.loop.call_soon_threadsafe, args=arguments, kwargs={"context": None}).start()
+        thread = threading.Thread(target=self.loop.call_soon_threadsafe, args=arguments, kwargs={"context": None})
+        thread.start()
+        thread.join()
 
 
 async def test_the_result_is_what_the_client_sets_from_its_thread() -> None:
@@ -99,8 +101,19 @@ async def test_cancelling_tells_the_client_once_and_a_late_answer_nobody() -> No
             scope.cancel()
     assert client.heard_of == [True]
     client.answer(lambda future: future.set_result("late"))
+    client.future.set_result("later still, and without a look at the future")
     await trio.testing.wait_all_tasks_blocked()
     assert client.heard_of == [True]
+
+
+async def test_what_is_no_future_of_the_loop_is_refused_and_not_waited_for() -> None:
+    async def ask() -> None:
+        await trio.lowlevel.checkpoint()
+
+    asked = ask()
+    with pytest.raises(TypeError, match="made no future of the running loop"):
+        await call(lambda: asked)
+    asked.close()
 
 
 def test_an_answer_after_the_run_has_ended_is_lost_without_an_error() -> None:

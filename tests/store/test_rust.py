@@ -1,11 +1,15 @@
+import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import obstore
 import pytest
 import trio
+import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obstore.exceptions import GenericError, PermissionDeniedError
@@ -19,6 +23,7 @@ from fastfuse.errors import (
     UnavailableError,
 )
 from fastfuse.objects import ObjectRef
+from fastfuse.store.asyncio_calls import call
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.credentials import Credentials, CredentialSource
@@ -33,6 +38,7 @@ from fastfuse.testing import (
     FaultRule,
     LoopbackServer,
     MemoryObjects,
+    Pace,
     ServerConfig,
 )
 from tests.servers import create_chain
@@ -227,6 +233,38 @@ async def test_a_panic_of_obstore_sends_the_object_to_the_other_client(
         routed = RoutingReader(fast=lambda _: fast, general=lambda _: general)
         assert await routed.get_range(ref, 0, 4) == b"data"
         await routed.aclose()
+
+
+async def test_cancelling_a_large_range_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_body_awaited = trio.Event()
+
+    async def call_and_tell(function: Callable[..., Awaitable[object]], *args: object, **kwargs: object) -> object:
+        if function is not obstore.get_async:
+            is_body_awaited.set()
+        return await call(function, *args, **kwargs)
+
+    monkeypatch.setattr("fastfuse.store.rust.call", call_and_tell)
+    data, slow = bytes(32 << 20), ServerConfig(pace=Pace(rate_bytes_per_s=1e6))
+    with LoopbackServer({"bucket": MemoryObjects({"key": data})}, slow) as server:
+        reader = RustRangeReader(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="r")), "bucket")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.get_range, ObjectRef("bucket", "key", len(data), ""), 0, len(data))
+            await is_body_awaited.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await trio.to_thread.run_sync(server.wait_until, lambda now: now.open_connections == 0)
+        await reader.aclose()
+
+
+async def test_an_obstore_that_wants_more_of_a_loop_is_not_read_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("obstore.get_async", lambda *_, **__: asyncio.get_running_loop().create_task(None))  # type: ignore[arg-type]
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="r"))
+        reader = RustRangeReader(session, "bucket", most_thread_bytes=0)
+        with pytest.raises(StoreUnsuitableError, match="needs a loop of asyncio") as caught:
+            await reader.get_range(ObjectRef("bucket", "key", 4, ""), 0, 4)
+        assert caught.value.whole_server
+        await reader.aclose()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])
