@@ -67,7 +67,9 @@ async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other
         assert min(reader.ranges("shard-01"))[0] == 0
 
 
-async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_each_byte_once() -> None:
+async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_each_byte_once(
+    autojump_clock: MockClock,
+) -> None:
     refs, reader = shards(8), ScriptedReader()
     ample = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=16 * MIB)
     async with running(reader, replace(ample, max_parts_in_flight=64), Files(refs)) as engine:
