@@ -127,11 +127,10 @@ class ServicePace:
         late_s = times[nearest].late_s
         if nearest >= size:
             return late_s
-        per_byte_s = late_s / (1 << nearest)
         distant = max((other for other in times if other <= nearest - _DISTANT_OCTAVES), default=None)
-        if distant is not None:
-            per_byte_s = max(0.0, times[nearest].mean_s - times[distant].mean_s) / ((1 << nearest) - (1 << distant))
-        return late_s + per_byte_s * ((1 << size) - (1 << nearest))
+        if distant is None:
+            return late_s * (1 << size - nearest)
+        return late_s + _more_s(size, (distant, times[distant].mean_s), (nearest, times[nearest].mean_s))
 
     def _alone_s(self, size: int) -> float:
         """How long a GET of the octave `size` takes at least; large ones may have been seen among many others only."""
@@ -142,14 +141,20 @@ class ServicePace:
         for first, second in product(smaller, smaller):
             if second - first >= _DISTANT_OCTAVES:
                 first_s, second_s = times[first].least_s, times[second].least_s
-                per_byte_s = max(0.0, second_s - first_s) / ((1 << second) - (1 << first))
-                least_s = min(least_s, second_s + per_byte_s * ((1 << size) - (1 << second)))
+                least_s = min(least_s, second_s + _more_s(size, (first, first_s), (second, second_s)))
         return least_s
 
     def is_full(self, in_flight: int) -> bool:
         """Whether one more GET than these would only make the others take longer."""
         limit = self._load.limit
         return limit is not None and in_flight >= limit
+
+
+def _more_s(size: int, first: tuple[int, float], second: tuple[int, float]) -> float:
+    """How much longer than the second of two GETs, octave and seconds of each, one of the octave `size` takes."""
+    (small, small_s), (large, large_s) = first, second
+    per_byte_s = max(0.0, large_s - small_s) / ((1 << large) - (1 << small))
+    return per_byte_s * ((1 << size) - (1 << large))
 
 
 class ReaderPace:

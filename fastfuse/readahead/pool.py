@@ -14,7 +14,7 @@ States of a part, all changed here:
 * expected: of a file that is not open yet, but will be; it becomes fresh then. Evictable before the fresh ones.
 * guessed: so is this, but no order says when (see `expected`). Evictable before the expected ones, and for them.
 * spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, at
-  most an eighth of the limit and 64 MiB, and as many as are expected: so a late or repeated request still finds it.
+  most an eighth of the limit and 64 MiB, and as many as may be expected: a late or repeated request still finds it.
 * failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
 
 A part is in the index of its file in every state but the last two.

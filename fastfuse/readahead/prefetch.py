@@ -263,7 +263,7 @@ class Prefetcher:
     def _shuffled_part(self) -> Part | None:
         """Such a file takes what room there is, and of nobody's; an order that is announced has all of it."""
         epoch = self._shuffled
-        if epoch.next() is None or not all(order.is_spent for order in self._orders):
+        if not all(order.is_spent for order in self._orders):
             return None
         while (row := epoch.next()) is not None:
             file = self._file_at(row)

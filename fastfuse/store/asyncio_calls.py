@@ -74,7 +74,6 @@ class _Loop:
             trio.lowlevel.reschedule(self._task)
             self._task = None
 
-    @trio.lowlevel.enable_ki_protection
     async def wait(self) -> object:
         if not self._is_done:
             self._task = trio.lowlevel.current_task()

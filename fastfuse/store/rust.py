@@ -9,11 +9,11 @@ obstore is not fork-safe once used (a child hangs for ever), so nothing of it is
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import obstore
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
 
 __all__ = ["RustRangeReader", "can_name"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # 16 pieces.
 _MOST_THREAD_BYTES = 256 << 10
@@ -140,12 +143,20 @@ class RustRangeReader:
 
 
 async def _fetch(store: S3Store, ref: ObjectRef, start: int, end: int) -> Buffer:
-    with _errors_of(ref), _calls_of_asyncio():
-        reply = await call(obstore.get_async, store, ref.key, options=_options(ref, start, end))
+    with _errors_of(ref):
+        reply = await _call(obstore.get_async, store, ref.key, options=_options(ref, start, end))
         _check(reply, ref)
-        data = memoryview(await call(reply.bytes_async))
+        data = memoryview(await _call(reply.bytes_async))
     check_length(ref, wanted_bytes=end - start, got_bytes=len(data))
     return data
+
+
+async def _call(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """A version of obstore that wants more of a loop is none that can be read with."""
+    try:
+        return await call(function, *args, **kwargs)
+    except (AttributeError, TypeError) as error:
+        raise StoreUnsuitableError("this version of obstore needs a loop of asyncio.", whole_server=True) from error
 
 
 def _fetch_blocking(store: S3Store, ref: ObjectRef, start: int, end: int) -> Buffer:
@@ -170,15 +181,6 @@ def _check(reply: "GetResult", ref: ObjectRef) -> None:
     meta = reply.meta
     modified = None if meta["last_modified"] == _NO_TIME else meta["last_modified"]
     check_version(ref, etag=meta["e_tag"], modified=modified, total_bytes=meta["size"])
-
-
-@contextmanager
-def _calls_of_asyncio() -> Iterator[None]:
-    """A version of obstore that wants more of a loop is none that can be read with."""
-    try:
-        yield
-    except (AttributeError, TypeError) as error:
-        raise StoreUnsuitableError("this version of obstore needs a loop of asyncio.", whole_server=True) from error
 
 
 @contextmanager
