@@ -151,7 +151,8 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.environment": row("sagemaker.channel sagemaker.files"),
     # File mode: no FUSE, and S3 only by way of a reader.
     "sagemaker.download": row(),
-    "sagemaker.download.values": row(),
+    "sagemaker.download.disk_claims": row(),
+    "sagemaker.download.values": row("sagemaker.download.disk_claims"),
     "sagemaker.download.pace": row(),
     "sagemaker.download.stamps": row("objects"),
     "sagemaker.download.parts": row("sagemaker.download.stamps"),

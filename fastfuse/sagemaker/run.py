@@ -20,6 +20,7 @@ from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
 from fastfuse.sagemaker.claim import claim
 from fastfuse.sagemaker.command import CommandProcess, adopt_orphans, find_command, ignored_signals
+from fastfuse.sagemaker.download import DiskClaims
 from fastfuse.sagemaker.environment import count_gpus, script_environment
 from fastfuse.sagemaker.files import write_job_files
 from fastfuse.sagemaker.guardian import Guardian, sweep
@@ -115,8 +116,9 @@ class _Run:
             if len(settings.channels) > 1:
                 is_for_prefixes = all(each.source_kind is SourceKind.PREFIX for each in settings.channels)
                 preload_lister(settings.connection, is_for_prefixes=is_for_prefixes)
-            for channel in settings.channels:
-                task = ChannelTask(channel, settings, begin_fd, guards.get(channel.name))
+            claims = DiskClaims(len(settings.channels))
+            for place, channel in enumerate(settings.channels):
+                task = ChannelTask(channel, settings, begin_fd, claims.claim(place), guards.get(channel.name))
                 self._channels.append(ChannelProcess(task))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # While they are at it: a driver with many GPUs takes seconds to answer.

@@ -23,7 +23,13 @@ from fastfuse.mount.indexing import IndexReport, run_lister
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.settings import MountSettings
 from fastfuse.sagemaker.channel import Channel, InputMode
-from fastfuse.sagemaker.download import DownloadProgress, DownloadSettings, download_channel, settle_channel
+from fastfuse.sagemaker.download import (
+    DiskClaim,
+    DownloadProgress,
+    DownloadSettings,
+    download_channel,
+    settle_channel,
+)
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 from fastfuse.sagemaker.settings import RunSettings
 from fastfuse.sizes import format_size
@@ -41,6 +47,8 @@ class ChannelTask:
     settings: RunSettings
     # Readable when all channels of the run are ready: what is fetched first is not to slow the others down.
     begin_fd: int
+    # What it will write to the disk, and what others will.
+    disk_claim: DiskClaim
     # Of a Pipe channel; what its readers wait on outlives its process.
     guard: Guard | None = None
 
@@ -93,15 +101,16 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
 
     def report(progress: DownloadProgress) -> None:
         counters.set(gets, progress.requests)
+        counters.set(fetched, progress.fetched_bytes)
         tell(progress=(progress.bytes_done, progress.bytes_total))
 
     settings = DownloadSettings(
         directory=place,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
+        claim=task.disk_claim,
     )
     done = download_channel(snapshot_fd, task.settings.connection, settings, report)
-    counters.set(fetched, done.fetched_bytes)
     if done.unknown_files:
         _log.warning(
             "%s holds %s files that are none of the channel's, and the command will see them: remove them if they are "

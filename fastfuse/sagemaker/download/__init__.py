@@ -18,6 +18,15 @@ none (tmpfs before Linux 6.6, NFS before 4.2), a file is kept only if its ETag p
 """
 
 from fastfuse.sagemaker.download.channel import download_channel, settle_channel
+from fastfuse.sagemaker.download.disk_claims import DiskClaim, DiskClaims
 from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
 
-__all__ = ["DownloadProgress", "DownloadReport", "DownloadSettings", "download_channel", "settle_channel"]
+__all__ = [
+    "DiskClaim",
+    "DiskClaims",
+    "DownloadProgress",
+    "DownloadReport",
+    "DownloadSettings",
+    "download_channel",
+    "settle_channel",
+]

@@ -45,8 +45,8 @@ def download_channel(
     """Make the files below `settings.directory` those of the snapshot in `snapshot_fd`, and return once they all are.
 
     What is there already is not fetched again, and what the snapshot does not know is left alone. The first failure
-    ends it; the next call goes on with what is there. `report` is called ten times a second and at the end, and must
-    not wait.
+    ends it; the next call goes on with what is there. `report` is called ten times a second and at the end, also after
+    a failure, and must not wait.
 
     Raises:
         DiskError: it does not fit, or the disk does not take it.
@@ -131,14 +131,17 @@ async def _download_to(
     )
 
     def tell() -> None:
+        run.shrink_claim(fetch)
         report(run.progress(fetch))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_often, tell)
-        await fetch.run(jobs(run.places, run.survey.is_there))
-        nursery.cancel_scope.cancel()
-    await trio.to_thread.run_sync(run.clean_up)
-    tell()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_often, tell)
+            await fetch.run(jobs(run.places, run.survey.is_there))
+            nursery.cancel_scope.cancel()
+        await trio.to_thread.run_sync(run.clean_up)
+    finally:
+        tell()  # of a failure, too: what it fetched is paid for
     return run.report(fetch, time.monotonic() - started_s)
 
 
@@ -157,13 +160,21 @@ class _Run:
         trust = read_trust(root)
         self.survey: Survey = take_survey(self.places, trust, self._private_name)
         self._private = open_private(root, self._private_name)
-        check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey))
+        halves_bytes = clear_private(self.places, self._private, self.survey)
+        self._claim = settings.claim
+        check_room(self.places, self.survey, halves_bytes, self._claim)
+        self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes - halves_bytes
         self.landing = Landing(self._private, trust, verifies_checksums=settings.verifies_checksums)
 
     def clean_up(self) -> None:
         """Nothing is left in the private directory."""
         with disk_errors(self._private.path):
             os.rmdir(self._private_name, dir_fd=self.places.root.fd)
+
+    def shrink_claim(self, fetch: Fetch) -> None:
+        """What is fetched is as good as written."""
+        left_bytes = self._missing_bytes - fetch.fetched_bytes
+        self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
 
     def progress(self, fetch: Fetch) -> DownloadProgress:
         metadata = self.places.table.metadata
@@ -173,6 +184,7 @@ class _Run:
             bytes_done=self.survey.kept_bytes + fetch.done_bytes,
             bytes_total=metadata.total_bytes,
             requests=fetch.requests,
+            fetched_bytes=fetch.fetched_bytes,
         )
 
     def report(self, fetch: Fetch, elapsed_s: float) -> DownloadReport:

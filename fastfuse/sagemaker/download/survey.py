@@ -14,6 +14,7 @@ from fastfuse.errors import DiskError
 from fastfuse.inodes.table import ROOT, Kind
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, Directory, disk_errors, read_stamp, write_stamp
+from fastfuse.sagemaker.download.disk_claims import DiskClaim
 from fastfuse.sagemaker.download.jobs import Places
 from fastfuse.sagemaker.download.landing import half_names
 from fastfuse.sagemaker.download.stamps import Stamp, Trust, md5_of_etag, version_of
@@ -159,23 +160,32 @@ def _wanted_halves(places: Places, survey: Survey) -> Iterator[tuple[bytes, byte
             yield half_names(version_of(table.ref(table.inode(row))))
 
 
-def check_room(places: Places, survey: Survey, halves_bytes: int) -> None:
+def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskClaim) -> None:
     """Whether all that is missing fits on the disk, in whole blocks, with a directory entry for each.
+
+    And beside it what other channels still have to write there, whom `claim` tells of this one.
 
     Raises:
         DiskError: it does not, and by how much.
     """
     root = places.root
     with disk_errors(root.path):
-        disk = os.statvfs(root.fd)
+        block_bytes, device = os.statvfs(root.fd).f_frsize, os.fstat(root.fd).st_dev
     is_missing = np.frombuffer(survey.is_there, "uint8") == 0
     sizes = places.table.columns["sizes"][is_missing].astype("int64")
-    needed_bytes = int((-(-sizes // disk.f_frsize)).sum()) * disk.f_frsize - halves_bytes - survey.replaced_bytes
-    free_bytes = disk.f_bavail * disk.f_frsize
+    size_bytes = int((-(-sizes // block_bytes)).sum()) * block_bytes
+    needed_bytes = max(0, size_bytes - halves_bytes - survey.replaced_bytes)
+    claim.put(device, needed_bytes)
+    with disk_errors(root.path):
+        disk = os.statvfs(root.fd)
+    # Looked at in this order, what others write meanwhile is counted as free, and not as taken and claimed.
+    free_bytes, others_bytes = disk.f_bavail * disk.f_frsize, claim.others_bytes
     where = repr(os.fsdecode(root.path))
-    if needed_bytes > free_bytes:
+    if needed_bytes and needed_bytes + others_bytes > free_bytes:
+        others = f", the job's other channels {format_size(others_bytes)}" if others_bytes else ""
         raise DiskError(
-            f"the channel needs {format_size(needed_bytes)} in {where}, and {format_size(free_bytes)} are free there",
+            f"the channel needs {format_size(needed_bytes)} in {where}{others}, "
+            f"and {format_size(free_bytes)} are free there",
             hint="free some space, or use FastFile mode, which needs none",
         )
     needed_files = int(is_missing.sum()) - survey.replaced_files

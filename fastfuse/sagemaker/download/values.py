@@ -1,7 +1,9 @@
 """What a download is told and what it tells."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from fastfuse.sagemaker.download.disk_claims import DiskClaim, DiskClaims
 
 __all__ = ["DownloadProgress", "DownloadReport", "DownloadSettings"]
 
@@ -20,6 +22,8 @@ class DownloadSettings:
     # with KMS, and because it costs: 1.4 CPU s per GB beside 0.8 to 2.9 for all the rest, and 50 µs beside 340 to 650
     # for a file of 39 KB. Without it every reply is checked for its range, length and ETag.
     verifies_checksums: bool = False
+    # Where it says what it still has to write, and sees what others have; alone if nothing else is said.
+    claim: DiskClaim = field(default_factory=lambda: DiskClaims(1).claim(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,9 @@ class DownloadProgress:
     files_total: int
     bytes_done: int
     bytes_total: int
-    # GETs begun, without the store's own retries.
+    # GETs begun, without the store's own retries, and what they brought.
     requests: int
+    fetched_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

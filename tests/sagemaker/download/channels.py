@@ -1,7 +1,7 @@
 """Channels to download: their snapshots, and what is on the disk in the end."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fastfuse.inodes.builder import TableBuilder
@@ -9,7 +9,14 @@ from fastfuse.inodes.names import Refusals
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.snapshot import Snapshot, save_snapshot
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download import DownloadProgress, DownloadReport, DownloadSettings, download_channel
+from fastfuse.sagemaker.download import (
+    DiskClaim,
+    DiskClaims,
+    DownloadProgress,
+    DownloadReport,
+    DownloadSettings,
+    download_channel,
+)
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import LoopbackServer, MemoryObjects
 
@@ -50,12 +57,15 @@ def snapshot_fd(table: InodeTable) -> int:
     return fd
 
 
-def settings_for(directory: Path, *, verifies_checksums: bool = False) -> DownloadSettings:
+def settings_for(
+    directory: Path, *, verifies_checksums: bool = False, claim: DiskClaim | None = None
+) -> DownloadSettings:
     return DownloadSettings(
         directory=directory,
         memory_target_bytes=MEMORY_BYTES,
         part_size_bytes=PART_BYTES,
         verifies_checksums=verifies_checksums,
+        claim=claim or DiskClaims(1).claim(0),
     )
 
 
@@ -65,16 +75,17 @@ def run(
     directory: Path,
     *,
     verifies_checksums: bool = False,
-    told: list[DownloadProgress] | None = None,
+    claim: DiskClaim | None = None,
+    tell: Callable[[DownloadProgress], None] = lambda _: None,
 ) -> DownloadReport:
     """Download the channel in this process."""
     connection = ConnectionConfig(
         endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False, force_path_style=True, deadline_s=5.0
     )
     fd = snapshot_fd(table)
-    settings = settings_for(directory, verifies_checksums=verifies_checksums)
+    settings = settings_for(directory, verifies_checksums=verifies_checksums, claim=claim)
     try:
-        return download_channel(fd, connection, settings, ([] if told is None else told).append)
+        return download_channel(fd, connection, settings, tell)
     finally:
         os.close(fd)
 

@@ -72,7 +72,7 @@ def test_each_byte_is_fetched_once_and_progress_ends_with_all(
     server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
 ) -> None:
     told: list[DownloadProgress] = []
-    report = run(server, table_of(refs_of(objects)), tmp_path, told=told)
+    report = run(server, table_of(refs_of(objects)), tmp_path, tell=told.append)
     assert report.fetched_bytes == report.total_bytes == TOTAL_BYTES
     assert report.files == len(FILES)
     assert report.kept_files == report.unknown_files == 0
@@ -80,14 +80,19 @@ def test_each_byte_is_fetched_once_and_progress_ends_with_all(
     assert report.requests == len(gets) == 10  # 6 parts and 4 small files: nothing is asked for an empty one
     assert sum(record.sent_bytes for record in gets) == TOTAL_BYTES
     assert told[-1] == DownloadProgress(
-        files_done=len(FILES), files_total=len(FILES), bytes_done=TOTAL_BYTES, bytes_total=TOTAL_BYTES, requests=10
+        files_done=len(FILES),
+        files_total=len(FILES),
+        bytes_done=TOTAL_BYTES,
+        bytes_total=TOTAL_BYTES,
+        requests=10,
+        fetched_bytes=TOTAL_BYTES,
     )
     assert [one.bytes_done for one in told] == sorted(one.bytes_done for one in told)
 
 
 def test_a_second_run_fetches_nothing(server: LoopbackServer, objects: MemoryObjects, channel: Path) -> None:
     told: list[DownloadProgress] = []
-    report = run(server, table_of(refs_of(objects)), channel, told=told)
+    report = run(server, table_of(refs_of(objects)), channel, tell=told.append)
     assert (report.kept_files, report.requests) == (len(FILES), 0)
     assert told[-1].bytes_done == TOTAL_BYTES
     assert server.requests == ()

@@ -101,6 +101,39 @@ def test_a_disk_that_fills_up_during_a_download_ends_the_run_and_the_next_goes_o
             assert sums["data"] == sums["mounted"]
 
 
+def test_two_channels_that_fit_alone_and_not_together_end_the_run_before_the_second_is_fetched(
+    server: LoopbackServer, tmp_path: Path
+) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+    channels = [channel("one", "File", "data/"), channel("two", "File", "data/")]
+    with (
+        small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES * 3 // 2) as base,
+        running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job,
+    ):
+        assert job.wait() == 5, job.log
+        assert "the job's other channels" in job.log
+        server.faults.remove(rule)
+    with (
+        small_disk(tmp_path / "larger", size_bytes=3 * SIZE_BYTES) as base,
+        running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job,
+    ):
+        assert job.wait() == 0, job.log
+
+
+def test_a_download_that_fails_says_what_it_has_fetched(server: LoopbackServer, tmp_path: Path) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="data/x", skip=1))
+    with (
+        small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES + 8 * MIB) as base,
+        running(server.endpoint_url, [channel("data", "File", "data/")], base=base) as job,
+    ):
+        server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
+        fill(base)
+        server.faults.remove(rule)
+        assert job.wait() == 5, job.log
+        (line,) = [line for line in job.log.splitlines() if "data (File): " in line and " GET, " in line]
+        assert "data (File): 0 B" not in line
+
+
 @pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
 def test_a_disk_that_fills_up_meanwhile_does_not_disturb_who_only_reads(
     server: LoopbackServer, mode: str, tmp_path: Path

@@ -1,0 +1,86 @@
+"""What the channels of a job still have to write, as each of them sees it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import DiskError
+from fastfuse.inodes.table import InodeTable
+from fastfuse.sagemaker.download import DiskClaims
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.sagemaker.download.channels import files_below, refs_of, run, table_of
+from tests.sagemaker.download.test_accidents import small_disk
+
+MIB = 1 << 20
+OBJECTS = {"large": os.urandom(2 * MIB), "small": b"s"}
+
+
+@pytest.fixture(scope="module")
+def objects() -> MemoryObjects:
+    return MemoryObjects(OBJECTS)
+
+
+@pytest.fixture
+def table(objects: MemoryObjects) -> InodeTable:
+    return table_of(refs_of(objects))
+
+
+def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
+    claims = DiskClaims(4)
+    first, second, elsewhere, silent = (claims.claim(place) for place in range(4))
+    first.put(7, 1000)
+    second.put(7, 200)
+    elsewhere.put(8, 30)
+    assert [one.others_bytes for one in (first, second, elsewhere, silent)] == [200, 1000, 0, 0]
+    first.shrink(0.25)
+    assert second.others_bytes == 250
+    first.shrink(0.0)
+    assert second.others_bytes == 0
+
+
+def test_claims_are_shared_with_processes_that_are_forked() -> None:
+    claims = DiskClaims(2)
+    pid = os.fork()
+    if not pid:
+        claims.claim(1).put(7, 1000)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    ours = claims.claim(0)
+    ours.put(7, 1)
+    assert ours.others_bytes == 1000
+
+
+def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(
+    server: LoopbackServer, table: InodeTable, tmp_path: Path
+) -> None:
+    claims = DiskClaims(2)
+    with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as place:
+        other = claims.claim(0)
+        other.put(place.stat().st_dev, 3 * MIB)
+        with pytest.raises(DiskError, match=r"needs 2 MiB in '.*', the job's other channels 3 MiB, and .* are"):
+            run(server, table, place / "channel", claim=claims.claim(1))
+        assert server.requests == ()
+        other.shrink(0.5)
+        run(server, table, place / "channel", claim=claims.claim(1))
+        assert files_below(place / "channel") == OBJECTS
+
+
+def test_what_is_written_is_claimed_no_more(server: LoopbackServer, table: InodeTable, tmp_path: Path) -> None:
+    claims = DiskClaims(2)
+    watching = claims.claim(1)
+    watching.put(tmp_path.stat().st_dev, 0)
+    seen: list[int] = []
+    run(server, table, tmp_path, claim=claims.claim(0), tell=lambda _: seen.append(watching.others_bytes))
+    assert seen[0] > 2 * MIB
+    assert seen[-1] == 0
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_who_needs_nothing_is_not_refused_for_what_others_need(
+    server: LoopbackServer, table: InodeTable, tmp_path: Path
+) -> None:
+    claims = DiskClaims(2)
+    run(server, table, tmp_path)
+    claims.claim(1).put(tmp_path.stat().st_dev, 1 << 60)
+    assert run(server, table, tmp_path, claim=claims.claim(0)).requests == 0
