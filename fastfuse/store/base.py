@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
 
-__all__ = ["ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"]
+__all__ = ["ConnectionConfig", "ObjectSource", "PageSource", "PreparedReader", "RangeReader"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,14 @@ class RangeReader(Protocol):
 
     async def aclose(self) -> None:
         """Close connections. Idempotent; a read in flight fails or finishes, and none may be started."""
+        ...
+
+
+class PreparedReader(RangeReader, Protocol):
+    """One that has something to do before its first read."""
+
+    async def prepare(self) -> None:
+        """Do what the first read would otherwise wait for. Raises as it would."""
         ...
 
 

@@ -1,16 +1,18 @@
-"""HTTP/1.1 connections over plain sockets, each for one GET at a time, and a watch over those that wait."""
+"""HTTP/1.1 connections, plain or over TLS, each for one GET at a time, and a watch over those that wait."""
 
 import contextlib
 import errno
 import os
 import select
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from fastfuse.store.http1 import MAX_HEAD_BYTES, BadHeadError, ReplyHead, parse_head
+from fastfuse.store.tls import TlsSocket
 
 __all__ = ["TASK_BYTES", "Connection", "StallWatch", "connect"]
 
@@ -59,26 +61,47 @@ class StallWatch:
 
 
 async def connect(
-    host: str, port: int, *, timeout_s: float, watch: StallWatch, threads: trio.CapacityLimiter
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None,
+    timeout_s: float,
+    watch: StallWatch,
+    threads: trio.CapacityLimiter,
 ) -> "Connection":
-    """A new connection. `OSError` where there is none within `timeout_s`."""
+    """A new connection. `OSError` (an `ssl.SSLError`, too) where there is none within `timeout_s`."""
     try:
         with trio.fail_after(timeout_s):
-            stream = await trio.open_tcp_stream(host, port)
+            sock = await _connected(host, port, watch.stall_s)
+            return Connection(sock if tls is None else await _secured(sock, tls, host), watch, threads)
     except trio.TooSlowError:
         raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+
+
+async def _connected(host: str, port: int, stall_s: float) -> socket.socket:
+    try:
+        stream = await trio.open_tcp_stream(host, port)
     except OSError as error:
         if error.strerror:
             raise
         raise _first_reason(error) from error
     # Python's own class: a call of trio's is a checkpoint, which costs as much as the system call.
     sock = socket.socket(fileno=stream.socket.detach())
-    stall_s = watch.stall_s
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(stall_s), int(stall_s % 1 * 1e6)))
-    return Connection(sock, watch, threads)
+    return sock
+
+
+async def _secured(sock: socket.socket, tls: ssl.SSLContext, host: str) -> TlsSocket:
+    secured = TlsSocket(sock, tls, host)
+    try:
+        await secured.handshake()
+    except BaseException:
+        sock.close()
+        raise
+    return secured
 
 
 class Connection:
@@ -87,7 +110,7 @@ class Connection:
     It is of no more use after any exception, a cancellation too: close it.
     """
 
-    def __init__(self, sock: socket.socket, watch: StallWatch, threads: trio.CapacityLimiter) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, watch: StallWatch, threads: trio.CapacityLimiter) -> None:
         self._sock = sock
         self._watch = watch
         self._threads = threads
@@ -153,8 +176,8 @@ class Connection:
         done = len(begun)
         data[:done] = begun
         self._begun = memoryview(b"")
-        if len(data) - done > TASK_BYTES:
-            done += await self._receive_in_thread(data[done:])
+        if len(data) - done > TASK_BYTES and isinstance(self._sock, socket.socket):
+            done += await self._receive_in_thread(self._sock, data[done:])
         elif done < len(data):
             self._watch.begin(self)
             try:
@@ -192,7 +215,7 @@ class Connection:
             except BlockingIOError:
                 pass
 
-    async def _wait(self, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
+    async def _wait(self, wait: Callable[[socket.socket | TlsSocket], Awaitable[None]]) -> None:
         if not self._is_given_up:
             try:
                 return await wait(self._sock)
@@ -213,12 +236,14 @@ class Connection:
             done += count
         return done
 
-    async def _receive_in_thread(self, data: memoryview) -> int:
-        return await trio.to_thread.run_sync(self._receive_all, data, abandon_on_cancel=True, limiter=self._threads)
+    async def _receive_in_thread(self, sock: socket.socket, data: memoryview) -> int:
+        return await trio.to_thread.run_sync(
+            self._receive_all, sock, data, abandon_on_cancel=True, limiter=self._threads
+        )
 
-    def _receive_all(self, data: memoryview) -> int:
+    def _receive_all(self, sock: socket.socket, data: memoryview) -> int:
         """In one call, if the connection lives so long."""
-        sock, done = self._sock, 0
+        done = 0
         self._is_in_thread = True
         try:
             sock.setblocking(True)

@@ -17,8 +17,8 @@ from botocore.utils import get_environ_proxies
 from fastfuse.errors import FastfuseError
 from fastfuse.store.base import PageSource
 from fastfuse.store.boto import LIST_STALL_S, BotoPageSource, list_in_time
+from fastfuse.store.direct import is_plain
 from fastfuse.store.failures import Failure, failure_of_exception, failure_of_reply, safe_cause, start_error
-from fastfuse.store.plain import is_plain
 from fastfuse.store.replies import error_code, error_region, is_whole_page
 from fastfuse.store.retries import RetryableError
 from fastfuse.store.session import S3Session, bad_ca_bundle

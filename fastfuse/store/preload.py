@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError
 
 from fastfuse.errors import FastfuseError
 from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.plain import is_plain
+from fastfuse.store.direct import is_plain
 from fastfuse.store.session import S3Session
 from fastfuse.store.transport import tls_context
 

@@ -1,4 +1,6 @@
-"""The reader that a mount uses: plain sockets or, for TLS, obstore where they can, aiobotocore where it must."""
+"""The reader that a mount uses: sockets and, for what is large over TLS, obstore where they can, aiobotocore where it
+must.
+"""
 
 import contextlib
 import logging
@@ -18,9 +20,11 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.buffers import PartBuffers
-from fastfuse.store.plain import PlainRangeReader, is_plain
+from fastfuse.store.connection import TASK_BYTES
+from fastfuse.store.direct import DirectRangeReader, is_plain
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
+from fastfuse.store.sized import SizedRangeReader
 
 __all__ = ["RoutingReader", "open_reader", "reader_of"]
 
@@ -40,7 +44,10 @@ def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "Routin
     buffers = buffers or PartBuffers(part_bytes=0, limit_bytes=0)
 
     def fast(bucket: str) -> RangeReader:
-        return PlainRangeReader(session, bucket, buffers) if is_plain(session) else RustRangeReader(session, bucket)
+        direct = DirectRangeReader(session, bucket, buffers)
+        if is_plain(session):
+            return direct
+        return SizedRangeReader(direct, RustRangeReader(session, bucket), most_small_bytes=TASK_BYTES)
 
     return RoutingReader(
         fast=fast,
@@ -80,7 +87,7 @@ class RoutingReader:
     async def prepare(self, bucket: str) -> None:
         """Do what the first read of `bucket` would otherwise wait for; what goes wrong is left for that read to say."""
         reader = _of(self._fast, self._make_fast, bucket)
-        if isinstance(reader, PlainRangeReader | RustRangeReader):
+        if isinstance(reader, DirectRangeReader | SizedRangeReader):
             with contextlib.suppress(FastfuseError):
                 await reader.prepare()
 

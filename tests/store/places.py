@@ -10,22 +10,23 @@ from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.store.boto import BotoPageSource, BotoRangeReader
 from fastfuse.store.buffers import PartBuffers
+from fastfuse.store.direct import DirectRangeReader
 from fastfuse.store.memory import MemoryStore
 from fastfuse.store.pages import SignedPageSource
-from fastfuse.store.plain import PlainRangeReader
 from fastfuse.store.router import open_reader
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
-from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.servers import S3Server
+from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from tests.servers import S3Server, create_chain
 
-__all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "open_place", "plain_reader"]
+__all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "direct_reader", "open_place"]
 
 READER_PLACES = (
     "memory",
-    "plain-moto",
-    "plain-rclone",
-    "plain-loopback",
+    "direct-moto",
+    "direct-rclone",
+    "direct-loopback",
+    "direct-tls",
     "rust-moto",
     "rust-loopback",
     "calls-moto",
@@ -35,6 +36,7 @@ READER_PLACES = (
     "boto-loopback",
     "routed-moto",
     "routed-rclone",
+    "routed-tls",
 )
 PAGE_PLACES = (
     "memory",
@@ -47,9 +49,9 @@ PAGE_PLACES = (
 )
 
 
-def plain_reader(config: ConnectionConfig, bucket: str = "bucket") -> PlainRangeReader:
+def direct_reader(config: ConnectionConfig, bucket: str = "bucket") -> DirectRangeReader:
     """With buffers of which a reply of more than 512 KiB takes one that is used again."""
-    return PlainRangeReader(S3Session(config), bucket, PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20))
+    return DirectRangeReader(S3Session(config), bucket, PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20))
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,15 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
         case "":
             store = MemoryStore()
             yield Place(store.put, store.delete, store, store)
-        case "loopback":
+        case "loopback" | "tls":
             objects = MemoryObjects({})
-            with LoopbackServer({"bucket": objects}) as loopback:
-                config = ConnectionConfig(endpoint_url=loopback.endpoint_url, region="us-east-1")
+            authority, issued = create_chain(request.getfixturevalue("tmp_path")) if server == "tls" else (None, None)
+            with LoopbackServer({"bucket": objects}, ServerConfig(tls=issued)) as loopback:
+                config = ConnectionConfig(
+                    endpoint_url=loopback.endpoint_url,
+                    region="us-east-1",
+                    ca_bundle=None if authority is None else str(authority),
+                )
 
                 def put(key: str, data: bytes) -> ObjectRef:
                     objects.put(key, data)
@@ -89,8 +96,8 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 def _reader(client: str, config: ConnectionConfig) -> RangeReader:
     match client:
-        case "plain":
-            return plain_reader(config)
+        case "direct":
+            return direct_reader(config)
         case "rust":
             return RustRangeReader(S3Session(config), "bucket")
         case "calls":

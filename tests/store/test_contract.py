@@ -155,7 +155,7 @@ async def test_any_name_that_a_file_system_has_can_be_read(place: Place) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["memory", "plain-moto", "plain-loopback", "boto-moto", "boto-loopback", "routed-moto", "routed-loopback"]
+    "name", ["memory", "direct-moto", "direct-loopback", "boto-moto", "boto-loopback", "routed-moto", "routed-loopback"]
 )
 async def test_keys_that_no_path_can_have_are_read_too(name: str, request: pytest.FixtureRequest) -> None:
     keys = [key for key in ODD_KEYS if "\n" not in key or "moto" not in name]  # moto has no route for a newline

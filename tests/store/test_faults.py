@@ -45,11 +45,11 @@ from fastfuse.testing import (
 )
 from fastfuse.testing.faults import Action
 from tests.servers import create_chain
-from tests.store.places import plain_reader
+from tests.store.places import direct_reader
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
 CLIENTS: dict[str, Callable[[ConnectionConfig], RangeReader]] = {
-    "plain": plain_reader,
+    "direct": direct_reader,
     "rust": lambda config: RustRangeReader(S3Session(config), "bucket", most_thread_bytes=len(DATA)),
     "calls": lambda config: RustRangeReader(S3Session(config), "bucket", most_thread_bytes=0),
     "boto": lambda config: BotoRangeReader(S3Session(config), "bucket"),
@@ -79,12 +79,12 @@ def scene(
         yield Scene(server, make(config), ref, config)
 
 
-@pytest.fixture(params=["plain", "rust", "calls", "boto"])
+@pytest.fixture(params=["direct", "rust", "calls", "boto"])
 def client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
     return CLIENTS[request.param]
 
 
-@pytest.fixture(params=["rust", "calls", "boto"])
+@pytest.fixture(params=["direct", "rust", "calls", "boto"])
 def tls_client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
     return CLIENTS[request.param]
 
@@ -190,7 +190,7 @@ async def test_what_the_service_quotes_reaches_neither_message_nor_traceback_nor
 # --- servers that answer a range with 200
 
 
-@pytest.mark.parametrize("name", ["plain", "boto"])
+@pytest.mark.parametrize("name", ["direct", "boto"])
 async def test_the_right_range_under_status_200_is_taken_where_it_says_what_it_is(name: str) -> None:
     with scene(CLIENTS[name], ServerConfig(range_reply="200-part")) as on:
         assert await on.reader.get_range(on.ref, 1000, 5000) == DATA[1000:5000]
@@ -213,7 +213,7 @@ async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeyp
         await on.reader.aclose()
 
 
-@pytest.mark.parametrize(("name", "reply"), [("rust", "200-part"), ("rust", "200-whole"), ("plain", "200-whole")])
+@pytest.mark.parametrize(("name", "reply"), [("rust", "200-part"), ("rust", "200-whole"), ("direct", "200-whole")])
 async def test_a_fast_client_leaves_such_a_server_to_the_general_one(name: str, reply: str) -> None:
     with scene(CLIENTS[name], ServerConfig(range_reply=reply)) as on:  # type: ignore[arg-type]
         with pytest.raises(StoreUnsuitableError) as caught:
@@ -244,15 +244,20 @@ async def test_a_private_authority_is_trusted_by_its_bundle(
         await on.reader.aclose()
 
 
-async def test_a_self_signed_certificate_is_left_to_the_general_client_at_once(
+async def test_a_self_signed_certificate_is_left_to_the_general_client_at_once_where_ranges_are_large(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = create_certificate(tmp_path)
     with scene(open_reader, ServerConfig(tls=files), ca_bundle=str(files.certificate), deadline_s=5.0) as on:
-        assert await on.reader.get_range(on.ref, 0, 10) == DATA[:10]
+        assert await on.reader.get_range(on.ref, 0, len(DATA)) == DATA
         assert "obstore does not accept this server's certificate" in caplog.text
         # One to look at the certificate; obstore's retries would have made dozens before giving up.
         assert on.server.statistics().connections <= 3
+        caplog.clear()
+        for start in range(10):
+            assert await on.reader.get_range(on.ref, start, 20) == DATA[start:20]
+        assert on.server.statistics().connections <= 4
+        assert caplog.text == ""
         await on.reader.aclose()
 
 

@@ -1,38 +1,66 @@
-"""Reading over plain sockets: connections are used again, given up and replaced."""
+"""Reading straight from sockets, plain and with TLS: connections are used again, given up and replaced."""
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trio
 
-from fastfuse.errors import BadReplyError, ObjectChangedError, StoreUnsuitableError, UnavailableError
+from fastfuse.errors import BadReplyError, ObjectChangedError, ReadError, StoreUnsuitableError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.connection import Connection, StallWatch
-from fastfuse.store.plain import PlainRangeReader, is_plain
+from fastfuse.store.direct import DirectRangeReader, is_plain
 from fastfuse.store.session import S3Session
-from fastfuse.testing import SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Reset, Stall, Truncate
+from fastfuse.store.transport import tls_context
+from fastfuse.testing import (
+    SLOW_DOWN,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    Reset,
+    ServerConfig,
+    Stall,
+    Truncate,
+    create_certificate,
+)
 from fastfuse.testing.faults import Action
+from tests.servers import create_chain
 from tests.store.canned import canned_server
-from tests.store.places import plain_reader
+from tests.store.places import direct_reader
 
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 
 
-@contextmanager
-def served(deadline_s: float = 60.0) -> Iterator[tuple[LoopbackServer, PlainRangeReader]]:
-    with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}) as server:
-        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=deadline_s)
-        yield server, plain_reader(config)
+Served = Callable[..., AbstractContextManager[tuple[LoopbackServer, DirectRangeReader]]]
+
+
+@pytest.fixture(params=["plain", "tls"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+    authority, issued = create_chain(tmp_path) if request.param == "tls" else (None, None)
+
+    @contextmanager
+    def serve(deadline_s: float = 60.0) -> Iterator[tuple[LoopbackServer, DirectRangeReader]]:
+        with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}, ServerConfig(tls=issued)) as server:
+            config = ConnectionConfig(
+                endpoint_url=server.endpoint_url,
+                region="us-east-1",
+                deadline_s=deadline_s,
+                ca_bundle=None if authority is None else str(authority),
+            )
+            yield server, direct_reader(config)
+
+    return serve
 
 
 @pytest.mark.parametrize("size_bytes", [1000, len(DATA)])
-async def test_one_read_after_the_other_takes_one_connection(size_bytes: int) -> None:
+async def test_one_read_after_the_other_takes_one_connection(served: Served, size_bytes: int) -> None:
     with served() as (server, reader):
         for _ in range(5):
             assert await reader.get_range(REF, 0, size_bytes) == DATA[:size_bytes]
@@ -40,7 +68,7 @@ async def test_one_read_after_the_other_takes_one_connection(size_bytes: int) ->
         await reader.aclose()
 
 
-async def test_a_refusal_leaves_the_connection_usable() -> None:
+async def test_a_refusal_leaves_the_connection_usable(served: Served) -> None:
     with served() as (server, reader):
         for _ in range(2):
             with pytest.raises(Exception, match="gone"):
@@ -63,7 +91,7 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
-        reader = plain_reader(config)
+        reader = direct_reader(config)
         for _ in range(3):
             assert await reader.get_range(REF, 0, 10) == DATA[:10]
         await reader.aclose()
@@ -108,7 +136,7 @@ async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
-        reader = plain_reader(config)
+        reader = direct_reader(config)
         with pytest.raises(ObjectChangedError):
             await reader.get_range(REF, 0, 10)
         assert await reader.get_range(REF, 0, 10) == DATA[:10]
@@ -117,7 +145,7 @@ async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next
 
 
 @pytest.mark.parametrize("after_bytes", [0, 10, 300_000, len(DATA) - 10])
-async def test_a_cancelled_read_ends_at_once_wherever_it_is(after_bytes: int) -> None:
+async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, after_bytes: int) -> None:
     with served() as (server, reader):
         rule = server.faults.add(FaultRule(action=Stall(after_bytes), operation="GetObject"))
         with trio.CancelScope() as scope:
@@ -134,7 +162,9 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(after_bytes: int) ->
 @pytest.mark.parametrize(
     "action", [SLOW_DOWN, Reset(None), Reset(10), Truncate(10), Stall(0), Stall(10), Stall(100_000)], ids=str
 )
-async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(action: Action) -> None:
+async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(
+    served: Served, action: Action
+) -> None:
     with served(deadline_s=1.0) as (server, reader):
         assert await reader.get_range(REF, 0, 10) == DATA[:10]
         server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
@@ -143,7 +173,7 @@ async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_
         await reader.aclose()
 
 
-async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time() -> None:
+async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:
     with served(deadline_s=1.0) as (server, reader):
         async with trio.open_nursery() as nursery:  # two connections
             for _ in range(2):
@@ -183,7 +213,7 @@ async def test_replies_that_cannot_be_taken(
     status: int, headers: dict[str, str], body: bytes, error: type[Exception], message: str
 ) -> None:
     with canned_server(lambda _: (status, headers, body)) as server:
-        reader = plain_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
         with pytest.raises(error, match=message):
             await reader.get_range(REF, 0, 10)
         await reader.aclose()
@@ -197,7 +227,7 @@ async def test_a_request_is_signed_and_asks_for_the_version() -> None:
     )
     with canned_server(reply) as server:
         config = ConnectionConfig(endpoint_url=f"{server.url}/base", region="r", request_payer=True)
-        reader = plain_reader(config)
+        reader = direct_reader(config)
         await reader.get_range(replace(REF, key="a//../b c+ü", etag='"e"'), 5, 10)
         await reader.aclose()
     [(target, headers)] = server.seen
@@ -208,15 +238,70 @@ async def test_a_request_is_signed_and_asks_for_the_version() -> None:
 
 async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r", deadline_s=0.5)
-    reader = plain_reader(config)
+    reader = direct_reader(config)
     with pytest.raises(UnavailableError, match="Connection refused"):
         await reader.get_range(REF, 0, 10)
     await reader.aclose()
 
 
+async def test_a_certificate_that_nobody_vouches_for_is_left_to_others(tmp_path: Path) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(tls=create_certificate(tmp_path))) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.endpoint_url, region="r"))
+        with pytest.raises(StoreUnsuitableError, match="certificate is not accepted") as caught:
+            await reader.get_range(REF, 0, 10)
+        assert caught.value.whole_server
+        assert server.requests == ()
+        await reader.aclose()
+
+
+async def test_a_bundle_that_holds_no_certificates_is_left_to_others_to_tell(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("none")
+    reader = direct_reader(ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", ca_bundle=str(bundle)))
+    with pytest.raises(StoreUnsuitableError, match="CA bundle cannot be read"):
+        await reader.get_range(REF, 0, 10)
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "all_proxy"])
+async def test_behind_a_proxy_others_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "inside.example.com")
+    reader = direct_reader(ConnectionConfig(endpoint_url="https://s3.example.com", region="r"))
+    with pytest.raises(StoreUnsuitableError, match="behind a proxy"):
+        await reader.prepare()
+    inside = direct_reader(ConnectionConfig(endpoint_url="https://inside.example.com", region="r"))
+    await inside.prepare()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "host", "path"),
+    [
+        ("bucket", "bucket.s3.eu-central-1.amazonaws.com", "/key"),
+        ("bucket.with.dots", "s3.eu-central-1.amazonaws.com", "/bucket.with.dots/key"),
+    ],
+)
+async def test_without_an_endpoint_it_is_aws_itself(
+    monkeypatch: pytest.MonkeyPatch, bucket: str, host: str, path: str
+) -> None:
+    asked: list[object] = []
+
+    async def note(*address: object, tls: object, **_: object) -> Connection:
+        asked.extend((*address, tls))
+        raise OSError(errno.ENETUNREACH, "no network")
+
+    monkeypatch.setattr("fastfuse.store.direct.connect", note)
+    reader = direct_reader(ConnectionConfig(region="eu-central-1", deadline_s=0.1), bucket)
+    with pytest.raises(ReadError, match="no network"):
+        await reader.get_range(replace(REF, bucket=bucket), 0, 10)
+    assert asked[:3] == [host, 443, tls_context(True)]
+    assert reader._request(replace(REF, bucket=bucket), 0, 10).startswith(
+        f"GET {path} HTTP/1.1\r\nhost: {host}\r\n".encode()
+    )
+
+
 @pytest.mark.parametrize("bucket", ["arn:aws:s3:us-west-2:123456789012:accesspoint/a", "b--use1-az4--x-s3"])
 async def test_other_kinds_of_buckets_are_left_to_botocore(bucket: str) -> None:
-    reader = plain_reader(ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r"), bucket)
+    reader = direct_reader(ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r"), bucket)
     with pytest.raises(StoreUnsuitableError):
         await reader.prepare()
 
