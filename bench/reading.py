@@ -124,8 +124,8 @@ def _read_records(root: Path, spans: Sequence[Span], records: Callable[[str], It
 def prepare_parts(parts: Sequence[Span], access: RawAccess) -> Reading:
     """Everything but the reading: the runtime's threads and the trusted certificates are there before it.
 
-    Large parts by obstore's calls for asyncio, small ones by threads, whichever gets more (see `fastfuse.store.rust`):
-    of files of 39 KB threads get twice as many, and of large parts the others take half of the CPU time over TLS.
+    Large parts by obstore's calls for asyncio, small ones by threads, whichever gets more: of files of 39 KB threads
+    get twice as many, and of large parts the others take half of the CPU time over TLS.
     """
     import asyncio
 

@@ -8,7 +8,7 @@ How a mount comes about::
                          ├─► mount.session         the FUSE connection, held for the whole life
                          ├─► mount.worker          serves it; may die and is started again
                          │     mount.operations ► inodes.table            lookup, getattr, readdir
-                         │                      ► readahead.engine ► store.router ► store.rust | store.boto
+                         │                      ► readahead.engine ► store.router ► store.direct | rust | boto
                          └─► mount.refresh         lists again: inodes.changes tells what the kernel has to forget
 
 Layers, each importing only what is below it: ``cli`` and ``demo`` over ``mount`` over ``readahead``, ``indexing``,

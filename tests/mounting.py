@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastfuse.mount.mountpoint import find_mount, unmount
 
-__all__ = ["ENVIRONMENT", "Mount", "mount_command", "mounted", "run_fastfuse"]
+__all__ = ["ENVIRONMENT", "Mount", "abort_connection", "fuse_connections", "mount_command", "mounted", "run_fastfuse"]
 
 # Long enough for a loaded machine; a test that needs it has failed.
 _PATIENCE_S = 60.0
@@ -34,6 +34,28 @@ ENVIRONMENT: Mapping[str, str] = {
     "FASTFUSE_NO_INDEX_CACHE": "1",
     "PYTHONWARNINGS": "error::ResourceWarning",
 }
+
+
+@contextmanager
+def fuse_connections() -> Iterator[Path]:
+    """What the kernel shows of its FUSE connections, by the minor number of their devices.
+
+    At a place of our own, for not every machine has it at ``/sys/fs/fuse/connections``.
+    """
+    with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as place:
+        subprocess.run(["mount", "-t", "fusectl", "none", place], check=True)
+        try:
+            yield Path(place)
+        finally:
+            # Lazily: who holds a file of it may use that for as long.
+            subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def abort_connection(path: Path) -> None:
+    """As an administrator gets rid of a mount that hangs (Documentation/filesystems/fuse.rst)."""
+    minor = os.minor(os.stat(path).st_dev)
+    with fuse_connections() as connections:
+        (connections / str(minor) / "abort").write_text("1")
 
 
 @dataclass

@@ -31,7 +31,7 @@ from fastfuse.mount.mountpoint import (
     unmount,
 )
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mounting import ENVIRONMENT, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, fuse_connections, mounted, run_fastfuse
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2  # <sys/mount.h>
@@ -282,9 +282,11 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture(params=["fusectl", "no fusectl"])
-def fusectl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if request.param == "no fusectl":
-        monkeypatch.setattr(mountpoint, "_CONNECTIONS", tmp_path / "nothing")
+def fusectl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with fuse_connections() as connections:
+        shown = connections / "nothing" if request.param == "no fusectl" else connections
+        monkeypatch.setattr(mountpoint, "_CONNECTIONS", shown)
+        yield
 
 
 @contextmanager

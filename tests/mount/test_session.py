@@ -1,6 +1,5 @@
 """The handshake with the kernel, seen from the kernel's side."""
 
-import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from fastfuse.mount import session
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.session import Session
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mounting import Mount, mounted
+from tests.mounting import Mount, fuse_connections, mounted
 
 pytestmark = pytest.mark.fuse
 
@@ -29,23 +28,11 @@ def mount() -> Iterator[Mount]:
         yield mount
 
 
-@pytest.fixture(scope="module")
-def fusectl() -> Iterator[Path]:
-    """``/sys/fs/fuse/connections``; mounted for the test where it is not."""
-    path = Path("/sys/fs/fuse/connections")
-    if any(path.iterdir()):
-        yield path
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mount(b"none", os.fsencode(path), b"fusectl", 0, None) == 0, os.strerror(ctypes.get_errno())
-    yield path
-    libc.umount2(os.fsencode(path), 2)
-
-
-def test_the_kernel_may_have_256_requests_waiting_in_the_background(mount: Mount, fusectl: Path) -> None:
-    connection = fusectl / str(os.minor(mount.path.stat().st_dev))
-    assert (connection / "max_background").read_text() == "256\n"
-    assert (connection / "congestion_threshold").read_text() == "192\n"
+def test_the_kernel_may_have_256_requests_waiting_in_the_background(mount: Mount) -> None:
+    with fuse_connections() as connections:
+        connection = connections / str(os.minor(mount.path.stat().st_dev))
+        assert (connection / "max_background").read_text() == "256\n"
+        assert (connection / "congestion_threshold").read_text() == "192\n"
 
 
 def test_the_mount_is_read_only_of_our_type_and_names_its_source(mount: Mount) -> None:

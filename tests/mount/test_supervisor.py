@@ -24,7 +24,15 @@ from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObj
 from fastfuse.testing.faults import Action
 from tests import mounting
 from tests.mount.waiting import wait_for_end, wait_until
-from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted, run_fastfuse
+from tests.mounting import (
+    ENVIRONMENT,
+    Mount,
+    abort_connection,
+    fuse_connections,
+    mount_command,
+    mounted,
+    run_fastfuse,
+)
 
 pytestmark = pytest.mark.fuse
 
@@ -66,12 +74,6 @@ def readable(path: Path, data: bytes) -> bool:
         return path.read_bytes() == data
     except OSError:
         return False
-
-
-def abort_connection(mount: Mount) -> None:
-    """As an administrator gets rid of a mount that hangs (Documentation/filesystems/fuse.rst)."""
-    minor = os.minor(os.stat(mount.path).st_dev)
-    Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
 
 
 @contextlib.contextmanager
@@ -265,7 +267,7 @@ def test_on_a_kernel_that_cannot_resend_the_mount_is_made_again(server: Loopback
 def test_a_connection_that_was_aborted_is_replaced_by_a_new_mount(server: LoopbackServer) -> None:
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         for _ in range(2):
-            abort_connection(mount)
+            abort_connection(mount.path)
             wait_until(lambda: readable(mount.path / "b", b"b"))
         assert mount.log.count(f"mounting {mount.path} again") == 2
         assert mount.stop() == 0
@@ -275,7 +277,7 @@ def test_files_that_a_new_mount_does_not_know_are_not_counted_as_open(server: Lo
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
         opened = os.open(mount.path / "a", os.O_RDONLY)
         wait_until(lambda: scraped(mount.metrics_port(), "fastfuse_open_files") == 1)
-        abort_connection(mount)
+        abort_connection(mount.path)
         wait_until(lambda: readable(mount.path / "b", b"b"))
         wait_until(lambda: scraped(mount.metrics_port(), "fastfuse_open_files") == 0)
         with contextlib.suppress(OSError):
@@ -289,7 +291,7 @@ def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: Lo
         asked = server.statistics().requests["ListObjectsV2"]
         mount.process.send_signal(signal.SIGHUP)
         server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
-        abort_connection(mount)
+        abort_connection(mount.path)
         wait_until(lambda: readable(mount.path / "b", b"b"))
         assert len(mount.children()) == 1
         server.faults.remove(stalled)
@@ -671,8 +673,12 @@ def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
     Session.notify = hesitate
     """
     with_change(monkeypatch, change)
-    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
-        connection = Path(f"/sys/fs/fuse/connections/{os.minor(os.stat(mount.path).st_dev)}")
+    with (
+        holding(a=b"a") as (server, held),
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+        fuse_connections() as connections,
+    ):
+        connection = connections / str(os.minor(os.stat(mount.path).st_dev))
         # Open from now on: in the end the number may be another mount's.
         abort_fd = os.open(connection / "abort", os.O_WRONLY)
         worker = mount.worker()

@@ -13,7 +13,7 @@ import pytest
 
 from fastfuse.hints import HintedSampler, order
 from tests.mount.waiting import wait_until
-from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.mounting import ENVIRONMENT, abort_connection, run_fastfuse
 from tests.semantics.places import Place, place
 from tests.semantics.test_metrics import Scrape
 
@@ -176,8 +176,7 @@ def test_files_that_a_refresh_has_brought_can_be_announced() -> None:
 def test_a_mount_that_is_made_again_takes_hints_again() -> None:
     with place({"a": b""}, *METRICS) as here:
         counted = Counted(here)
-        minor = os.minor(os.stat(here.path).st_dev)
-        Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
+        abort_connection(here.path)
         wait_until(lambda: hint(here, b"a\n").returncode == 0)
         assert counted() == (1, 0)
         assert here.mount.stop() == 0

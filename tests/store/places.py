@@ -29,8 +29,7 @@ READER_PLACES = (
     "direct-tls",
     "rust-moto",
     "rust-loopback",
-    "calls-moto",
-    "calls-loopback",
+    "rust-tls",
     "boto-moto",
     "boto-rclone",
     "boto-loopback",
@@ -100,8 +99,6 @@ def _reader(client: str, config: ConnectionConfig) -> RangeReader:
             return direct_reader(config)
         case "rust":
             return RustRangeReader(S3Session(config), "bucket")
-        case "calls":
-            return RustRangeReader(S3Session(config), "bucket", most_thread_bytes=0)
         case "boto":
             return BotoRangeReader(S3Session(config), "bucket")
         case _:

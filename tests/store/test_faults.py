@@ -50,8 +50,7 @@ from tests.store.places import direct_reader
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
 CLIENTS: dict[str, Callable[[ConnectionConfig], RangeReader]] = {
     "direct": direct_reader,
-    "rust": lambda config: RustRangeReader(S3Session(config), "bucket", most_thread_bytes=len(DATA)),
-    "calls": lambda config: RustRangeReader(S3Session(config), "bucket", most_thread_bytes=0),
+    "rust": lambda config: RustRangeReader(S3Session(config), "bucket"),
     "boto": lambda config: BotoRangeReader(S3Session(config), "bucket"),
 }
 
@@ -79,12 +78,12 @@ def scene(
         yield Scene(server, make(config), ref, config)
 
 
-@pytest.fixture(params=["direct", "rust", "calls", "boto"])
+@pytest.fixture(params=["direct", "rust", "boto"])
 def client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
     return CLIENTS[request.param]
 
 
-@pytest.fixture(params=["direct", "rust", "calls", "boto"])
+@pytest.fixture(params=["direct", "rust", "boto"])
 def tls_client(request: pytest.FixtureRequest) -> Callable[[ConnectionConfig], RangeReader]:
     return CLIENTS[request.param]
 
