@@ -23,6 +23,8 @@ _CELLS: tuple[tuple[str, str, tuple[str, ...], int], ...] = (
     ("fast-tls", "sequential-4", _HEADLINE, 5),
     ("fast", "small-16-shuffled", ("raw", "fuse-only", "fastfuse", "fastfuse-hints", *_RCLONES), 3),
     ("s3", "small-16-shuffled", ("raw", "fastfuse", "fastfuse-hints", _TUNED), 3),
+    ("s3-tls", "small-16-shuffled", ("fastfuse", "fastfuse-hints", _TUNED), 3),
+    ("fast-tls", "small-16-shuffled", ("fastfuse", "fastfuse-hints", _TUNED), 1),
     ("s3", "small-1", ("fastfuse",), 3),
     ("s3", "first-byte", ("raw", "fastfuse", _TUNED), 3),
     ("s3", "random-4-256k", ("raw", "fastfuse"), 3),

@@ -12,5 +12,6 @@ __all__ = ["aws_environment", "moto_server", "rclone_server"]
 settings.register_profile("fastfuse", deadline=None)
 settings.load_profile("fastfuse")
 
-# A shell starts what it runs in the background with this signal ignored, and children inherit that.
+# A shell starts what it runs in the background with one of these ignored, and nohup the other; children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
