@@ -29,19 +29,29 @@ class StallWatch:
     One task for all of them, and only while one waits: a cancel scope for each GET takes a tenth of its CPU time.
     """
 
-    def __init__(self, stall_s: float) -> None:
+    def __init__(self, stall_s: float, most_s: float) -> None:
+        """Whatever comes meanwhile, a reply is not waited for any more when that has lasted for `most_s`."""
         self.stall_s = stall_s
+        self._most_s = most_s
         # Since when, on trio's clock, the longest first.
         self._waiting: dict[Connection, float] = {}
         self._is_running = False
 
-    def begin(self, connection: "Connection") -> None:
-        """`connection` begins to wait."""
-        self._waiting[connection] = trio.current_time()
+    def begin(self, connection: "Connection") -> float:
+        """`connection` begins to wait; the time is returned."""
+        now_s = self._waiting[connection] = trio.current_time()
         if not self._is_running:
             self._is_running = True
             # Nobody's nursery: connections outlive the tasks that use them. It ends with the run if not before.
             trio.lowlevel.spawn_system_task(self._run)
+        return now_s
+
+    def go_on(self, connection: "Connection", began_s: float) -> None:
+        """Something came of the reply that `connection` has waited for since `began_s`."""
+        now_s = trio.current_time()
+        if now_s + self.stall_s < began_s + self._most_s:
+            del self._waiting[connection]  # those that wait longest come first
+            self._waiting[connection] = now_s
 
     def end(self, connection: "Connection") -> None:
         """`connection` waits no more; idempotent."""
@@ -95,8 +105,8 @@ async def _connected(host: str, port: int, stall_s: float) -> socket.socket:
 
 
 async def _secured(sock: socket.socket, tls: ssl.SSLContext, host: str) -> TlsSocket:
-    secured = TlsSocket(sock, tls, host)
     try:
+        secured = TlsSocket(sock, tls, host)
         await secured.handshake()
     except BaseException:
         sock.close()
@@ -120,6 +130,7 @@ class Connection:
         self._begun = memoryview(b"")
         self._left_bytes: int | None = 0
         self._is_persistent = True
+        self._asked_s = 0.0
         self._is_closed = self._is_in_thread = self._is_given_up = False
 
     @property
@@ -129,7 +140,7 @@ class Connection:
 
     def is_fresh(self) -> bool:
         """Whether an idle connection is still open, and nothing came that nobody asked for."""
-        return not self._poll.poll(0)
+        return not self._poll.poll(0) and (not isinstance(self._sock, TlsSocket) or self._sock.is_quiet)
 
     def give_up(self) -> None:
         """Have the task that waits here raise `TimeoutError`."""
@@ -145,7 +156,7 @@ class Connection:
         """
         self._left_bytes = None  # until it is known
         received = b""
-        self._watch.begin(self)
+        self._asked_s = self._watch.begin(self)
         try:
             await self._send(request)
             end = -1
@@ -187,6 +198,23 @@ class Connection:
         if self._left_bytes is not None:
             self._left_bytes -= done - len(begun)
         return done
+
+    async def read_untold(self, most_bytes: int) -> bytes:
+        """As much of a body as is needed to have all of one that ends with a last chunk, or with the connection.
+
+        The lengths of chunks stay in it. `OSError` where the connection breaks.
+        """
+        received = bytes(self._begun)
+        self._watch.begin(self)
+        try:
+            while len(received) < most_bytes and not received.endswith(b"0\r\n\r\n"):
+                chunk = await self._receive()
+                if not chunk:
+                    break
+                received += chunk
+        finally:
+            self._watch.end(self)
+        return received[:most_bytes]
 
     def close(self) -> None:
         """Idempotent. A thread that still receives ends at once, and closes the socket itself."""
@@ -230,6 +258,7 @@ class Connection:
                 count = self._sock.recv_into(data[done:])
             except BlockingIOError:
                 await self._wait(trio.lowlevel.wait_readable)
+                self._watch.go_on(self, self._asked_s)
                 continue
             if not count:
                 break

@@ -44,6 +44,8 @@ from fastfuse.store.transport import tls_context
 __all__ = ["DirectRangeReader", "is_plain"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+# To another place, which others follow.
+_REDIRECTIONS = frozenset({301, 302, 307, 308})
 # A longer error document is not read.
 _MAX_ERROR_BYTES = 64 << 10
 
@@ -57,13 +59,14 @@ def is_plain(session: S3Session) -> bool:
 class DirectRangeReader:
     """Reads ranges from one bucket of a service that is reached without a proxy."""
 
-    def __init__(self, session: S3Session, bucket: str, buffers: PartBuffers) -> None:
+    def __init__(self, session: S3Session, bucket: str, buffers: PartBuffers, slots: trio.Semaphore) -> None:
+        """A request takes one of `slots`, which may be shared with other clients."""
         self._session = session
         self._bucket = bucket
         self._buffers = buffers
-        self._slots = trio.Semaphore(session.config.max_connections)
+        self._slots = slots
         self._threads = trio.CapacityLimiter(session.config.max_connections)
-        self._watch = StallWatch(stall_timeout_s(session.config))
+        self._watch = StallWatch(stall_timeout_s(session.config), session.config.deadline_s)
         # The one used last at the end: the others may time out.
         self._idle: list[Connection] = []
         self._opening = trio.Lock()
@@ -143,8 +146,8 @@ class DirectRangeReader:
     async def _quickly(self, ref: ObjectRef, start: int, end: int) -> Buffer | None:
         """A small range over an idle connection if that is still open, None otherwise; needs no slot to wait for.
 
-        And no deadline: a connection that has to answer twice at most gives up by itself long before. A cancel scope
-        costs as much as all that is sent and received.
+        And no deadline: the connection gives up by itself. A cancel scope costs as much as all that is sent and
+        received.
         """
         self._slots.acquire_nowait()
         try:
@@ -242,7 +245,12 @@ class DirectRangeReader:
 
 
 def _is_proxied(url: str) -> bool:
-    return not {urlsplit(url).scheme, "all"}.isdisjoint(get_environ_proxies(url))
+    """What is encrypted goes through the proxy for everything, as obstore has it; the rest does not, as botocore has
+    it, by which it is listed.
+    """
+    scheme = urlsplit(url).scheme
+    names = {"https", "all"} if scheme == "https" else {scheme}
+    return not names.isdisjoint(get_environ_proxies(url))
 
 
 def _condition(ref: ObjectRef) -> str:
@@ -282,9 +290,15 @@ def _modified(head: ReplyHead) -> datetime | None:
 
 async def _refusal(connection: Connection, head: ReplyHead, ref: ObjectRef) -> RetryableError:
     """What the service replied in place of the range."""
-    document = bytearray(min(head.body_bytes or 0, _MAX_ERROR_BYTES))
-    await connection.read_into(memoryview(document))
+    document: bytes | bytearray
+    if head.body_bytes is None:  # AWS sends them in chunks
+        document = await connection.read_untold(_MAX_ERROR_BYTES)
+    else:
+        document = bytearray(min(head.body_bytes, _MAX_ERROR_BYTES))
+        await connection.read_into(memoryview(document))
     region = head.headers.get("x-amz-bucket-region") or error_region(document)
+    if head.status in _REDIRECTIONS and "location" in head.headers and not region:
+        raise StoreUnsuitableError("The service redirects its clients.", whole_server=False)
     failure = failure_of_reply(head.status, error_code(document), region)
     return RetryableError(read_error(failure, ref), attempts=failure.attempts)
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import NoReturn
 
+import trio
+
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
@@ -44,10 +46,11 @@ def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "Routin
     buffers = buffers or PartBuffers(part_bytes=0, limit_bytes=0)
 
     def fast(bucket: str) -> RangeReader:
-        direct = DirectRangeReader(session, bucket, buffers)
+        slots = trio.Semaphore(session.config.max_connections)
+        direct = DirectRangeReader(session, bucket, buffers, slots)
         if is_plain(session):
             return direct
-        return SizedRangeReader(direct, RustRangeReader(session, bucket), most_small_bytes=TASK_BYTES)
+        return SizedRangeReader(direct, RustRangeReader(session, bucket, slots), most_small_bytes=TASK_BYTES)
 
     return RoutingReader(
         fast=fast,

@@ -80,10 +80,11 @@ def can_name(key: str) -> bool:
 class RustRangeReader:
     """Reads ranges from one bucket."""
 
-    def __init__(self, session: S3Session, bucket: str) -> None:
+    def __init__(self, session: S3Session, bucket: str, slots: trio.Semaphore) -> None:
+        """A request takes one of `slots`, which may be shared with other clients."""
         self._session = session
         self._bucket = bucket
-        self._slots = trio.CapacityLimiter(session.config.max_connections)
+        self._slots = slots
         self._opening = trio.Lock()
         self._store: S3Store | None = None
         self._closed = False
@@ -122,7 +123,7 @@ class RustRangeReader:
             raise StoreUnsuitableError(f"obstore cannot reach {self._bucket!r}: {reason}.", whole_server=True)
         region = await self._session.region(self._bucket)
         opening = partial(open_store, self._session, self._bucket, region)
-        return await trio.to_thread.run_sync(opening, abandon_on_cancel=True, limiter=self._slots)
+        return await trio.to_thread.run_sync(opening, abandon_on_cancel=True)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -1,4 +1,4 @@
-"""One AWS session for both clients: endpoint, addressing, TLS trust, credentials and region are decided here once.
+"""One AWS session for all clients: endpoint, addressing, TLS trust, credentials and region are decided here once.
 
 Nothing here loads botocore's S3 model (16 MB): a worker that only streams through obstore never needs it.
 """

@@ -28,17 +28,16 @@ class SizedRangeReader:
             try:
                 return await self._small.get_range(ref, start, end)
             except StoreUnsuitableError as reason:
-                if not reason.whole_server:
-                    raise
-                _log.info("Reading small ranges of %r as large ones: %s", ref.bucket, reason)
-                self._most_small_bytes = 0
+                if reason.whole_server and self._most_small_bytes:
+                    _log.info("Reading small ranges of %r as large ones: %s", ref.bucket, reason)
+                    self._most_small_bytes = 0
         if self._large_reason is None:
             try:
                 return await self._large.get_range(ref, start, end)
             except StoreUnsuitableError as reason:
                 if not reason.whole_server:
                     raise
-                if self._most_small_bytes:
+                if self._most_small_bytes and self._large_reason is None:
                     _log.warning("Reading large ranges of %r with the slower client: %s", ref.bucket, reason)
                 self._large_reason = reason
         raise StoreUnsuitableError(str(self._large_reason), whole_server=not self._most_small_bytes)

@@ -27,6 +27,8 @@ class TlsSocket:
         self._tls = context.wrap_bio(self._coming, self._going, server_hostname=host)
         # Records on their way.
         self._unsent = b""
+        # Whether the other side has said, or shown, that nothing comes any more.
+        self._is_over = False
 
     async def handshake(self) -> None:
         """Agree on keys, and see the server's certificate. `ssl.SSLError` (an `OSError`) where that fails."""
@@ -48,6 +50,11 @@ class TlsSocket:
             await trio.lowlevel.wait_readable(self._sock)
             with suppress(BlockingIOError):
                 self._take_in()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has come but what was received, not the end either: the rest would be the next reply."""
+        return not (self._is_over or self._coming.pending or self._tls.pending())
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -103,17 +110,23 @@ class TlsSocket:
 
     def _read(self, size_bytes: int) -> bytes | None:
         """Of one record at most; empty at the end, None where there is no whole one."""
+        piece = b""
         try:
-            return self._tls.read(size_bytes)
+            piece = self._tls.read(size_bytes)
         except ssl.SSLWantReadError:
             return None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return b""
+            pass
+        self._is_over = not piece
+        return piece
 
     def _read_into(self, data: memoryview) -> int | None:
+        count = 0
         try:
-            return self._tls.read(len(data), data)  # type: ignore[return-value]  # with a buffer it is a number
+            count = self._tls.read(len(data), data)  # type: ignore[assignment]  # with a buffer it is a number
         except ssl.SSLWantReadError:
             return None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return 0
+            pass
+        self._is_over = not count
+        return count

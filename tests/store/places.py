@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+import trio
 
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig, PageSource, RangeReader
@@ -19,7 +20,7 @@ from fastfuse.store.session import S3Session
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.servers import S3Server, create_chain
 
-__all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "direct_reader", "open_place"]
+__all__ = ["PAGE_PLACES", "READER_PLACES", "Place", "direct_reader", "open_place", "rust_reader"]
 
 READER_PLACES = (
     "memory",
@@ -50,7 +51,12 @@ PAGE_PLACES = (
 
 def direct_reader(config: ConnectionConfig, bucket: str = "bucket") -> DirectRangeReader:
     """With buffers of which a reply of more than 512 KiB takes one that is used again."""
-    return DirectRangeReader(S3Session(config), bucket, PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20))
+    buffers = PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20)
+    return DirectRangeReader(S3Session(config), bucket, buffers, trio.Semaphore(config.max_connections))
+
+
+def rust_reader(config: ConnectionConfig, bucket: str = "bucket") -> RustRangeReader:
+    return RustRangeReader(S3Session(config), bucket, trio.Semaphore(config.max_connections))
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def _reader(client: str, config: ConnectionConfig) -> RangeReader:
         case "direct":
             return direct_reader(config)
         case "rust":
-            return RustRangeReader(S3Session(config), "bucket")
+            return rust_reader(config)
         case "boto":
             return BotoRangeReader(S3Session(config), "bucket")
         case _:

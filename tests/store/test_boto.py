@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from fastfuse.errors import (
     BadReplyError,
@@ -21,7 +22,7 @@ PAGE = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncate
 ERROR = b'<?xml version="1.0"?>\n<Error><Code>SlowDown</Code><Message>m</Message></Error>'
 GZIPPED = gzip.compress(b"compressed " * 100)
 CLIENTS: dict[str, Callable[[S3Session], RangeReader]] = {
-    "rust": lambda session: RustRangeReader(session, "bucket"),
+    "rust": lambda session: RustRangeReader(session, "bucket", trio.Semaphore(8)),
     "boto": lambda session: BotoRangeReader(session, "bucket"),
 }
 

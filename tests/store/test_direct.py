@@ -11,16 +11,26 @@ from pathlib import Path
 import pytest
 import trio
 
-from fastfuse.errors import BadReplyError, ObjectChangedError, ReadError, StoreUnsuitableError, UnavailableError
+from fastfuse.errors import (
+    BadReplyError,
+    DeadlineError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    StoreUnsuitableError,
+    UnavailableError,
+)
 from fastfuse.objects import ObjectRef
 from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.connection import Connection, StallWatch
+from fastfuse.store.connection import Connection, StallWatch, _secured
 from fastfuse.store.direct import DirectRangeReader, is_plain
 from fastfuse.store.session import S3Session
 from fastfuse.store.transport import tls_context
 from fastfuse.testing import (
     SLOW_DOWN,
     FaultRule,
+    Limit,
     LoopbackServer,
     MemoryObjects,
     Reset,
@@ -101,7 +111,7 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
 async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    connection = Connection(ours, StallWatch(60.0), trio.CapacityLimiter(1))
+    connection = Connection(ours, StallWatch(60.0, 60.0), trio.CapacityLimiter(1))
     with theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
         assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n") is not None
@@ -219,6 +229,66 @@ async def test_replies_that_cannot_be_taken(
         await reader.aclose()
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "error", "message"),
+    [
+        (403, "InvalidObjectState", ObjectArchivedError, "Restore"),
+        (400, "ExpiredToken", ObjectDeniedError, "ExpiredToken"),
+        (403, "RequestTimeTooSkewed", ObjectDeniedError, "RequestTimeTooSkewed"),
+    ],
+)
+async def test_the_code_of_an_error_document_in_chunks_is_told(
+    status: int, code: str, error: type[Exception], message: str
+) -> None:
+    """As AWS sends them."""
+    document = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(document), document)
+    with canned_server(lambda _: (status, {"Transfer-Encoding": "chunked"}, body)) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        with pytest.raises(error) as caught:
+            await reader.get_range(REF, 0, 10)
+        assert message in f"{caught.value} {getattr(caught.value, 'hint', '')}"
+        await reader.aclose()
+
+
+async def test_an_error_document_without_an_end_is_read_as_far_as_it_may_be_long() -> None:
+    body = b"<Code>InvalidObjectState</Code>" + bytes(1 << 20)
+    with canned_server(lambda _: (403, {"Transfer-Encoding": "chunked"}, body)) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        with pytest.raises(ObjectArchivedError):
+            await reader.get_range(REF, 0, 10)
+        await reader.aclose()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirection_to_another_place_is_left_to_who_follows_it(status: int) -> None:
+    with canned_server(lambda _: (status, {"Location": "http://127.0.0.1:9/"}, b"")) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        with pytest.raises(StoreUnsuitableError, match="redirects") as caught:
+            await reader.get_range(REF, 0, 10)
+        assert not caught.value.whole_server
+        await reader.aclose()
+
+
+async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) -> None:
+    """200 KB take twice the time after which a connection without a byte is given up."""
+    with served(deadline_s=3.0) as (server, reader):
+        rule = server.faults.add(FaultRule(action=Limit(100_000), operation="GetObject"))
+        assert await reader.get_range(REF, 0, 200_000) == DATA[:200_000]
+        assert len(server.requests) == 1
+        server.faults.remove(rule)
+        await reader.aclose()
+
+
+async def test_a_body_that_trickles_for_ever_ends_with_the_deadline(served: Served) -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        assert await reader.get_range(REF, 0, 10) == DATA[:10]
+        server.faults.add(FaultRule(action=Limit(20_000), operation="GetObject"))
+        with pytest.raises((DeadlineError, UnavailableError)):
+            await reader.get_range(REF, 0, 200_000)
+        await reader.aclose()
+
+
 async def test_a_request_is_signed_and_asks_for_the_version() -> None:
     reply: Callable[[str], tuple[int, dict[str, str], bytes]] = lambda _: (  # noqa: E731
         206,
@@ -260,6 +330,16 @@ async def test_a_bundle_that_holds_no_certificates_is_left_to_others_to_tell(tmp
     reader = direct_reader(ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", ca_bundle=str(bundle)))
     with pytest.raises(StoreUnsuitableError, match="CA bundle cannot be read"):
         await reader.get_range(REF, 0, 10)
+
+
+async def test_a_host_that_no_certificate_can_name_leaves_no_connection_behind(tmp_path: Path) -> None:
+    authority, issued = create_chain(tmp_path)
+    context = tls_context(str(authority))
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(tls=issued)) as server:
+        sock = socket.create_connection(("127.0.0.1", server.port))
+        with pytest.raises(ValueError, match="server_hostname"):
+            await _secured(sock, context, "")
+        assert sock.fileno() < 0
 
 
 @pytest.mark.parametrize("name", ["https_proxy", "all_proxy"])
@@ -319,4 +399,5 @@ def test_plain_is_http_without_a_proxy(
     monkeypatch: pytest.MonkeyPatch, endpoint_url: str | None, proxy: str, expected: bool
 ) -> None:
     monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")  # which botocore does not heed, by which it is listed
     assert is_plain(S3Session(ConnectionConfig(endpoint_url=endpoint_url))) == expected

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from fastfuse.errors import (
     BadReplyError,
@@ -24,7 +26,6 @@ from fastfuse.store import boto
 from fastfuse.store.base import ConnectionConfig, RangeReader
 from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.router import open_reader
-from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
 from fastfuse.testing import (
     ACCESS_DENIED,
@@ -45,12 +46,12 @@ from fastfuse.testing import (
 )
 from fastfuse.testing.faults import Action
 from tests.servers import create_chain
-from tests.store.places import direct_reader
+from tests.store.places import direct_reader, rust_reader
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
 CLIENTS: dict[str, Callable[[ConnectionConfig], RangeReader]] = {
     "direct": direct_reader,
-    "rust": lambda config: RustRangeReader(S3Session(config), "bucket"),
+    "rust": rust_reader,
     "boto": lambda config: BotoRangeReader(S3Session(config), "bucket"),
 }
 
@@ -265,6 +266,25 @@ async def test_without_verification_any_certificate_will_do(
 ) -> None:
     with scene(tls_client, ServerConfig(tls=create_certificate(tmp_path)), verify_ssl=False) as on:
         assert await on.reader.get_range(on.ref, 0, 10) == DATA[:10]
+        await on.reader.aclose()
+
+
+async def test_small_and_large_ranges_share_the_connections_that_there_may_be(tmp_path: Path) -> None:
+    authority, issued = create_chain(tmp_path)
+    settings = ServerConfig(tls=issued)
+    with scene(open_reader, settings, ca_bundle=str(authority), max_connections=2) as on:
+        for end in (10, len(DATA)):  # both clients are made
+            assert await on.reader.get_range(on.ref, 0, end) == DATA[:end]
+        rule = on.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        before = len(on.server.requests)
+        async with trio.open_nursery() as nursery:
+            for end in (10, len(DATA), 20, len(DATA)):
+                nursery.start_soon(on.reader.get_range, on.ref, 0, end)
+            await trio.to_thread.run_sync(on.server.wait_until, lambda _: len(on.server.requests) == before + 2)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(on.server.requests) == before + 2
+            on.server.faults.remove(rule)
+        assert len(on.server.requests) == before + 4
         await on.reader.aclose()
 
 

@@ -42,6 +42,7 @@ from fastfuse.testing import (
     ServerConfig,
 )
 from tests.servers import create_chain
+from tests.store.places import rust_reader
 from tests.store.test_contract import ODD_KEYS, ORDINARY_KEYS
 
 SERVER_SAID = "Server returned non-2xx status code: "
@@ -71,7 +72,7 @@ def test_every_key_that_passes_the_predicate_arrives_as_it_is(key: str) -> None:
 
         async def read() -> bytes:
             size = len(key.encode()) + 1
-            reader = RustRangeReader(S3Session(config), "bucket")
+            reader = rust_reader(config)
             return bytes(await reader.get_range(ObjectRef("bucket", key, size, ""), 0, size))
 
         assert trio.run(read) == key.encode() + b"."
@@ -81,7 +82,7 @@ def test_every_key_that_passes_the_predicate_arrives_as_it_is(key: str) -> None:
 @pytest.mark.parametrize("key", [key for key in ODD_KEYS if not can_name(key)])
 async def test_a_key_that_it_cannot_name_is_refused_before_any_request(key: str) -> None:
     with LoopbackServer({"bucket": MemoryObjects({key: b"data"})}) as server:
-        reader = RustRangeReader(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url)), "bucket")
+        reader = rust_reader(ConnectionConfig(endpoint_url=server.endpoint_url))
         with pytest.raises(StoreUnsuitableError, match="cannot name") as caught:
             await reader.get_range(ObjectRef("bucket", key, 4, ""), 0, 4)
         assert not caught.value.whole_server
@@ -113,7 +114,7 @@ async def test_the_environment_does_not_lead_obstore_to_another_server(monkeypat
     monkeypatch.setenv("AWS_REGION", "mars-east-1")
     with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
         config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
-        reader = RustRangeReader(S3Session(config), "bucket")
+        reader = rust_reader(config)
         assert await reader.get_range(ObjectRef("bucket", "key", 4, ""), 0, 4) == b"data"
 
 
@@ -122,12 +123,12 @@ async def test_an_unsigned_read_needs_no_credentials(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
         config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False)
-        reader = RustRangeReader(S3Session(config), "bucket")
+        reader = rust_reader(config)
         assert await reader.get_range(ObjectRef("bucket", "key", 4, ""), 0, 4) == b"data"
 
 
 async def test_a_closed_reader_starts_no_read() -> None:
-    reader = RustRangeReader(S3Session(replace(ConnectionConfig(), region="us-east-1")), "bucket")
+    reader = rust_reader(replace(ConnectionConfig(), region="us-east-1"))
     await reader.aclose()
     with pytest.raises(RuntimeError, match="closed"):
         await reader.get_range(ObjectRef("bucket", "key", 4, ""), 0, 4)
@@ -176,7 +177,7 @@ async def test_a_key_that_looks_like_an_error_is_told_from_one(key: str) -> None
     """Above all it does not send every other object of the bucket to the slow client."""
     with LoopbackServer({"bucket": MemoryObjects({key: b"data"})}) as server:
         config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=0.5)
-        reader = RustRangeReader(S3Session(config), "bucket")
+        reader = rust_reader(config)
         ref = ObjectRef("bucket", key, 4, "")
         assert await reader.get_range(ref, 0, 4) == b"data"
         missing = replace(ref, key=f"{key} is not there")
@@ -219,7 +220,7 @@ async def test_a_panic_of_obstore_sends_the_object_to_the_other_client(capfd: py
 
     with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
-        fast = RustRangeReader(session, "bucket")
+        fast = RustRangeReader(session, "bucket", trio.Semaphore(8))
         general = BotoRangeReader(S3Session(session.config), "bucket")
         session.credentials = CredentialSource(resolve)
         ref = ObjectRef("bucket", "key", 4, "")
@@ -243,7 +244,7 @@ async def test_cancelling_a_read_ends_its_request(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("fastfuse.store.rust.call", call_and_tell)
     data, slow = bytes(32 << 20), ServerConfig(pace=Pace(rate_bytes_per_s=1e6))
     with LoopbackServer({"bucket": MemoryObjects({"key": data})}, slow) as server:
-        reader = RustRangeReader(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="r")), "bucket")
+        reader = rust_reader(ConnectionConfig(endpoint_url=server.endpoint_url, region="r"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.get_range, ObjectRef("bucket", "key", len(data), ""), 0, len(data))
             await is_body_awaited.wait()
@@ -257,7 +258,7 @@ async def test_an_obstore_that_wants_more_of_a_loop_is_not_read_with(monkeypatch
     monkeypatch.setattr("obstore.get_async", lambda *_, **__: asyncio.get_running_loop().create_task(None))  # type: ignore[arg-type]
     with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="r"))
-        reader = RustRangeReader(session, "bucket")
+        reader = RustRangeReader(session, "bucket", trio.Semaphore(8))
         with pytest.raises(StoreUnsuitableError, match="needs a loop of asyncio") as caught:
             await reader.get_range(ObjectRef("bucket", "key", 4, ""), 0, 4)
         assert caught.value.whole_server
@@ -283,7 +284,7 @@ async def test_a_tls_server_that_never_answers_holds_nobody_up_for_longer_than_a
         config = ConnectionConfig(
             endpoint_url=server.endpoint_url, region="us-east-1", ca_bundle=str(authority), connect_timeout_s=0.3
         )
-        reader = RustRangeReader(S3Session(config), "bucket")
+        reader = rust_reader(config)
         with trio.fail_after(PATIENCE_S):
             assert await reader.get_range(ObjectRef("bucket", "key", 4, ""), 0, 4) == b"data"
 
@@ -295,7 +296,7 @@ async def test_opening_the_client_can_be_given_up_at_any_time(tmp_path: Path) ->
             endpoint_url=f"https://127.0.0.1:{listener.getsockname()[1]}", region="us-east-1",
             ca_bundle=str(authority), connect_timeout_s=3.0,
         )  # fmt: skip
-        reader = RustRangeReader(S3Session(config), "bucket")
+        reader = rust_reader(config)
         with trio.move_on_after(0.1) as given_up:
             await reader.prepare()
         assert given_up.cancelled_caught

@@ -4,8 +4,10 @@ import logging
 from collections.abc import Callable
 
 import pytest
+import trio
 
 from fastfuse.errors import ObjectChangedError, StoreUnsuitableError
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.store.memory import MemoryStore
 from fastfuse.store.sized import SizedRangeReader
 from tests.fakes import CountingReader, FailingReader
@@ -18,6 +20,10 @@ class _Prepared(CountingReader):
         super().__init__(reader)
         self._error = error
         self.prepared = 0
+
+    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        await trio.lowlevel.checkpoint()  # as a request is one
+        return await super().get_range(ref, start, end)
 
     async def prepare(self) -> None:
         self.prepared += 1
@@ -94,13 +100,39 @@ async def test_where_neither_is_suitable_nothing_is(size_bytes: int) -> None:
     assert two.calls == (1, 1)
 
 
+async def test_one_object_that_the_small_client_cannot_read_is_read_by_the_large_one() -> None:
+    two = Two(small=unsuitable(whole_server=False))
+    assert [await two.read(1) for _ in range(2)] == [b"d"] * 2
+    assert two.calls == (2, 2)
+
+
 @pytest.mark.parametrize("error", [unsuitable(whole_server=False), ObjectChangedError("changed")])
 async def test_what_concerns_one_object_changes_nothing_for_others(error: Exception) -> None:
-    for two, size_bytes in ((Two(small=error), 1), (Two(large=error), 3)):
-        for _ in range(2):
-            with pytest.raises(type(error)):
-                await two.read(size_bytes)
-        assert sorted(two.calls) == [0, 2]
+    two = Two(large=error)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            await two.read(3)
+    assert two.calls == (0, 2)
+    two = Two(small=ObjectChangedError("changed"))
+    for _ in range(2):
+        with pytest.raises(ObjectChangedError):
+            await two.read(1)
+    assert two.calls == (2, 0)
+
+
+async def test_reads_that_fail_side_by_side_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    two = Two(small=unsuitable(), large=unsuitable())
+
+    async def read(size_bytes: int) -> None:
+        with pytest.raises(StoreUnsuitableError):
+            await two.read(size_bytes)
+
+    async with trio.open_nursery() as nursery:
+        for size_bytes in (3, 3, 3, 1, 1, 1):
+            nursery.start_soon(read, size_bytes)
+    assert len([record for record in caplog.records if "large ranges" in record.getMessage()]) <= 1
+    assert len([record for record in caplog.records if "small ranges" in record.getMessage()]) == 1
 
 
 async def test_both_are_prepared_and_what_is_unsuitable_says_so_when_it_is_read() -> None:

@@ -5,6 +5,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 import pytest
 import trio
@@ -39,59 +40,115 @@ def serving(context: ssl.SSLContext, serve: Callable[[ssl.SSLSocket], object]) -
 
     thread = threading.Thread(target=run)
     thread.start()
-    with ours:
-        yield ours
-    thread.join()
+    try:
+        with ours:
+            yield ours
+    finally:
+        if isinstance(serve, InRecords):
+            serve.end()
+        thread.join()
 
 
 async def opened(sock: socket.socket, context: ssl.SSLContext) -> Connection:
     secured = TlsSocket(sock, context, "127.0.0.1")
     await secured.handshake()
-    return Connection(secured, StallWatch(60.0), trio.CapacityLimiter(1))
+    return Connection(secured, StallWatch(60.0, 60.0), trio.CapacityLimiter(1))
 
 
-def in_records(secured: ssl.SSLSocket, records: list[bytes]) -> None:
-    """All of them are there before the client looks for the first."""
-    secured.recv(1)
-    for record in records:
-        secured.sendall(record)
+class InRecords:
+    """A server that sends all its records before anybody asks it."""
+
+    def __init__(self, records: list[bytes], *, end: Literal["", "by TLS", "by TCP"] = "") -> None:
+        """It closes the connection when it is told to, and says first by what `end` names that nothing more comes."""
+        self._records = records
+        self._end = end
+        self._is_sent = threading.Event()
+        self._ended = threading.Event()
+
+    def __call__(self, secured: ssl.SSLSocket) -> None:
+        for record in self._records:
+            secured.sendall(record)
+        if self._end == "by TLS":
+            secured.settimeout(0)
+            with suppress(OSError):  # the answer to it is not waited for
+                secured.unwrap()
+        elif self._end == "by TCP":
+            secured.shutdown(socket.SHUT_WR)
+        self._is_sent.set()
+        self._ended.wait()
+
+    async def is_sent(self) -> None:
+        await trio.to_thread.run_sync(self._is_sent.wait)
+
+    def end(self) -> None:
+        self._ended.set()
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(body=st.binary(max_size=200), cuts=st.lists(st.integers(0, 260), max_size=6), copies=st.sampled_from([1, 900]))
+@given(body=st.binary(max_size=200), cuts=st.lists(st.integers(0, 260), max_size=6), copies=st.sampled_from([1, 300]))
 async def test_a_reply_is_read_however_it_is_cut_into_records(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext], body: bytes, cuts: list[int], copies: int
 ) -> None:
     body *= copies
     reply = HEAD % len(body) + body
     ends = [*sorted(cuts), len(reply)]
-    records = [reply[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True) if start < end]
-    with serving(contexts[1], lambda secured: in_records(secured, records)) as sock:
+    server = InRecords([reply[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True) if start < end])
+    with serving(contexts[1], server) as sock:
         connection = await opened(sock, contexts[0])
+        await server.is_sent()
         assert await connection.ask(b"?") is not None
         data = bytearray(len(body))
         assert await connection.read_into(memoryview(data)) == len(body)
         assert data == body
         assert connection.is_reusable
+        assert connection.is_fresh()
         connection.close()
 
 
-@pytest.mark.parametrize("says_so", [True, False])
+@pytest.mark.parametrize("end", ["by TLS", "by TCP"])
 async def test_a_body_that_ends_early_is_known_by_its_length(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext], says_so: bool
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], end: Literal["by TLS", "by TCP"]
 ) -> None:
-    def serve(secured: ssl.SSLSocket) -> None:
-        in_records(secured, [HEAD % 10, b"hello"])
-        if says_so:
-            with suppress(OSError):  # the answer, for which it waits, never comes
-                secured.unwrap()
-
-    with serving(contexts[1], serve) as sock:
+    server = InRecords([HEAD % 10, b"hello"], end=end)
+    with serving(contexts[1], server) as sock:
         connection = await opened(sock, contexts[0])
+        await server.is_sent()
         assert await connection.ask(b"?") is not None
         data = bytearray(10)
         assert await connection.read_into(memoryview(data)) == 5
         assert not connection.is_reusable
+        connection.close()
+
+
+@pytest.mark.parametrize("surplus", [b"more", HEAD % 5 + b"wrong"])
+@pytest.mark.parametrize("size_bytes", [5, 20_000])
+async def test_what_nobody_asked_for_is_never_the_next_reply(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], surplus: bytes, size_bytes: int
+) -> None:
+    body = bytes(size_bytes)
+    server = InRecords([HEAD % len(body), body[:-3], body[-3:] + surplus])
+    with serving(contexts[1], server) as sock:
+        connection = await opened(sock, contexts[0])
+        await server.is_sent()
+        assert await connection.ask(b"?") is not None
+        data = bytearray(len(body))
+        assert await connection.read_into(memoryview(data)) == len(body)
+        assert not (connection.is_reusable and connection.is_fresh())
+        connection.close()
+
+
+async def test_a_connection_that_was_ended_behind_its_reply_is_not_fresh(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """Also before the socket itself is closed."""
+    server = InRecords([HEAD % 5 + b"hello"], end="by TLS")
+    with serving(contexts[1], server) as sock:
+        connection = await opened(sock, contexts[0])
+        await server.is_sent()
+        assert await connection.ask(b"?") is not None
+        data = bytearray(5)
+        assert await connection.read_into(memoryview(data)) == 5
+        assert not connection.is_fresh()
         connection.close()
 
 

@@ -160,10 +160,9 @@ class _Run:
         trust = read_trust(root)
         self.survey: Survey = take_survey(self.places, trust, self._private_name)
         self._private = open_private(root, self._private_name)
-        halves_bytes = clear_private(self.places, self._private, self.survey)
         self._claim = settings.claim
-        check_room(self.places, self.survey, halves_bytes, self._claim)
-        self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes - halves_bytes
+        check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey), self._claim)
+        self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
         self.landing = Landing(self._private, trust, verifies_checksums=settings.verifies_checksums)
 
     def clean_up(self) -> None:
@@ -172,8 +171,8 @@ class _Run:
             os.rmdir(self._private_name, dir_fd=self.places.root.fd)
 
     def shrink_claim(self, fetch: Fetch) -> None:
-        """What is fetched is as good as written."""
-        left_bytes = self._missing_bytes - fetch.fetched_bytes
+        """By what is written, or was before."""
+        left_bytes = self._missing_bytes - fetch.done_bytes
         self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
 
     def progress(self, fetch: Fetch) -> DownloadProgress:

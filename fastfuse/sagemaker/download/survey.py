@@ -178,7 +178,8 @@ def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskCla
     claim.put(device, needed_bytes)
     with disk_errors(root.path):
         disk = os.statvfs(root.fd)
-    # Looked at in this order, what others write meanwhile is counted as free, and not as taken and claimed.
+    # In this order, what others write between the two looks is not counted twice; what they wrote since they told last,
+    # a tenth of a second ago, is.
     free_bytes, others_bytes = disk.f_bavail * disk.f_frsize, claim.others_bytes
     where = repr(os.fsdecode(root.path))
     if needed_bytes and needed_bytes + others_bytes > free_bytes:
