@@ -49,9 +49,8 @@ class StallWatch:
     def go_on(self, connection: "Connection", began_s: float) -> None:
         """Something came of the reply that `connection` has waited for since `began_s`."""
         now_s = trio.current_time()
-        if now_s + self.stall_s < began_s + self._most_s:
-            del self._waiting[connection]  # those that wait longest come first
-            self._waiting[connection] = now_s
+        if now_s + self.stall_s < began_s + self._most_s and self._waiting.pop(connection, None) is not None:
+            self._waiting[connection] = now_s  # behind those that wait for longer; one just given up stays so
 
     def end(self, connection: "Connection") -> None:
         """`connection` waits no more; idempotent."""

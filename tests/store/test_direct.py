@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from fastfuse.errors import (
     BadReplyError,
@@ -120,6 +121,21 @@ async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other(
         assert await connection.read_into(memoryview(body)) == 5
         assert body == b"hello"
         assert not connection.is_reusable
+        connection.close()
+
+
+async def test_something_that_comes_as_a_connection_is_given_up_does_not_bring_it_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ours, theirs = socket.socketpair()
+    watch = StallWatch(1.0, 60.0)
+    connection = Connection(ours, watch, trio.CapacityLimiter(1))
+    with theirs:
+        began_s = watch.begin(connection)
+        await trio.sleep(2)
+        assert connection._is_given_up
+        watch.go_on(connection, began_s)
+        assert not watch._waiting
         connection.close()
 
 
