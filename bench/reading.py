@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Manner", "RawAccess", "Reading", "Span", "Times", "prepare_files", "prepare_parts"]
 
-# As in the daemon.
+# So much threads read faster.
 _MOST_THREAD_BYTES = 256 << 10
 
 

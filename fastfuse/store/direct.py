@@ -15,7 +15,7 @@ import time
 from datetime import datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import partial
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 import trio
 from botocore.utils import get_environ_proxies
@@ -37,13 +37,12 @@ from fastfuse.store.replies import (
     parse_content_range,
 )
 from fastfuse.store.retries import RetryableError, retrying
-from fastfuse.store.session import S3Session, stall_timeout_s
+from fastfuse.store.session import DEFAULT_PORTS, S3Session, host_header, stall_timeout_s
 from fastfuse.store.signing import Signer
 from fastfuse.store.transport import tls_context
 
 __all__ = ["DirectRangeReader", "is_plain"]
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 # To another place, which others follow.
 _REDIRECTIONS = frozenset({301, 302, 307, 308})
 # A longer error document is not read.
@@ -111,31 +110,21 @@ class DirectRangeReader:
         if reason:
             raise StoreUnsuitableError(f"{self._bucket!r} is not reached directly: {reason}.", whole_server=True)
         region = await session.region(self._bucket)
-        url = urlsplit(session.service_url(region))
-        self._find_address(url)
-        if _is_proxied(f"{url.scheme}://{self._host}"):
+        url = session.bucket_url(self._bucket, region)
+        if _is_proxied(url):
             raise StoreUnsuitableError(f"{self._bucket!r} is behind a proxy.", whole_server=True)
-        if url.scheme == "https":
+        parts = urlsplit(url)
+        if parts.scheme == "https":
             try:
                 # 20 ms for the authorities, where nobody has read them yet.
                 self._tls = await trio.to_thread.run_sync(tls_context, session.verify)
             except OSError as error:
                 raise StoreUnsuitableError("the CA bundle cannot be read.", whole_server=True) from error
-        extra = {"x-amz-request-payer": "requester"} if session.config.request_payer else {}
+        self._address = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+        self._base_path, self._host = parts.path, host_header(url)
+        extra = session.extra_headers
         self._unsigned = "".join([f"{name}: {value}\r\n" for name, value in extra.items()])
         return Signer(region, self._host, extra)
-
-    def _find_address(self, url: SplitResult) -> None:
-        default_port = _DEFAULT_PORTS[url.scheme]
-        host, port, path = url.hostname or "", url.port or default_port, url.path
-        if self._session.uses_path_style(self._bucket):
-            path += f"/{quote(self._bucket, safe='')}"
-        else:
-            host = f"{self._bucket}.{host}"
-        self._address = (host, port)
-        self._base_path = path
-        shown = f"[{host}]" if ":" in host else host
-        self._host = shown if port == default_port else f"{shown}:{port}"
 
     def _is_ready(self) -> bool:
         """Whether a GET can begin at once."""

@@ -21,7 +21,7 @@ from fastfuse.store.direct import is_plain
 from fastfuse.store.failures import Failure, failure_of_exception, failure_of_reply, safe_cause, start_error
 from fastfuse.store.replies import error_code, error_region, is_whole_page
 from fastfuse.store.retries import RetryableError
-from fastfuse.store.session import S3Session, bad_ca_bundle
+from fastfuse.store.session import S3Session, bad_ca_bundle, host_header
 from fastfuse.store.signing import Signer
 from fastfuse.store.transport import OriginFormSession
 
@@ -75,20 +75,15 @@ class SignedPageSource:
             if self._http is None:
                 self._region = await session.region(self._bucket)
                 self._find_address()
-                extra = {"x-amz-request-payer": "requester"} if session.config.request_payer else {}
-                self._signer = Signer(self._region, _host(self._url), extra)
+                self._signer = Signer(self._region, host_header(self._url), session.extra_headers)
                 self._http = await self._connect()
             return self._http
 
     def _find_address(self) -> None:
         """The URL without a query, and its path, which is signed."""
-        url = urlsplit(self._session.service_url(self._region))
-        host, path = url.netloc, url.path
-        if self._session.uses_path_style(self._bucket):
-            path += f"/{quote(self._bucket, safe='')}"
-        else:
-            host, path = f"{self._bucket}.{host}", path or "/"
-        self._url, self._path = f"{url.scheme}://{host}{path}", path
+        url = self._session.bucket_url(self._bucket, self._region)
+        self._path = urlsplit(url).path or "/"
+        self._url = url.removesuffix(self._path) + self._path
 
     async def _connect(self) -> OriginFormSession:
         session = self._session
@@ -124,9 +119,9 @@ class SignedPageSource:
         raise self._failed(failure_of_reply(status, error_code(body), region))
 
     async def _headers(self, query: str) -> dict[str, str]:
-        source, headers = self._session.credentials, {"user-agent": "fastfuse", "host": _host(self._url)}
+        source, headers = self._session.credentials, {"user-agent": "fastfuse", "host": host_header(self._url)}
         if source is None:
-            return headers | ({"x-amz-request-payer": "requester"} if self._session.config.request_payer else {})
+            return headers | self._session.extra_headers
         assert self._signer is not None
         lines = self._signer.lines(self._path, await source.current(), time.time(), query=query)
         return headers | dict(line.split(": ", 1) for line in lines.splitlines())
@@ -145,10 +140,3 @@ class SignedPageSource:
         async with self._opening:
             self._http = None
             await self._exits.aclose()
-
-
-def _host(url: str) -> str:
-    """As it stands in the request's header: a default port does not."""
-    parts = urlsplit(url)
-    default = {"http": ":80", "https": ":443"}[parts.scheme]
-    return parts.netloc.lower().removesuffix(default)

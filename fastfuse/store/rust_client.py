@@ -86,10 +86,7 @@ def _new_store(session: S3Session, bucket: str, region: str, retries: "RetryConf
     """Every setting that decides where a request goes is given: obstore reads the rest from AWS_* itself."""
     config = session.config
     path_style = session.uses_path_style(bucket)
-    endpoint = session.service_url(region)
-    if not path_style:
-        scheme, host = endpoint.split("://", 1)
-        endpoint = f"{scheme}://{bucket}.{host}"
+    endpoint = session.service_url(region) if path_style else session.bucket_url(bucket, region)
     settings: dict[str, Any] = {
         "endpoint": endpoint,
         "aws_endpoint_url_s3": endpoint,

@@ -28,8 +28,9 @@ from fastfuse.store.failures import Kind, failure_of_exception, failure_of_reply
 from fastfuse.store.retries import RetryableError, retrying
 from fastfuse.store.transport import OriginFormSession
 
-__all__ = ["DEFAULT_REGION", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
+__all__ = ["DEFAULT_PORTS", "DEFAULT_REGION", "S3Session", "bad_ca_bundle", "host_header", "stall_timeout_s"]
 
+DEFAULT_PORTS = {"http": 80, "https": 443}
 # What S3-compatible servers sign with when they name no region of their own.
 DEFAULT_REGION = "us-east-1"
 # Whole search for a bucket's region, retries included: it delays the start of the mount.
@@ -166,6 +167,18 @@ class S3Session:
         """The endpoint without a bucket: the configured one, or that of `region` at AWS."""
         return self.endpoint_url or f"https://s3.{region}.{self._dns_suffix(region)}"
 
+    def bucket_url(self, bucket: str, region: str) -> str:
+        """Where the objects of `bucket` are, which is in the path or in the host name. No slash at the end."""
+        service = urlsplit(self.service_url(region))
+        if self.uses_path_style(bucket):
+            return f"{service.geturl()}/{quote(bucket, safe='')}"
+        return f"{service.scheme}://{bucket}.{service.netloc}{service.path}"
+
+    @property
+    def extra_headers(self) -> dict[str, str]:
+        """Of every request for a bucket, and signed with it."""
+        return {"x-amz-request-payer": "requester"} if self.config.request_payer else {}
+
     async def region(self, bucket: str) -> str:
         """The region to sign for: as configured, or as the service tells for `bucket` (one unsigned request).
 
@@ -246,6 +259,12 @@ class S3Session:
             return read()
         except BotoCoreError as error:
             raise resolution_error(error) from error
+
+
+def host_header(url: str) -> str:
+    """The host of `url` as it stands in the request's header: a default port does not."""
+    parts = urlsplit(url)
+    return parts.netloc.lower().removesuffix(f":{DEFAULT_PORTS[parts.scheme]}")
 
 
 def bad_ca_bundle(session: S3Session) -> ConfigurationError:

@@ -5,7 +5,7 @@ import pytest
 
 from fastfuse.errors import ConfigurationError, ServiceError, SourceError
 from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.session import S3Session
+from fastfuse.store.session import S3Session, host_header
 from fastfuse.testing import Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.testing.faults import SLOW_DOWN
 
@@ -151,3 +151,20 @@ async def test_an_unreachable_service_is_told_soon() -> None:
 def test_aws_that_tells_no_region_is_an_error(status: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         S3Session(ConnectionConfig())._region_in("bucket", status, "")
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "bucket", "url", "host"),
+    [
+        (None, "bucket", "https://bucket.s3.eu-west-1.amazonaws.com", "bucket.s3.eu-west-1.amazonaws.com"),
+        (None, "with.dots", "https://s3.eu-west-1.amazonaws.com/with.dots", "s3.eu-west-1.amazonaws.com"),
+        ("http://S3.local:80/base/", "a b", "http://S3.local:80/base/a%20b", "s3.local"),
+        ("https://s3.local:8443", "bucket", "https://s3.local:8443/bucket", "s3.local:8443"),
+        ("http://[::1]:9000", "bucket", "http://[::1]:9000/bucket", "[::1]:9000"),
+        ("https://[::1]:443", "bucket", "https://[::1]:443/bucket", "[::1]"),
+    ],
+)
+def test_a_bucket_has_one_url_for_all_clients(endpoint_url: str | None, bucket: str, url: str, host: str) -> None:
+    session = S3Session(ConnectionConfig(endpoint_url=endpoint_url))
+    assert session.bucket_url(bucket, "eu-west-1") == url
+    assert host_header(url) == host

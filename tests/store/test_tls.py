@@ -55,6 +55,13 @@ async def opened(sock: socket.socket, context: ssl.SSLContext) -> Connection:
     return Connection(secured, StallWatch(60.0, 60.0), trio.CapacityLimiter(1))
 
 
+async def body_of(connection: Connection, size_bytes: int) -> bytes:
+    """What comes of a body of that size."""
+    assert await connection.ask(b"?") is not None
+    data = bytearray(size_bytes)
+    return bytes(data[: await connection.read_into(memoryview(data))])
+
+
 class InRecords:
     """A server that sends all its records before anybody asks it."""
 
@@ -96,10 +103,7 @@ async def test_a_reply_is_read_however_it_is_cut_into_records(
     with serving(contexts[1], server) as sock:
         connection = await opened(sock, contexts[0])
         await server.is_sent()
-        assert await connection.ask(b"?") is not None
-        data = bytearray(len(body))
-        assert await connection.read_into(memoryview(data)) == len(body)
-        assert data == body
+        assert await body_of(connection, len(body)) == body
         assert connection.is_reusable
         assert connection.is_fresh()
         connection.close()
@@ -113,9 +117,7 @@ async def test_a_body_that_ends_early_is_known_by_its_length(
     with serving(contexts[1], server) as sock:
         connection = await opened(sock, contexts[0])
         await server.is_sent()
-        assert await connection.ask(b"?") is not None
-        data = bytearray(10)
-        assert await connection.read_into(memoryview(data)) == 5
+        assert await body_of(connection, 10) == b"hello"
         assert not connection.is_reusable
         connection.close()
 
@@ -130,9 +132,7 @@ async def test_what_nobody_asked_for_is_never_the_next_reply(
     with serving(contexts[1], server) as sock:
         connection = await opened(sock, contexts[0])
         await server.is_sent()
-        assert await connection.ask(b"?") is not None
-        data = bytearray(len(body))
-        assert await connection.read_into(memoryview(data)) == len(body)
+        assert await body_of(connection, len(body)) == body
         assert not (connection.is_reusable and connection.is_fresh())
         connection.close()
 
@@ -145,9 +145,7 @@ async def test_a_connection_that_was_ended_behind_its_reply_is_not_fresh(
     with serving(contexts[1], server) as sock:
         connection = await opened(sock, contexts[0])
         await server.is_sent()
-        assert await connection.ask(b"?") is not None
-        data = bytearray(5)
-        assert await connection.read_into(memoryview(data)) == 5
+        assert await body_of(connection, 5) == b"hello"
         assert not connection.is_fresh()
         connection.close()
 
