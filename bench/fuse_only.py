@@ -17,6 +17,7 @@ from fastfuse.metrics import Counters
 from fastfuse.mount.indexing import run_lister
 from fastfuse.mount.kernel import raise_readahead
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.replies import threads_for
 from fastfuse.mount.session import Session
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.sources.uri import S3Uri
@@ -52,8 +53,13 @@ def main() -> None:
     operations.serve(open_snapshot(snapshot_fd).table, _MemoryEngine())
     session = Session.mount(operations, Path(mountpoint), source=str(source), allow_other=False)
     raise_readahead(session.device)
-    trio.run(pyfuse3.main)
+    trio.run(_serve, operations, session.fd)
     session.close()
+
+
+async def _serve(operations: MountOperations, session_fd: int) -> None:
+    with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), session_fd):
+        await pyfuse3.main()
 
 
 if __name__ == "__main__":

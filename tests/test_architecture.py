@@ -119,12 +119,13 @@ LAYERS: Mapping[str, Row] = {
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
         "mount.notices sources.uri store.base"
     ),
-    "mount.loop": row("", "pyfuse3 trio"),
-    "mount.session": row("errors mount.loop mount.mountpoint mount.notices", "pyfuse3 trio"),
+    "mount.replies": row("objects", "trio"),
+    "mount.loop": row("mount.replies", "pyfuse3 trio"),
+    "mount.session": row("errors mount.loop mount.mountpoint mount.notices mount.replies", "pyfuse3 trio"),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders readahead "
-        "store.base store.buffers store.counted store.made store.router store.trimmed",
+        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders "
+        "mount.replies readahead store.base store.buffers store.counted store.made store.router store.trimmed",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.

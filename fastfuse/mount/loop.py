@@ -18,6 +18,8 @@ from typing import Any, cast
 import pyfuse3
 import trio
 
+from fastfuse.mount.replies import LargeReplies
+
 __all__ = ["RequestLock", "RequestWait", "take_over_waiting"]
 
 # So long requests are served one after the other before other tasks get a turn, those that take what was fetched among
@@ -74,14 +76,19 @@ class RequestLock:
 
 
 class RequestWait:
-    """`wait_readable` for one descriptor, which is a checkpoint only where there is nothing or the turn is over."""
+    """`wait_readable` for one descriptor, which is a checkpoint only where there is nothing or the turn is over.
 
-    def __init__(self) -> None:
+    libfuse reads next, so that `replies` are settled.
+    """
+
+    def __init__(self, replies: LargeReplies) -> None:
+        self._replies = replies
         self._fd = -1
         self._poll = poll()
         self._turn_ends_s = 0.0
 
     def wait_readable(self, fd: int) -> Awaitable[None]:
+        self._replies.settle()
         if fd == self._fd and perf_counter() < self._turn_ends_s and self._poll.poll(0):
             return _DONE
         return self._wait(fd)
@@ -91,13 +98,15 @@ class RequestWait:
             self._fd, self._poll = fd, poll()
             self._poll.register(fd, POLLIN)
         await trio.lowlevel.wait_readable(fd)
+        # Other tasks have answered meanwhile.
+        self._replies.settle()
         self._turn_ends_s = perf_counter() + _TURN_S
 
 
-def take_over_waiting() -> None:
+def take_over_waiting(replies: LargeReplies) -> None:
     """To be called before `pyfuse3.init`: the lock that serves INIT is the one that all workers inherit."""
     lowlevel = SimpleNamespace(
-        wait_readable=RequestWait().wait_readable,
+        wait_readable=RequestWait(replies).wait_readable,
         notify_closing=trio.lowlevel.notify_closing,
         current_task=trio.lowlevel.current_task,
         current_trio_token=trio.lowlevel.current_trio_token,

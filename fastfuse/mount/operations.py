@@ -92,9 +92,11 @@ def _answered(
             self.count_answer(number)
             raise pyfuse3.FUSEError(number) from error
         except Exception as error:
-            _log.exception("%s failed for an unforeseen reason; the mount goes on", handler.__name__)
+            _log.exception("%s failed for an unforeseen reason; the mount goes on", handler.__name__.lstrip("_"))
             self.count_failure()
             raise pyfuse3.FUSEError(errno.EIO) from error
+        finally:
+            self.replies.settle()  # libfuse writes the answer next
         # Not for what is cancelled: a dying worker answers nothing, and the crash-loop guard goes by this count.
         self.count_answer()
         return result
@@ -219,8 +221,11 @@ class MountOperations(InitialisedOperations):
             direct_io=direct_from_bytes is not None and ref.size_bytes >= direct_from_bytes,
         )
 
-    @_answered
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
+        return self.replies.hand_over(await self._read(fh, off, size))
+
+    @_answered
+    async def _read(self, fh: int, off: int, size: int) -> Buffer:
         inode = fh & _INODE_MASK
         if fh ^ inode != self._worker_bits:
             self._inherited.add(inode)

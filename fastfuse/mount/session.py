@@ -24,6 +24,7 @@ from fastfuse.errors import MountError
 from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.notices import send_notices
+from fastfuse.mount.replies import LargeReplies
 
 __all__ = ["InitialisedOperations", "Session"]
 
@@ -56,6 +57,10 @@ class InitialisedOperations(pyfuse3.Operations):
 
     handshake_scope: trio.CancelScope | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies = LargeReplies()
+
     def init(self) -> None:
         if self.handshake_scope is not None:
             self.handshake_scope.cancel()
@@ -74,7 +79,8 @@ class Session:
         self.can_resend = can_resend
         # Whether a file that is opened past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
         self.can_map_direct = can_map_direct
-        self._fd = fd
+        # On the device; what is read from it and written to it is libfuse's.
+        self.fd = fd
 
     @classmethod
     def mount(
@@ -97,7 +103,7 @@ class Session:
         arguments = {"ro", "default_permissions", f"fsname={name}", f"subtype={SUBTYPE}", *options}
         if allow_other:
             arguments.add("allow_other")
-        take_over_waiting()
+        take_over_waiting(operations.replies)
         with _captured_stderr() as captured:
             try:
                 pyfuse3.init(operations, str(mountpoint), arguments)
@@ -124,7 +130,7 @@ class Session:
     def is_connected(self) -> bool:
         """Whether requests can still come; not when it was aborted, or unmounted and its last file closed."""
         poll = select.poll()
-        poll.register(self._fd, 0)
+        poll.register(self.fd, 0)
         return not poll.poll(0)  # fuse_dev_poll: EPOLLERR
 
     @property
@@ -150,7 +156,7 @@ class Session:
 
     def notify(self, notices: bytes) -> None:
         """Send the kernel `notices`; waits for locks that readers hold, so not for who has to answer them."""
-        send_notices(self._fd, notices)
+        send_notices(self.fd, notices)
 
     def resend(self) -> bool:
         """Have the kernel queue again every request that was read and not answered.
@@ -159,7 +165,7 @@ class Session:
         """
         if not self.can_resend or not self.is_connected:
             return False
-        os.write(self._fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
+        os.write(self.fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
         return True
 
     def abort(self) -> None:
@@ -265,7 +271,7 @@ def _captured_stderr() -> Iterator["_Captured"]:
 
 class _Captured:
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.fd = fd
 
     def __call__(self) -> str:
-        return os.pread(self._fd, 1 << 16, 0).decode("utf-8", "replace")
+        return os.pread(self.fd, 1 << 16, 0).decode("utf-8", "replace")

@@ -195,6 +195,8 @@ class Supervisor:
             self._tables.close()
         self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._tables.settimeout(_SWAP_S)
+        assert self._session is not None
+        session_fd = self._session.fd
         reading_fd, writing_fd = os.pipe()
 
         def work() -> None:
@@ -205,6 +207,7 @@ class Supervisor:
                 connection=self._settings.connection,
                 readahead=self._readahead,
                 snapshot_fd=self._snapshot_fd,
+                session_fd=session_fd,
                 ready_fd=writing_fd,
                 tables=theirs,
                 hints=self._hints,

@@ -4,11 +4,12 @@ Everything here can be rebuilt, so nothing here is told to anybody but through t
 signals are not for the worker: it lives until its session ends, or until it is killed. After a refresh it is handed
 another table, through a socket.
 
-One process and one thread take the requests and answer them. What more would bring was measured on four shared cores
-against a second process, and against an own loop (`readv`, `struct`, `writev`, which lets other threads run while the
-kernel copies) with the same handlers, without and with a thread that writes large replies. Best of four alternating
-runs from an engine that has every byte, in thousands a second: small files by eight readers, 1 MiB reads of one reader
-and of four; then the same while 16 threads receive from sockets.
+One process and one thread take the requests and answer them; what is large, other threads write (`mount.replies`).
+What more would bring was measured on four shared cores against a second process, and against an own loop (`readv`,
+`struct`, `writev`, which lets other threads run while the kernel copies) with the same handlers, without and with a
+thread that writes large replies. Best of four alternating runs from an engine that has every byte, in thousands a
+second: small files by eight readers, 1 MiB reads of one reader and of four; then the same while 16 threads receive from
+sockets.
 
 ========================  =======  ====  =====  =======  ====  =====
 pyfuse3 with trio's lock     10.8   4.0    6.2      8.3   4.1    4.7
@@ -18,10 +19,9 @@ own loop, writing thread        -     -      -     20.8   4.7    6.1
 own loop, two processes      31.3   5.8   11.7     22.7   5.3    9.1
 ========================  =======  ====  =====  =======  ====  =====
 
-Through a whole mount nothing of that is left, for the client takes seven times the CPU of all answers: medians of 892
-(before), 1172, 1226 (own loop) and 1131 (writing thread) small files a second, and four readers at 892, 1143, 1075 and
-1137 MB/s. The ceiling of one thread is 6.5 GB/s and 18,000 files a second, five and fifteen times what four cores
-fetch; parts shared between processes are worth their while where fetching comes near it.
+Through a whole mount nothing of an own loop or a second process is left for small files, of which the client takes
+several times the CPU of all answers: 1172 and 1226 (own loop) a second. The ceiling of one thread is 18,000, five times
+what four cores fetch; parts shared between processes are worth their while where fetching comes near it.
 """
 
 import gc
@@ -42,6 +42,7 @@ from fastfuse.mount.children import error_message
 from fastfuse.mount.hints import HintTaker
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.orders import OrderFollower
+from fastfuse.mount.replies import threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.buffers import PartBuffers
@@ -78,6 +79,8 @@ class WorkerTask:
     connection: ConnectionConfig
     readahead: ReadaheadConfig
     snapshot_fd: int
+    # The connection to the kernel.
+    session_fd: int
     # Is told `READY`, or the error that keeps the worker from serving.
     ready_fd: int
     # Descriptors of newer snapshots come through this, and are answered with `SWAPPED`.
@@ -120,7 +123,8 @@ async def _serve(task: WorkerTask) -> None:
         nursery.start_soon(_begin, task, engine, reader, buckets)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
-        await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
+        with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), task.session_fd):
+            await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
 
 

@@ -12,6 +12,7 @@ import trio.testing
 from fastfuse.errors import MountError
 from fastfuse.mount import loop
 from fastfuse.mount.loop import RequestLock, RequestWait
+from fastfuse.mount.replies import LargeReplies
 from fastfuse.mount.session import InitialisedOperations, Session
 
 
@@ -32,7 +33,7 @@ def endless_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_is_there_is_not_waited_for(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.write(writing, b"x")
-    wait = RequestWait()
+    wait = RequestWait(LargeReplies())
     await wait.wait_readable(reading)  # begins the turn
     with trio.testing.assert_no_checkpoints():
         await wait.wait_readable(reading)
@@ -42,7 +43,7 @@ async def test_what_is_there_is_not_waited_for(pipe: tuple[int, int]) -> None:
 async def test_what_is_not_there_is_waited_for(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.write(writing, b"x")
-    wait = RequestWait()
+    wait = RequestWait(LargeReplies())
     await wait.wait_readable(reading)
     os.read(reading, 1)
     async with trio.open_nursery() as nursery:
@@ -56,7 +57,7 @@ async def test_when_its_turn_is_over_other_tasks_go_on(pipe: tuple[int, int], mo
     monkeypatch.setattr(loop, "_TURN_S", 0.0)
     reading, writing = pipe
     os.write(writing, b"x")
-    wait = RequestWait()
+    wait = RequestWait(LargeReplies())
     for _ in range(3):
         with trio.testing.assert_checkpoints():
             await wait.wait_readable(reading)
@@ -66,7 +67,7 @@ async def test_when_its_turn_is_over_other_tasks_go_on(pipe: tuple[int, int], mo
 async def test_another_descriptor_is_waited_for_itself(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.write(writing, b"x")
-    wait = RequestWait()
+    wait = RequestWait(LargeReplies())
     await wait.wait_readable(reading)
     other_reading, other_writing = os.pipe()
     with trio.move_on_after(0) as scope:

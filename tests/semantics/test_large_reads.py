@@ -1,0 +1,87 @@
+"""Clause D1 where threads write the replies: whatever comes together, each request gets its own answer."""
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import FaultRule, Stall
+from tests.mount.waiting import wait_until
+from tests.mounting import fuse_connections
+from tests.semantics.places import block_bytes, direct_read, place
+
+MIB = 1 << 20
+PATIENCE_S = 60.0
+# linux/fs.h
+_FS_IOC_GETFLAGS = 0x80086601
+
+
+def read_at(descriptor: int, offset: int) -> bytes:
+    with mmap.mmap(-1, MIB) as buffer:
+        return buffer[: os.preadv(descriptor, [buffer], offset)]
+
+
+def test_many_large_reads_that_wait_for_one_get_are_answered_although_no_other_request_comes() -> None:
+    """D1"""
+    size = 40 * MIB
+    data = block_bytes(1, size)
+    with (
+        ThreadPoolExecutor(40) as threads,
+        place({"file": data}, "--part-size", "64MiB", "--memory-target", "512MiB") as here,
+        fuse_connections() as connections,
+    ):
+        waiting = connections / str(os.minor(os.stat(here.path).st_dev)) / "waiting"
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        # One descriptor for all, so that nobody who is done asks for anything more.
+        descriptor = os.open(here.path / "file", os.O_RDONLY | os.O_DIRECT)
+        readers = [threads.submit(read_at, descriptor, offset) for offset in range(0, size, MIB)]
+        # More of them than tasks that stay when there is nothing to do, and all are answered in one go.
+        wait_until(lambda: int(waiting.read_text()) == len(readers))
+        here.server.faults.remove(rule)
+        assert b"".join(reader.result(PATIENCE_S) for reader in readers) == data
+        os.close(descriptor)
+        assert here.server.statistics().requests["GetObject"] == 1
+
+
+def test_requests_of_all_kinds_among_large_reads_get_their_own_answers() -> None:
+    """D1"""
+    data = {f"file{number}": block_bytes(number, 24 * MIB) for number in range(4)}
+    over = threading.Event()
+
+    def ask(calls: Callable[[Path], None], path: Path) -> int:
+        rounds = 0
+        while not over.is_set():
+            calls(path)
+            rounds += 1
+        return rounds
+
+    def look_at(path: Path) -> None:
+        assert os.getxattr(path, "user.s3.key") == path.name.encode()
+        assert os.statvfs(path).f_bfree == 0
+        with path.open("rb") as file, pytest.raises(OSError, match=os.strerror(errno.ENOTTY)):
+            fcntl.ioctl(file, _FS_IOC_GETFLAGS, bytearray(8))
+
+    def read_small(path: Path) -> None:
+        for offset in range(0, 24 * MIB, MIB):
+            assert direct_read(path, 4096, offset) == data[path.name][offset : offset + 4096]
+
+    def read_large(path: Path) -> None:
+        for _ in range(4):
+            for offset in range(0, 24 * MIB, MIB):
+                assert direct_read(path, MIB, offset) == data[path.name][offset : offset + MIB]
+
+    with ThreadPoolExecutor(8) as threads, place(data) as here:
+        others = [threads.submit(ask, calls, here.path / "file0") for calls in (look_at, read_small)]
+        readers = [threads.submit(read_large, here.path / name) for name in data]
+        try:
+            for reader in readers:
+                reader.result(PATIENCE_S)
+        finally:
+            over.set()
+        assert all(other.result(PATIENCE_S) for other in others)
