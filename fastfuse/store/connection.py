@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections, plain or over TLS, each for one GET at a time, and a watch over those that wait."""
+"""HTTP/1.1 connections, plain or over TLS, each for one request at a time, and a watch over those that wait."""
 
 import contextlib
 import errno
@@ -146,8 +146,10 @@ class Connection:
         self._is_given_up = True
         trio.lowlevel.notify_closing(self._sock)
 
-    async def ask(self, request: bytes) -> ReplyHead | None:
+    async def ask(self, request: bytes, *, has_body: bool = True) -> ReplyHead | None:
         """The head of the reply; None where the connection ended before it began.
+
+        `has_body`: whether the body that it tells of follows, or the request was a HEAD.
 
         Raises:
             BadHeadError: what came is no HTTP/1.1.
@@ -176,8 +178,8 @@ class Connection:
         head = parse_head(received[:end])
         self._begun = memoryview(received)[end + 4 :]
         self._is_persistent = head.is_persistent
-        if head.body_bytes is not None:
-            self._left_bytes = head.body_bytes - len(self._begun)
+        if head.body_bytes is not None or not has_body:
+            self._left_bytes = (head.body_bytes or 0) * has_body - len(self._begun)
         return head
 
     async def read_into(self, data: memoryview) -> int:

@@ -12,7 +12,7 @@ one call without the GIL, but for TLS.
 
 import ssl
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import partial
 from urllib.parse import quote, urlsplit
@@ -94,6 +94,20 @@ class DirectRangeReader:
             return await retrying(partial(self._get_once, ref, start, end), failed=failed)
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 
+    async def head(self, key: str) -> ObjectRef | None:
+        """What an object is now; None where one request does not tell: others ask again, and can say why.
+
+        Raises as `prepare` does, and `StoreUnsuitableError` where nothing is told of any object of the bucket.
+        """
+        await self.prepare()
+        with trio.move_on_after(self._session.config.deadline_s):
+            async with self._slots:
+                try:
+                    return await self._head_once(ObjectRef(self._bucket, key, 0, ""))
+                except (BadHeadError, OSError, RetryableError):
+                    pass
+        return None
+
     async def prepare(self) -> None:
         """Do what the first read would otherwise wait for: credentials and region. Raises as it would."""
         if self._closed:
@@ -142,14 +156,14 @@ class DirectRangeReader:
         try:
             connection = self._idle.pop()
             if connection.is_fresh():
-                return await self._exchange(connection, self._request(ref, start, end), ref, start, end)
+                return await self._exchange(connection, self._get_request(ref, start, end), ref, start, end)
             connection.close()
             return None
         finally:
             self._slots.release()
 
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        request = self._request(ref, start, end)
+        request = self._get_request(ref, start, end)
         try:
             self._slots.acquire_nowait()  # a checkpoint comes with the reply, and one more costs as much as a request
         except trio.WouldBlock:
@@ -189,16 +203,27 @@ class DirectRangeReader:
         except OSError as error:
             raise _broken(ref, error.strerror or type(error).__name__) from error
 
-    def _request(self, ref: ObjectRef, start: int, end: int) -> bytes:
+    async def _head_once(self, ref: ObjectRef) -> ObjectRef | None:
+        connection = self._idle.pop() if self._idle else await self._connect(ref)
+        try:
+            head = await connection.ask(self._request("HEAD", ref), has_body=False)
+            return None if head is None else _told(head, ref)
+        finally:
+            self._put_back(connection)
+
+    def _get_request(self, ref: ObjectRef, start: int, end: int) -> bytes:
+        return self._request("GET", ref, f"range: bytes={start}-{end - 1}\r\n{_condition(ref)}")
+
+    def _request(self, method: str, ref: ObjectRef, lines: str = "") -> bytes:
         path = f"{self._base_path}/{quote(ref.key, safe='/~')}"
-        lines, source = self._unsigned, self._session.credentials
+        signed, source = self._unsigned, self._session.credentials
         if source is not None:
             assert source.latest is not None
             assert self._signer is not None
-            lines = self._signer.lines(path, source.latest, time.time())
+            signed = self._signer.lines(path, source.latest, time.time(), method=method)
         return (
-            f"GET {path} HTTP/1.1\r\nhost: {self._host}\r\nuser-agent: fastfuse\r\n"
-            f"accept-encoding: identity\r\nrange: bytes={start}-{end - 1}\r\n{lines}{_condition(ref)}\r\n"
+            f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\nuser-agent: fastfuse\r\n"
+            f"accept-encoding: identity\r\n{signed}{lines}\r\n"
         ).encode()
 
     async def _exchange(
@@ -220,11 +245,14 @@ class DirectRangeReader:
         except OSError as error:
             raise _broken(ref, error.strerror or type(error).__name__) from error
         finally:
-            if connection.is_reusable and not self._closed:
-                self._idle.append(connection)
-            else:
-                connection.close()
+            self._put_back(connection)
         return data.toreadonly()
+
+    def _put_back(self, connection: Connection) -> None:
+        if connection.is_reusable and not self._closed:
+            self._idle.append(connection)
+        else:
+            connection.close()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -268,6 +296,21 @@ def _check_head(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> None:
     if body_bytes is None:
         raise StoreUnsuitableError("This server does not tell how long its replies are.", whole_server=True)
     check_length(ref, wanted_bytes=end - start, got_bytes=body_bytes)
+
+
+def _told(head: ReplyHead, asked: ObjectRef) -> ObjectRef | None:
+    """The object of which `head` tells; None unless it tells enough of it."""
+    size_bytes, modified = head.body_bytes, _modified(head)
+    if head.status != 200 or size_bytes is None or modified is None:
+        return None
+    return ObjectRef(
+        bucket=asked.bucket,
+        key=asked.key,
+        size_bytes=size_bytes,
+        etag=head.headers.get("etag", ""),
+        modified_ns=round(modified.replace(tzinfo=modified.tzinfo or UTC).timestamp()) * 10**9,
+        storage_class=head.headers.get("x-amz-storage-class", "STANDARD"),
+    )
 
 
 def _modified(head: ReplyHead) -> datetime | None:

@@ -25,7 +25,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 @contextmanager
 def canned_server(reply: Callable[[str], tuple[int, dict[str, str], bytes]]) -> Iterator[Canned]:
-    """`reply` makes status, headers and body of a request target."""
+    """`reply` makes status, headers and body of a request target, for a HEAD too: there a body is one too many."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -38,6 +38,8 @@ def canned_server(reply: Callable[[str], tuple[int, dict[str, str], bytes]]) -> 
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
+
+        do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass

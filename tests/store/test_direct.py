@@ -89,6 +89,72 @@ async def test_a_refusal_leaves_the_connection_usable(served: Served) -> None:
         await reader.aclose()
 
 
+async def test_what_an_object_is_takes_no_other_connection_than_its_bytes(served: Served) -> None:
+    with served() as (server, reader):
+        found = await reader.head("key")
+        assert found is not None
+        assert await reader.get_range(found, 0, 10) == DATA[:10]
+        assert await reader.head("gone") is None
+        assert await reader.head("key") == found
+        assert server.statistics().connections == 1
+        await reader.aclose()
+
+
+TOLD = {"Content-Length": "5", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "ETag": '"e"'}
+
+
+@pytest.mark.parametrize(
+    ("headers", "storage_class"), [({}, "STANDARD"), ({"x-amz-storage-class": "GLACIER"}, "GLACIER")]
+)
+async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str], storage_class: str) -> None:
+    with canned_server(lambda _: (200, TOLD | headers, b"")) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        at_ns = 1_767_225_600 * 10**9
+        assert await reader.head("a b") == ObjectRef("bucket", "a b", 5, '"e"', at_ns, storage_class)
+        assert server.seen[0][0] == "/bucket/a%20b"
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (200, TOLD | {"Content-Length": "many"}),
+        (200, {name: value for name, value in TOLD.items() if name != "Last-Modified"}),
+        (200, TOLD | {"Last-Modified": "yesterday"}),
+        (200, TOLD | {"Transfer-Encoding": "chunked"}),
+        (206, TOLD),
+        (301, TOLD),
+        (403, TOLD),
+        (404, TOLD),
+        (503, TOLD),
+    ],
+)
+async def test_what_does_not_tell_of_an_object_is_left_to_others(status: int, headers: dict[str, str]) -> None:
+    with canned_server(lambda _: (status, headers, b"")) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        assert await reader.head("key") is None
+        await reader.aclose()
+
+
+async def test_a_body_that_follows_a_head_is_never_the_next_reply() -> None:
+    surplus = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n"
+    with canned_server(lambda target: (200, TOLD, surplus if target.endswith("/first") else b"")) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        for key in ("first", "second"):
+            found = await reader.head(key)
+            assert found is not None
+            assert found.size_bytes == 5
+        await reader.aclose()
+
+
+async def test_what_gets_no_answer_is_left_to_others(served: Served) -> None:
+    with served() as (server, reader):
+        server.faults.add(FaultRule(action=Reset(None), operation="HeadObject", times=1))
+        assert await reader.head("key") is None
+        assert await reader.head("key") is not None
+        await reader.aclose()
+
+
 async def test_connections_that_the_server_closes_without_a_word_are_replaced() -> None:
     head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
 
@@ -390,7 +456,7 @@ async def test_without_an_endpoint_it_is_aws_itself(
     with pytest.raises(ReadError, match="no network"):
         await reader.get_range(replace(REF, bucket=bucket), 0, 10)
     assert asked[:3] == [host, 443, tls_context(True)]
-    assert reader._request(replace(REF, bucket=bucket), 0, 10).startswith(
+    assert reader._get_request(replace(REF, bucket=bucket), 0, 10).startswith(
         f"GET {path} HTTP/1.1\r\nhost: {host}\r\n".encode()
     )
 

@@ -17,9 +17,17 @@ _TIMES = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1))
 _TOKENS = st.none() | st.text("abcXYZ019+/=", min_size=1, max_size=40)
 
 
-def botocores(path: str, host: str, credentials: Credentials, now: datetime, extra: dict[str, str], region: str) -> str:
+def botocores(
+    path: str,
+    host: str,
+    credentials: Credentials,
+    now: datetime,
+    extra: dict[str, str],
+    region: str,
+    method: str = "GET",
+) -> str:
     """The Authorization header that botocore computes for the same request, at the same time."""
-    request = AWSRequest("GET", f"http://{host}{path}", headers=extra)
+    request = AWSRequest(method, f"http://{host}{path}", headers=extra)
     request.context["timestamp"] = now.strftime("%Y%m%dT%H%M%SZ")
     request.context["payload_signing_enabled"] = True
     request.headers["X-Amz-Date"] = request.context["timestamp"]
@@ -58,6 +66,14 @@ def test_new_keys_new_days_and_new_seconds_are_signed_anew(change: str) -> None:
     again = signer.lines("/b/k", then, at_s)
     assert again != before
     assert again == Signer("us-east-1", "h", {}).lines("/b/k", then, at_s)
+
+
+def test_a_head_is_signed_as_botocore_signs_it() -> None:
+    credentials = Credentials(access_key="AKIAEXAMPLE", secret_key="secret/+" * 5)
+    now = datetime(2024, 1, 1, tzinfo=UTC)
+    found = Signer("eu-west-1", "127.0.0.1", {}).lines("/bucket/key", credentials, now.timestamp(), method="HEAD")
+    expected = botocores("/bucket/key", "127.0.0.1", credentials, now, {}, "eu-west-1", "HEAD")
+    assert found.endswith(f"\r\nauthorization: {expected}\r\n")
 
 
 @given(st.dictionaries(st.sampled_from(["delimiter", "list-type", "prefix", "start-after"]), st.text(max_size=20)))

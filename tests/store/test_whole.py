@@ -12,7 +12,7 @@ from fastfuse.store import whole
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.session import S3Session
 from fastfuse.store.whole import WholeObjects
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects
 from tests.servers import S3Server
 
 KEYS = ["plain", "odd//key", "ü + %20"]
@@ -87,6 +87,28 @@ async def test_the_storage_class_comes_along(moto_server: S3Server) -> None:
     moto_server.put("cold", b"x", StorageClass="GLACIER")
     async with opened(moto_server.endpoint_url) as objects:
         assert (await objects.head("bucket", "cold")).storage_class == "GLACIER"
+
+
+async def test_what_one_request_does_not_tell_is_asked_again() -> None:
+    faults = [FaultRule(action=SLOW_DOWN, operation="HeadObject", times=1)]
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"x" * 5})}, faults=faults) as server:
+        async with opened(server.endpoint_url) as objects:
+            by_the_other = await objects.head("bucket", "key")
+            assert by_the_other.size_bytes == 5
+            assert await objects.head("bucket", "key") == by_the_other
+        heads = [request.user_agent for request in server.requests if request.operation == "HeadObject"]
+    assert [agent == "fastfuse" for agent in heads] == [True, False, True]
+
+
+async def test_what_cannot_be_reached_directly_is_asked_for_by_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(S3Session, "special_endpoint", lambda *_: "not today")
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"x" * 5})}) as server:
+        async with opened(server.endpoint_url) as objects:
+            for _ in range(2):
+                assert (await objects.head("bucket", "key")).size_bytes == 5
+        heads = [request.user_agent for request in server.requests if request.operation == "HeadObject"]
+    assert len(heads) == 2
+    assert "fastfuse" not in heads
 
 
 async def test_what_is_not_there_and_what_is_denied_is_said_by_its_name(fd: int) -> None:
