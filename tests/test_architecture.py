@@ -114,14 +114,17 @@ LAYERS: Mapping[str, Row] = {
     "mount.hint_wire": row(),
     "mount.hints": row("inodes.table metrics mount.hint_wire mount.sockets", "trio"),
     "mount.orders": row("errors metrics", "numpy trio"),
-    "mount.notices": row("inodes.changes"),
+    "mount.notices": row("inodes.changes mount.protocol"),
     "mount.refresh": row(
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
         "mount.notices sources.uri store.base"
     ),
-    "mount.replies": row("objects", "trio"),
+    "mount.protocol": row(),
+    "mount.replies": row("mount.protocol objects", "trio"),
     "mount.loop": row("mount.replies", "pyfuse3 trio"),
-    "mount.session": row("errors mount.loop mount.mountpoint mount.notices mount.replies", "pyfuse3 trio"),
+    "mount.session": row(
+        "errors mount.loop mount.mountpoint mount.notices mount.protocol mount.replies", "pyfuse3 trio"
+    ),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
         "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders "

@@ -9,11 +9,11 @@ import os
 import struct
 
 from fastfuse.inodes.changes import Changes
+from fastfuse.mount.protocol import OUT_HEADER
 
 __all__ = ["pack_notices", "send_notices"]
 
-# <linux/fuse.h>: fuse_out_header, fuse_notify_inval_inode_out, fuse_notify_inval_entry_out.
-_HEADER = struct.Struct("=IiQ")  # length of all, the notification's code, 0
+# <linux/fuse.h>: fuse_notify_inval_inode_out, fuse_notify_inval_entry_out.
 _STALE_INODE = struct.Struct("=Qqq")  # inode, offset, length of the data to drop
 _STALE_NAME = struct.Struct("=QII")  # directory, length of the name, flags; then the name and a NUL
 _INVAL_INODE, _INVAL_ENTRY = 2, 3
@@ -40,7 +40,7 @@ def send_notices(fd: int, notices: bytes) -> None:
     """
     start = 0
     while start < len(notices):
-        length, _, _ = _HEADER.unpack_from(notices, start)
+        length, _, _ = OUT_HEADER.unpack_from(notices, start)
         try:
             os.write(fd, memoryview(notices)[start : start + length])
         except OSError as error:
@@ -51,4 +51,4 @@ def send_notices(fd: int, notices: bytes) -> None:
 
 
 def _message(code: int, body: bytes) -> bytes:
-    return _HEADER.pack(_HEADER.size + len(body), code, 0) + body
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), code, 0) + body

@@ -10,31 +10,33 @@ A reply needs the number of its request, which only libfuse knows. So libfuse is
 reply a socket stands in the place of the session's descriptor: what it writes there is the head of the reply, and that
 goes to the kernel with the length and the bytes that belong to it.
 
-The place is taken when a handler returns. Before libfuse can read or write anything else it has to be given back, so
-`settle` is called where another handler returns (`mount.operations`), before each request is read (`mount.loop`) and
-before trio waits, for nothing of this may happen for a while.
+The place is taken when the handler of a read returns. Before libfuse can read or write anything else it has to be given
+back, so `settle` is called where another handler returns (`mount.operations`), before each request is read
+(`mount.loop`) and, as neither may happen for a while, before trio waits.
+
+A worker that loses a reply would leave its reader waiting for ever. One that dies is replaced, and the kernel asks its
+successor again: so what must not happen here ends the process.
 """
 
 import errno
 import logging
 import os
 import socket
-import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
+from typing import NoReturn
 
 import trio
 
+from fastfuse.mount.protocol import OUT_HEADER
 from fastfuse.objects import Buffer
 
 __all__ = ["LargeReplies", "threads_for"]
 
 _log = logging.getLogger(__name__)
-
-# <linux/fuse.h>: fuse_out_header, with the length of all, the error, and the number of the request.
-_OUT_HEADER = struct.Struct("=IiQ")
 
 # Two threads that wake each other and pass the GIL on cost up to 150 µs of CPU time, more than copying a smaller one:
 # random reads of 256 KiB, four readers, were 2,060 a second without and 1,810 with it.
@@ -58,7 +60,8 @@ class LargeReplies(trio.abc.Instrument):
     """The replies of one process. While it has no threads, all stays as libfuse has it."""
 
     def __init__(self) -> None:
-        self._most_waiting = 0
+        # Where libfuse's words go instead of the kernel; None without threads.
+        self._place: _Place | None = None
         # Of the reply whose head libfuse is about to write, or has written.
         self._data: Buffer | None = None
         # Head and bytes of each; None ends a thread.
@@ -66,40 +69,35 @@ class LargeReplies(trio.abc.Instrument):
 
     @contextmanager
     def written_by(self, threads: int, session_fd: int) -> Iterator[None]:
-        """Hand over replies on the connection `session_fd`, in a trio run that does not end before."""
-        if not threads:
-            yield
-            return
-        self._session_fd, self._device = session_fd, os.dup(session_fd)
-        # Each message comes as it was sent.
-        self._heads, self._stand_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        writing = [threading.Thread(target=self._write, name="fastfuse-reply", daemon=True) for _ in range(threads)]
-        for thread in writing:
-            thread.start()
-        trio.lowlevel.add_instrument(self)
-        self._most_waiting = _MOST_WAITING
-        try:
-            yield
-        finally:
-            self._most_waiting = 0
-            trio.lowlevel.remove_instrument(self)
-            self.settle()
-            for _ in writing:
-                self._queue.put(None)
-            for thread in writing:
-                thread.join()
-            self._heads.close()
-            self._stand_in.close()
-            os.close(self._device)
+        """Hand over replies on the connection `session_fd`, in a trio run that does not end before.
+
+        To fewer threads, or to none, where there is no room for as many.
+        """
+        with closing(_Place(session_fd)) as place:
+            writing = list(_started(threads, partial(self._write, place.device)))
+            if writing:
+                trio.lowlevel.add_instrument(self)
+                self._place = place
+            try:
+                yield
+            finally:
+                self.settle()
+                self._place = None
+                if writing:
+                    trio.lowlevel.remove_instrument(self)
+                for _ in writing:
+                    self._queue.put(None)
+                for thread in writing:
+                    thread.join()
 
     def hand_over(self, data: Buffer) -> Buffer:
         """What the handler of a read returns in the place of `data`, and nothing may come between.
 
         Requires that all before is settled.
         """
-        if len(data) < _LEAST_BYTES or self._queue.qsize() >= self._most_waiting:
+        if len(data) < _LEAST_BYTES or self._place is None or self._queue.qsize() >= _MOST_WAITING:
             return data
-        os.dup2(self._stand_in.fileno(), self._session_fd)
+        self._place.take()
         self._data = data
         return b""
 
@@ -109,22 +107,76 @@ class LargeReplies(trio.abc.Instrument):
         if data is None:
             return
         self._data = None
-        os.dup2(self._device, self._session_fd)
-        _, error, request = _OUT_HEADER.unpack(self._heads.recv(_OUT_HEADER.size))
-        self._queue.put((_OUT_HEADER.pack(_OUT_HEADER.size + len(data), error, request), data))
+        assert self._place is not None
+        try:
+            error, request = self._place.give_back()
+        except Exception:  # noqa: BLE001 - trio would go on without this instrument
+            _die("libfuse has not answered as it should")
+        self._queue.put((OUT_HEADER.pack(OUT_HEADER.size + len(data), error, request), data))
 
     def before_io_wait(self, timeout: float) -> None:
         """See `settle`: trio calls this."""
         self.settle()
 
-    def _write(self) -> None:
-        take, device = self._queue.get, self._device
-        while (reply := take()) is not None:
-            try:
-                os.writev(device, reply)
-            except OSError as error:
-                # The kernel has ended the request in any case.
-                if error.errno not in _UNWANTED:
-                    _log.error("a reply was not taken by the kernel: %s", error)
-            # Its memory is used again.
-            del reply
+    def _write(self, device: int) -> None:
+        take = self._queue.get
+        try:
+            while (reply := take()) is not None:
+                try:
+                    os.writev(device, reply)
+                except OSError as error:
+                    if error.errno not in _UNWANTED:
+                        _log.error("the kernel does not take a reply, so the read fails: %s", error)
+                        _fail(device, reply[0])
+                # Its memory is used again.
+                del reply
+        except BaseException:  # noqa: BLE001 - nobody would hear of it
+            _die("a thread that writes replies has failed")
+
+
+class _Place:
+    """The number of the session's descriptor, which is the connection's or a socket's in turns."""
+
+    def __init__(self, session_fd: int) -> None:
+        self._session_fd = session_fd
+        # The connection itself, whatever is in its place.
+        self.device = os.dup(session_fd)
+        # Each message comes as it was sent.
+        self._heads, self._stand_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def take(self) -> None:
+        os.dup2(self._stand_in.fileno(), self._session_fd)
+
+    def give_back(self) -> tuple[int, int]:
+        """Error and number of the request that libfuse has answered meanwhile. `OSError` if it has not."""
+        os.dup2(self.device, self._session_fd)
+        _, error, request = OUT_HEADER.unpack(self._heads.recv(OUT_HEADER.size, socket.MSG_DONTWAIT))
+        return error, request
+
+    def close(self) -> None:
+        self._heads.close()
+        self._stand_in.close()
+        os.close(self.device)
+
+
+def _started(threads: int, work: Callable[[], object]) -> Iterator[threading.Thread]:
+    for _ in range(threads):
+        thread = threading.Thread(target=work, name="fastfuse-reply", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.warning("large files are read more slowly: %s; see ulimit -u and the cgroup's pids.max", error)
+            return
+        yield thread
+
+
+def _fail(device: int, head: bytes) -> None:
+    """End the request whose reply begins with `head`, unless the kernel has done so itself."""
+    _, _, request = OUT_HEADER.unpack(head)
+    with suppress(OSError):
+        os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, request))
+
+
+def _die(why: str) -> NoReturn:
+    _log.critical("the worker ends: %s", why, exc_info=True)
+    os._exit(1)

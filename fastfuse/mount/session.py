@@ -24,6 +24,7 @@ from fastfuse.errors import MountError
 from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.notices import send_notices
+from fastfuse.mount.protocol import OUT_HEADER
 from fastfuse.mount.replies import LargeReplies
 
 __all__ = ["InitialisedOperations", "Session"]
@@ -31,14 +32,13 @@ __all__ = ["InitialisedOperations", "Session"]
 _DEVICE = Path("/dev/fuse")
 _DEVICE_NUMBER = os.makedev(10, 229)  # https://www.kernel.org/doc/html/latest/admin-guide/devices.html
 
-# <linux/fuse.h>: fuse_in_header, fuse_init_in, fuse_init_out, fuse_out_header.
+# <linux/fuse.h>: fuse_in_header, fuse_init_in, fuse_init_out.
 _IN_HEADER_BYTES = 40
 _INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
-_OUT_HEADER = struct.Struct("=IiQ")
-_MAX_BACKGROUND_OFFSET = _OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
+_MAX_BACKGROUND_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
 _MAX_BACKGROUND = struct.Struct("=HH")  # max_background, congestion_threshold
-_FLAGS_OFFSET = _OUT_HEADER.size + 12
-_FLAGS2_OFFSET = _OUT_HEADER.size + 32  # after max_background, congestion_threshold, max_write, time_gran, max_pages
+_FLAGS_OFFSET = OUT_HEADER.size + 12
+_FLAGS2_OFFSET = OUT_HEADER.size + 32  # after max_background, congestion_threshold, max_write, time_gran, max_pages
 _FLAGS = struct.Struct("=I")
 _INIT_EXT = 1 << 30  # flags2 counts; not every libfuse says so itself
 _DIRECT_IO_ALLOW_MMAP = 1 << (36 - 32)  # bit of flags2; Linux 6.6
@@ -165,7 +165,7 @@ class Session:
         """
         if not self.can_resend or not self.is_connected:
             return False
-        os.write(self.fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
+        os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size, _NOTIFY_RESEND, 0))
         return True
 
     def abort(self) -> None:
@@ -189,7 +189,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
         ours.send(request)
         trio.run(_serve_init, operations)
         reply = bytearray(ours.recv(_INIT_REQUEST_MAX_BYTES))
-        _, error, _ = _OUT_HEADER.unpack_from(reply)
+        _, error, _ = OUT_HEADER.unpack_from(reply)
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)

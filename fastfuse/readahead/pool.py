@@ -20,7 +20,7 @@ States of a part, all changed here:
 A part is in the index of its file in every state but the last two.
 
 INVARIANT: reserved (in flight, landed) + fresh + expected + guessed + spent <= limit, always. Not counted: the part
-behind a slice that was handed out and is being written to the kernel (one per reply, for microseconds), and the about
+behind a slice that was handed out and is being written to the kernel (a dozen at most, for milliseconds), and the about
 2 kB that a small file and its part take as Python objects; of expected and of spent ones there is one for 64 KiB of the
 limit at most.
 

@@ -89,6 +89,10 @@ class PartBuffers:
         return address if 0 <= address - self._arena_address < len(self._arena) else 0
 
     @property
+    def limit_bytes(self) -> int:
+        return self._limit_bytes
+
+    @property
     def resident_bytes(self) -> int:
         """Of buffers in use, and of what is free and has its pages."""
         self._take_back()

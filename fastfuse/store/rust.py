@@ -80,11 +80,14 @@ def can_name(key: str) -> bool:
 class RustRangeReader:
     """Reads ranges from one bucket."""
 
-    def __init__(self, session: S3Session, bucket: str, slots: trio.Semaphore) -> None:
-        """A request takes one of `slots`, which may be shared with other clients."""
+    def __init__(
+        self, session: S3Session, bucket: str, slots: trio.Semaphore, *, most_at_once: int | None = None
+    ) -> None:
+        """A request takes one of `slots`, which may be shared with other clients, and of these `most_at_once`."""
         self._session = session
         self._bucket = bucket
         self._slots = slots
+        self._own_slots = trio.Semaphore(most_at_once or session.config.max_connections)
         self._opening = trio.Lock()
         self._store: S3Store | None = None
         self._closed = False
@@ -99,7 +102,7 @@ class RustRangeReader:
         deadline_s = self._session.config.deadline_s
         with trio.move_on_after(deadline_s):
             store = await self._ready_store()
-            async with self._slots:
+            async with self._own_slots, self._slots:
                 return await _fetch(store, ref, start, end)
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 

@@ -5,13 +5,17 @@ import os
 import select
 import socket
 import struct
+import threading
+import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import trio
 
 from fastfuse.mount import replies
 from fastfuse.mount.replies import LargeReplies, threads_for
+from fastfuse.objects import Buffer
 
 # <linux/fuse.h>: fuse_out_header.
 HEAD = struct.Struct("=IiQ")
@@ -37,9 +41,8 @@ def connection() -> Iterator[Connection]:
         yield kernel, session
 
 
-def answer_as_libfuse(session: socket.socket, request: int, data: object) -> None:
-    assert isinstance(data, bytes)
-    os.write(session.fileno(), reply_to(request, data))
+def answer_as_libfuse(session: socket.socket, request: int, data: Buffer) -> None:
+    os.write(session.fileno(), reply_to(request, bytes(data)))
 
 
 def reply_to(request: int, data: bytes) -> bytes:
@@ -129,10 +132,11 @@ async def test_no_more_wait_for_the_threads_than_may(connection: Connection, mon
         assert [kernel.recv(1 << 20) for _ in range(handed)] == [reply_to(number, LARGE) for number in range(handed)]
 
 
-async def test_a_reply_that_nobody_waits_for_any_more_ends_no_thread(
+async def test_a_reply_that_the_kernel_does_not_take_fails_its_own_read_at_most(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel, session = connection
+    # Of the first nobody waits for the answer any more.
     errors = {1: errno.ENOENT, 2: errno.EINVAL}
     writev = os.writev
 
@@ -148,7 +152,72 @@ async def test_a_reply_that_nobody_waits_for_any_more_ends_no_thread(
         for request in (1, 2, 3):
             answer_as_libfuse(session, request, large.hand_over(LARGE))
             large.settle()
+        assert kernel.recv(1 << 20) == HEAD.pack(HEAD.size, -errno.EIO, 2)
         assert kernel.recv(1 << 20) == reply_to(3, LARGE)
     assert [record.getMessage() for record in caplog.records] == [
-        f"a reply was not taken by the kernel: [Errno {errno.EINVAL}] not taken"
+        f"the kernel does not take a reply, so the read fails: [Errno {errno.EINVAL}] not taken"
     ]
+
+
+async def test_a_thread_that_has_written_keeps_nothing(connection: Connection) -> None:
+    kernel, session = connection
+    large = LargeReplies()
+    with large.written_by(1, session.fileno()):
+        memory = np.frombuffer(LARGE, np.uint8).copy()
+        gone = threading.Event()
+        weakref.finalize(memory, gone.set)
+        answer_as_libfuse(session, 1, large.hand_over(memory.data))
+        del memory
+        large.settle()
+        assert kernel.recv(1 << 20) == reply_to(1, LARGE)
+        assert gone.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("room", [0, 1])
+async def test_where_there_is_no_room_for_threads_fewer_write(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    kernel, session = connection
+    start, started = threading.Thread.start, 0
+
+    def start_some(thread: threading.Thread) -> None:
+        nonlocal started
+        if started == room:
+            raise RuntimeError("can't start new thread")
+        started += 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    large = LargeReplies()
+    with large.written_by(2, session.fileno()):
+        answer_as_libfuse(session, 1, large.hand_over(LARGE))
+        large.settle()
+        assert kernel.recv(1 << 20) == reply_to(1, LARGE)
+    assert [record.getMessage() for record in caplog.records] == [
+        "large files are read more slowly: can't start new thread; see ulimit -u and the cgroup's pids.max"
+    ]
+
+
+@pytest.mark.parametrize("place", ["settle", "before_io_wait", "thread"])
+def test_a_process_that_would_lose_a_reply_ends(connection: Connection, place: str) -> None:
+    _, session = connection
+
+    async def lose() -> None:
+        large = LargeReplies()
+        with large.written_by(1, session.fileno()):
+            data = large.hand_over(LARGE)
+            if place == "thread":
+                answer_as_libfuse(session, 1, data)
+                pytest.MonkeyPatch().setattr(os, "writev", None)
+                large.settle()
+                await trio.sleep_forever()
+            elif place == "settle":
+                large.settle()  # libfuse has written nothing
+            else:
+                await trio.sleep_forever()
+
+    child = os.fork()
+    if not child:
+        trio.run(lose)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

@@ -11,7 +11,7 @@ from fastfuse.errors import (
     UnavailableError,
 )
 from fastfuse.store.memory import MemoryStore
-from fastfuse.store.router import RoutingReader
+from fastfuse.store.router import RoutingReader, _large_gets
 from tests.fakes import CountingReader, FailingReader
 
 
@@ -33,6 +33,11 @@ class Two:
 
     async def read(self, key: str) -> bytes:
         return bytes(await self.reader.get_range(self.store.ref(key), 0, 4))
+
+
+@pytest.mark.parametrize(("limit_mib", "gets"), [(0, None), (1, 8), (72, 12), (200, 33), (456, 76)])
+def test_a_small_memory_allows_few_large_gets(limit_mib: int, gets: int | None) -> None:
+    assert _large_gets(limit_mib << 20) == gets
 
 
 def unsuitable(*, whole_server: bool) -> StoreUnsuitableError:

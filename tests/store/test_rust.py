@@ -254,6 +254,29 @@ async def test_cancelling_a_read_ends_its_request(monkeypatch: pytest.MonkeyPatc
         await reader.aclose()
 
 
+async def test_no_more_are_under_way_at_once_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way = most = 0
+
+    async def fetch(*_: object) -> bytes:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await trio.testing.wait_all_tasks_blocked()
+        under_way -= 1
+        return b"data"
+
+    monkeypatch.setattr("fastfuse.store.rust._fetch", fetch)
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+        slots = trio.Semaphore(8)
+        reader = RustRangeReader(session, "bucket", slots, most_at_once=3)
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(reader.get_range, ObjectRef("bucket", "key", 4, ""), 0, 4)
+        assert (most, slots.value) == (3, 8)
+        await reader.aclose()
+
+
 async def test_an_obstore_that_wants_more_of_a_loop_is_not_read_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("obstore.get_async", lambda *_, **__: asyncio.get_running_loop().create_task(None))  # type: ignore[arg-type]
     with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server:
