@@ -154,11 +154,10 @@ class DirectRangeReader:
         """
         self._slots.acquire_nowait()
         try:
-            connection = self._idle.pop()
-            if connection.is_fresh():
-                return await self._exchange(connection, self._get_request(ref, start, end), ref, start, end)
-            connection.close()
-            return None
+            connection = self._idle_connection()
+            if connection is None:
+                return None
+            return await self._exchange(connection, self._get_request(ref, start, end), ref, start, end)
         finally:
             self._slots.release()
 
@@ -178,15 +177,21 @@ class DirectRangeReader:
 
     async def _ask(self, request: bytes, ref: ObjectRef, start: int, end: int) -> Buffer | None:
         """Over an idle connection, or else a new one; None where even that was closed without an answer."""
+        while (connection := self._idle_connection()) is not None:
+            # The server may close it at this very moment: then it has not begun to answer.
+            data = await self._exchange(connection, request, ref, start, end)
+            if data is not None:
+                return data
+        return await self._exchange(await self._connect(ref), request, ref, start, end)
+
+    def _idle_connection(self) -> Connection | None:
+        """One that is still open, and on which nothing came that nobody asked for."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_fresh():
-                # The server may close it at this very moment: then it has not begun to answer.
-                data = await self._exchange(connection, request, ref, start, end)
-                if data is not None:
-                    return data
+                return connection
             connection.close()
-        return await self._exchange(await self._connect(ref), request, ref, start, end)
+        return None
 
     async def _connect(self, ref: ObjectRef) -> Connection:
         config = self._session.config
@@ -204,7 +209,7 @@ class DirectRangeReader:
             raise _broken(ref, error.strerror or type(error).__name__) from error
 
     async def _head_once(self, ref: ObjectRef) -> ObjectRef | None:
-        connection = self._idle.pop() if self._idle else await self._connect(ref)
+        connection = self._idle_connection() or await self._connect(ref)
         try:
             head = await connection.ask(self._request("HEAD", ref), has_body=False)
             return None if head is None else _told(head, ref)

@@ -144,6 +144,9 @@ async def test_a_body_that_follows_a_head_is_never_the_next_reply() -> None:
             found = await reader.head(key)
             assert found is not None
             assert found.size_bytes == 5
+            for connection in reader._idle:
+                if key == "first":  # the body may come later than the head
+                    await trio.lowlevel.wait_readable(connection._sock)
         await reader.aclose()
 
 
