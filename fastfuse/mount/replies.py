@@ -24,7 +24,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
@@ -173,8 +173,11 @@ def _started(threads: int, work: Callable[[], object]) -> Iterator[threading.Thr
 def _fail(device: int, head: bytes) -> None:
     """End the request whose reply begins with `head`, unless the kernel has done so itself."""
     _, _, request = OUT_HEADER.unpack(head)
-    with suppress(OSError):
+    try:
         os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, request))
+    except OSError as error:
+        if error.errno not in _UNWANTED:
+            raise
 
 
 def _die(why: str) -> NoReturn:

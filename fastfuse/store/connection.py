@@ -178,7 +178,8 @@ class Connection:
         head = parse_head(received[:end])
         self._begun = memoryview(received)[end + 4 :]
         self._is_persistent = head.is_persistent
-        if head.body_bytes is not None or not has_body:
+        # An interim reply (RFC 9110, 15.2) ends nothing: the connection is not used again.
+        if head.status >= 200 and (head.body_bytes is not None or not has_body):
             self._left_bytes = (head.body_bytes or 0) * has_body - len(self._begun)
         return head
 

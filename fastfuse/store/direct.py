@@ -10,6 +10,7 @@ A request is sent and its head is awaited by the task; of a long body all but th
 one call without the GIL, but for TLS.
 """
 
+import random
 import ssl
 import time
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ from fastfuse.store.replies import (
     if_unmodified_since,
     parse_content_range,
 )
-from fastfuse.store.retries import RetryableError, retrying
+from fastfuse.store.retries import FIRST_PAUSE_S, RetryableError, retrying
 from fastfuse.store.session import DEFAULT_PORTS, S3Session, host_header, stall_timeout_s
 from fastfuse.store.signing import Signer
 from fastfuse.store.transport import tls_context
@@ -45,6 +46,8 @@ __all__ = ["DirectRangeReader", "is_plain"]
 
 # To another place, which others follow.
 _REDIRECTIONS = frozenset({301, 302, 307, 308})
+# The service wants fewer requests.
+_BUSY = frozenset({429, 503})
 # A longer error document is not read.
 _MAX_ERROR_BYTES = 64 << 10
 
@@ -104,7 +107,7 @@ class DirectRangeReader:
             async with self._slots:
                 try:
                     return await self._head_once(ObjectRef(self._bucket, key, 0, ""))
-                except (BadHeadError, OSError, RetryableError):
+                except (ValueError, OSError, RetryableError):  # ValueError: of the reply, or of a host without a name
                     pass
         return None
 
@@ -212,6 +215,8 @@ class DirectRangeReader:
         connection = self._idle_connection() or await self._connect(ref)
         try:
             head = await connection.ask(self._request("HEAD", ref), has_body=False)
+            if head is not None and head.status in _BUSY:
+                await trio.sleep(random.uniform(0, 2 * FIRST_PAUSE_S))
             return None if head is None else _told(head, ref)
         finally:
             self._put_back(connection)
@@ -321,7 +326,7 @@ def _told(head: ReplyHead, asked: ObjectRef) -> ObjectRef | None:
 def _modified(head: ReplyHead) -> datetime | None:
     try:
         return parsedate_to_datetime(head.headers.get("last-modified", ""))
-    except ValueError:
+    except (OverflowError, ValueError):
         return None
 
 

@@ -49,7 +49,10 @@ def parse_head(head: bytes) -> ReplyHead:
         # White space before the colon, or at the beginning (a folded line), is where request smuggling begins.
         if not colon or not name or " " in name or "\t" in name:
             raise BadHeadError("a line that is no header")
-        headers[name.lower()] = value.strip(" \t")
+        name, value = name.lower(), value.strip(" \t")
+        if name == "content-length" and headers.get(name, value) != value:
+            raise BadHeadError("two different lengths")
+        headers[name] = value
     connection = headers.get("connection", "").lower()
     is_persistent = "close" not in connection and (match[1] == "1" or "keep-alive" in connection)
     return ReplyHead(int(match[2]), headers, is_persistent)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import trio
 
-__all__ = ["RetryableError", "retrying"]
+__all__ = ["FIRST_PAUSE_S", "RetryableError", "retrying"]
 
 # "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/; obstore waits the same.
 FIRST_PAUSE_S = 0.1

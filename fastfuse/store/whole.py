@@ -42,6 +42,8 @@ _UPLOAD_PART_BYTES = 64 << 20
 # Parts in flight: 16 of 90 MB/s fill a 10 Gbit/s host, and 128 MiB of memory.
 _MAX_IN_FLIGHT = 16
 _UPLOADS_IN_FLIGHT = 4
+# What is asked again after a first client had no answer has as long at least.
+_LEAST_DEADLINE_S = 5.0
 # A whole upload part has this long, with its retries.
 _UPLOAD_DEADLINE_S = 300.0
 
@@ -67,10 +69,12 @@ class WholeObjects:
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """See `ObjectSource.head`."""
+        deadline_s, began_s = self._session.config.deadline_s, trio.current_time()
         ref = await self._head_directly(bucket, key)
         if ref is not None:
             return ref
-        reply = await self._request(bucket, key, "head_object", deadline_s=self._session.config.deadline_s)
+        left_s = began_s + deadline_s - trio.current_time()
+        reply = await self._request(bucket, key, "head_object", deadline_s=max(left_s, _LEAST_DEADLINE_S))
         return ObjectRef(
             bucket=bucket,
             key=key,
@@ -91,9 +95,10 @@ class WholeObjects:
         try:
             return await client.head(key)
         except StoreUnsuitableError as reason:
-            _log.info("Asking for the objects of %r with the slower client: %s", bucket, reason)
-            self._direct[bucket] = None
-            await client.aclose()
+            if self._direct[bucket] is not None:
+                _log.info("Asking for the objects of %r with the slower client: %s", bucket, reason)
+                self._direct[bucket] = None
+                await client.aclose()
             return None
 
     async def read(self, ref: ObjectRef, *, limit_bytes: int) -> bytes:

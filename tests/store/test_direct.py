@@ -121,6 +121,7 @@ async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str],
         (200, TOLD | {"Content-Length": "many"}),
         (200, {name: value for name, value in TOLD.items() if name != "Last-Modified"}),
         (200, TOLD | {"Last-Modified": "yesterday"}),
+        (200, TOLD | {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 +99999999999999999999"}),
         (200, TOLD | {"Transfer-Encoding": "chunked"}),
         (206, TOLD),
         (301, TOLD),
@@ -148,6 +149,21 @@ async def test_a_body_that_follows_a_head_is_never_the_next_reply() -> None:
                 if key == "first":  # the body may come later than the head
                     await trio.lowlevel.wait_readable(connection._sock)
         await reader.aclose()
+
+
+async def test_an_interim_reply_is_never_the_reply() -> None:
+    with canned_server(lambda target: (103 if target.endswith("/first") else 200, TOLD, b"")) as server:
+        reader = direct_reader(ConnectionConfig(endpoint_url=server.url, region="r"))
+        assert await reader.head("first") is None
+        assert not reader._idle
+        assert await reader.head("second") is not None
+        await reader.aclose()
+
+
+async def test_a_host_that_has_no_name_is_left_to_others() -> None:
+    reader = direct_reader(ConnectionConfig(endpoint_url="http://a..b:9000", region="r"))
+    assert await reader.head("key") is None
+    await reader.aclose()
 
 
 async def test_what_gets_no_answer_is_left_to_others(served: Served) -> None:

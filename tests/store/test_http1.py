@@ -29,6 +29,10 @@ def test_a_connection_is_kept_as_its_version_and_header_say(head: bytes, is_pers
     assert parse_head(head).is_persistent == is_persistent
 
 
+def test_a_length_may_be_told_twice() -> None:
+    assert parse_head(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\ncontent-length: 5").body_bytes == 5
+
+
 def test_a_length_that_is_not_told_is_none() -> None:
     assert parse_head(b"HTTP/1.1 200 OK").body_bytes is None
     assert parse_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3").body_bytes is None
@@ -50,6 +54,7 @@ def test_a_length_that_is_no_number_is_refused(length: bytes) -> None:
         b"\x16\x03\x01",
         b"HTTP/1.1 200 OK\r\n folded",
         b"HTTP/1.1 200 OK\r\na b: c",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\ncontent-length: 7",
     ],
 )
 def test_what_is_no_head_is_refused(head: bytes) -> None:
