@@ -271,7 +271,7 @@ def _captured_stderr() -> Iterator["_Captured"]:
 
 class _Captured:
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self._fd = fd
 
     def __call__(self) -> str:
-        return os.pread(self.fd, 1 << 16, 0).decode("utf-8", "replace")
+        return os.pread(self._fd, 1 << 16, 0).decode("utf-8", "replace")

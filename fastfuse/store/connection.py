@@ -180,7 +180,8 @@ class Connection:
         self._is_persistent = head.is_persistent
         # An interim reply (RFC 9110, 15.2) ends nothing: the connection is not used again.
         if head.status >= 200 and (head.body_bytes is not None or not has_body):
-            self._left_bytes = (head.body_bytes or 0) * has_body - len(self._begun)
+            body_bytes = head.body_bytes if has_body else None
+            self._left_bytes = (body_bytes or 0) - len(self._begun)
         return head
 
     async def read_into(self, data: memoryview) -> int:

@@ -215,9 +215,11 @@ class DirectRangeReader:
         connection = self._idle_connection() or await self._connect(ref)
         try:
             head = await connection.ask(self._request("HEAD", ref), has_body=False)
-            if head is not None and head.status in _BUSY:
+            if head is None:
+                return None
+            if head.status in _BUSY:
                 await trio.sleep(random.uniform(0, 2 * FIRST_PAUSE_S))
-            return None if head is None else _told(head, ref)
+            return _told(head, ref)
         finally:
             self._put_back(connection)
 

@@ -44,7 +44,7 @@ class Signer:
         self._frame: _Frame | None = None
 
     def lines(self, path: str, credentials: Credentials, at_s: float, *, query: str = "", method: str = "GET") -> str:
-        """The header lines that a GET of `path` at the Unix time `at_s` has to send beside ``host``, `extra` included.
+        """The header lines that a request for `path` at the Unix time `at_s` sends beside ``host``, `extra` included.
 
         `path` is URL-encoded. So is `query`, with all but ``A-Z a-z 0-9 - _ . ~`` encoded and its names in order.
         """

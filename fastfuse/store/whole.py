@@ -46,9 +46,7 @@ _UPLOADS_IN_FLIGHT = 4
 _LEAST_DEADLINE_S = 5.0
 # A whole upload part has this long, with its retries.
 _UPLOAD_DEADLINE_S = 300.0
-
-
-# What is asked for has no bodies.
+# For who reads no bodies.
 _NO_BUFFERS = PartBuffers(part_bytes=0, limit_bytes=0)
 
 
