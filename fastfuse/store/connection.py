@@ -8,18 +8,22 @@ import socket
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from fastfuse.store.http1 import MAX_HEAD_BYTES, BadHeadError, ReplyHead, parse_head
+from fastfuse.store.receivers import Receivers
 from fastfuse.store.tls import TlsSocket
 
 __all__ = ["TASK_BYTES", "Connection", "StallWatch", "connect"]
 
 # So much of a body the task receives itself: a hop to a thread and back costs as much as copying it.
 TASK_BYTES = 256 << 10
-# One call for the head and the beginning of the body, or for all of a small object.
+# One call for the head and the beginning of the body, or for all of a small object. Of a body that a thread receives
+# the less the better: what comes with the head is copied, and 64 KiB are sixteen pages more to be found.
 _FIRST_BYTES = 64 << 10
+_FIRST_BYTES_BEFORE_THREAD = 4 << 10
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 
 
@@ -76,13 +80,13 @@ async def connect(
     tls: ssl.SSLContext | None,
     timeout_s: float,
     watch: StallWatch,
-    threads: trio.CapacityLimiter,
+    receivers: Receivers,
 ) -> "Connection":
     """A new connection. `OSError` (an `ssl.SSLError`, too) where there is none within `timeout_s`."""
     try:
         with trio.fail_after(timeout_s):
             sock = await _connected(host, port, watch.stall_s)
-            return Connection(sock if tls is None else await _secured(sock, tls, host), watch, threads)
+            return Connection(sock if tls is None else await _secured(sock, tls, host), watch, receivers)
     except trio.TooSlowError:
         raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
 
@@ -119,10 +123,10 @@ class Connection:
     It is of no more use after any exception, a cancellation too: close it.
     """
 
-    def __init__(self, sock: socket.socket | TlsSocket, watch: StallWatch, threads: trio.CapacityLimiter) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, watch: StallWatch, receivers: Receivers) -> None:
         self._sock = sock
         self._watch = watch
-        self._threads = threads
+        self._receivers = receivers
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         # Of the reply's body what came with its head, and how much is still to come (less than 0: more than was told).
@@ -146,23 +150,25 @@ class Connection:
         self._is_given_up = True
         trio.lowlevel.notify_closing(self._sock)
 
-    async def ask(self, request: bytes, *, has_body: bool = True) -> ReplyHead | None:
+    async def ask(self, request: bytes, *, body_bytes: int | None = None, has_body: bool = True) -> ReplyHead | None:
         """The head of the reply; None where the connection ended before it began.
 
-        `has_body`: whether the body that it tells of follows, or the request was a HEAD.
+        `body_bytes`: how long the body most likely is, if that is known. `has_body`: whether the body that the head
+        tells of follows, or the request was a HEAD.
 
         Raises:
             BadHeadError: what came is no HTTP/1.1.
             OSError: the connection broke in the head, or it stalled.
         """
         self._left_bytes = None  # until it is known
+        first_bytes = _FIRST_BYTES if self._is_short(body_bytes or 0) else _FIRST_BYTES_BEFORE_THREAD
         received = b""
         self._asked_s = self._watch.begin(self)
         try:
             await self._send(request)
             end = -1
             while end < 0:
-                chunk = await self._receive()
+                chunk = await self._receive(first_bytes)
                 if not chunk:
                     raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
                 received = received + chunk if received else chunk  # mostly it is all of it
@@ -190,8 +196,8 @@ class Connection:
         done = len(begun)
         data[:done] = begun
         self._begun = memoryview(b"")
-        if len(data) - done > TASK_BYTES and isinstance(self._sock, socket.socket):
-            done += await self._receive_in_thread(self._sock, data[done:])
+        if not self._is_short(len(data) - done):
+            done += await self._receivers.run(partial(self._receive_all, data[done:]))
         elif done < len(data):
             self._watch.begin(self)
             try:
@@ -237,12 +243,12 @@ class Connection:
             except BlockingIOError:
                 await self._wait(trio.lowlevel.wait_writable)
 
-    async def _receive(self) -> bytes:
+    async def _receive(self, most_bytes: int = _FIRST_BYTES) -> bytes:
         while True:
             # An answer takes its time: the other way round would be a call for nothing.
             await self._wait(trio.lowlevel.wait_readable)
             try:
-                return self._sock.recv(_FIRST_BYTES)
+                return self._sock.recv(most_bytes)
             except BlockingIOError:
                 pass
 
@@ -268,14 +274,14 @@ class Connection:
             done += count
         return done
 
-    async def _receive_in_thread(self, sock: socket.socket, data: memoryview) -> int:
-        return await trio.to_thread.run_sync(
-            self._receive_all, sock, data, abandon_on_cancel=True, limiter=self._threads
-        )
+    def _is_short(self, size_bytes: int) -> bool:
+        """Whether the task receives so much itself; what has to be decrypted, always."""
+        return size_bytes <= TASK_BYTES or isinstance(self._sock, TlsSocket)
 
-    def _receive_all(self, sock: socket.socket, data: memoryview) -> int:
-        """In one call, if the connection lives so long."""
-        done = 0
+    def _receive_all(self, data: memoryview) -> int:
+        """In one call, if the connection lives so long; for a thread."""
+        sock, done = self._sock, 0
+        assert isinstance(sock, socket.socket)
         self._is_in_thread = True
         try:
             sock.setblocking(True)

@@ -27,6 +27,7 @@ from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.connection import TASK_BYTES, Connection, StallWatch, connect
 from fastfuse.store.failures import Failure, Kind, failure_of_reply, read_error
 from fastfuse.store.http1 import BadHeadError, ReplyHead
+from fastfuse.store.receivers import Receivers
 from fastfuse.store.replies import (
     check_length,
     check_range_arguments,
@@ -67,7 +68,7 @@ class DirectRangeReader:
         self._bucket = bucket
         self._buffers = buffers
         self._slots = slots
-        self._threads = trio.CapacityLimiter(session.config.max_connections)
+        self._receivers = Receivers()
         self._watch = StallWatch(stall_timeout_s(session.config), session.config.deadline_s)
         # The one used last at the end: the others may time out.
         self._idle: list[Connection] = []
@@ -204,7 +205,7 @@ class DirectRangeReader:
                 tls=self._tls,
                 timeout_s=config.connect_timeout_s,
                 watch=self._watch,
-                threads=self._threads,
+                receivers=self._receivers,
             )
         except ssl.SSLCertVerificationError as error:
             raise StoreUnsuitableError("the server's certificate is not accepted.", whole_server=True) from error
@@ -243,7 +244,7 @@ class DirectRangeReader:
     ) -> Buffer | None:
         """The range; None where the connection ended before it was answered."""
         try:
-            head = await connection.ask(request)
+            head = await connection.ask(request, body_bytes=end - start)
             if head is None:
                 return None
             if head.status not in (200, 206):
@@ -270,6 +271,7 @@ class DirectRangeReader:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+        self._receivers.close()
         await trio.lowlevel.checkpoint()
 
 

@@ -16,8 +16,10 @@ from fastfuse.store.base import RangeReader
 
 __all__ = ["TrimmingReader", "private_bytes"]
 
-# A look takes 10 µs, and so many bytes take at least a hundred times that.
-_LOOK_EVERY_BYTES = 4 << 20
+# A look is four system calls, at each of which the other threads may take the GIL: up to 300 µs of the loop's time
+# where they receive and reply at 2 GB/s, and 8 MiB take 3,500.
+_LEAST_LOOK_EVERY_BYTES = 4 << 20
+_LOOKS_PER_LIMIT = 64
 # So much is not worth a trim: sockets' buffers in Python, a thread's stack more.
 _SLACK_BYTES = 8 << 20
 # The next trim comes when there may be something to gain again.
@@ -47,16 +49,17 @@ class TrimmingReader:
         self._used_bytes = used_bytes
         self._trim = trim
         self._most_bytes = used_bytes() + limit_bytes + _SLACK_BYTES
-        self._patience_bytes = max(limit_bytes // _PATIENCE_DIVISOR, _LOOK_EVERY_BYTES)
+        self._look_every_bytes = max(limit_bytes // _LOOKS_PER_LIMIT, _LEAST_LOOK_EVERY_BYTES)
+        self._patience_bytes = max(limit_bytes // _PATIENCE_DIVISOR, self._look_every_bytes)
         # Bytes to fetch before the next look.
-        self._left_bytes = _LOOK_EVERY_BYTES
+        self._left_bytes = self._look_every_bytes
 
     async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """See `RangeReader.get_range`."""
         data = await self._reader.get_range(ref, start, end)
         self._left_bytes -= len(data)
         if self._left_bytes <= 0:
-            self._left_bytes = _LOOK_EVERY_BYTES
+            self._left_bytes = self._look_every_bytes
             if self._used_bytes() > self._most_bytes:
                 self._trim()
                 self._left_bytes = self._patience_bytes

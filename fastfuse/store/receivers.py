@@ -1,0 +1,103 @@
+"""Threads that receive long bodies, each in one call without the GIL.
+
+trio's own are started by `threading.Thread`, which waits until the new one runs. That one wants the GIL, as do all that
+have received something, so each start kept the event loop for 1 ms: where the first parts of a job came over thirty
+connections at once, 35 ms went by before it took any of them. Here nobody waits for a thread, and what many have done
+meanwhile is taken in one turn of the loop.
+"""
+
+import errno
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import trio
+
+__all__ = ["Receivers"]
+
+
+class _Job:
+    """`task` waits for what `work` returns or raises; None once it was cancelled."""
+
+    __slots__ = ("count", "error", "task", "work")
+
+    def __init__(self, work: Callable[[], int], task: trio.lowlevel.Task) -> None:
+        self.work = work
+        self.task: trio.lowlevel.Task | None = task
+        self.count = 0
+        self.error: BaseException | None = None
+
+
+class Receivers:
+    """As many threads as there ever was work for at once; they stay until `close`. For one run of trio."""
+
+    def __init__(self) -> None:
+        # None ends a thread.
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._finished: deque[_Job] = deque()
+        # Whether `_take_finished` is about to be called.
+        self._is_told = False
+        self._threads = self._busy = 0
+
+    async def run(self, work: Callable[[], int]) -> int:
+        """What `work` returns, or raises, in a thread. Who cancels this sees to it that `work` ends.
+
+        Raises:
+            OSError: the system has no room for a thread, and none is here.
+        """
+        job = _Job(work, trio.lowlevel.current_task())
+        if self._busy >= self._threads:
+            self._start()
+        self._busy += 1
+        self._jobs.put(job)
+
+        def give_up(_: object) -> trio.lowlevel.Abort:
+            job.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(give_up)
+        if job.error is not None:
+            raise job.error
+        return job.count
+
+    def close(self) -> None:
+        """Each thread ends with what it is doing."""
+        for _ in range(self._threads):
+            self._jobs.put(None)
+        self._threads = 0
+
+    def _start(self) -> None:
+        try:
+            start_new_thread(self._serve, (trio.lowlevel.current_trio_token(),))
+        except RuntimeError as error:
+            if not self._threads:
+                raise OSError(errno.EAGAIN, "no room for another thread; see ulimit -u and pids.max") from error
+            # Those that are here do it when they can.
+        else:
+            self._threads += 1
+
+    def _serve(self, token: trio.lowlevel.TrioToken) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job.count = job.work()
+            except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
+                job.error = error
+            self._finished.append(job)
+            # The part's memory is used again.
+            del job
+            if not self._is_told:
+                self._is_told = True
+                try:
+                    token.run_sync_soon(self._take_finished)
+                except trio.RunFinishedError:
+                    return
+
+    def _take_finished(self) -> None:
+        # First of all: whoever finishes from now on tells it again.
+        self._is_told = False
+        while self._finished:
+            job = self._finished.popleft()
+            self._busy -= 1
+            if job.task is not None:
+                trio.lowlevel.reschedule(job.task)
