@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 
 import trio
 
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.delivered import Delivered
+from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
-from fastfuse.readahead.ranges import part_ranges
+from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.stream import ReadCounts, Stream
 from fastfuse.store.base import RangeReader
 
@@ -23,8 +24,8 @@ __all__ = ["ReadEngine", "ReadStatistics"]
 _MAX_FOLLOWERS = 4
 _PATIENCE_OPENS = 16
 # Of the first window, so much is fetched before anybody asks: the GETs of 256 MiB at once, beside a script that starts,
-# bring the first part after 200 ms, and those of 64 after 60.
-_BEGUN_DIVISOR = 4
+# bring the first part 40 ms later than those of 128, and the last of these no sooner.
+_BEGUN_DIVISOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class ReadEngine:
         """`listing` gives the table of the moment: the order in which files are likely to be opened."""
         self._reader = reader
         self._config = config
-        self._nursery = nursery
+        self._fetches = Fetches(nursery)
         self._pool = PartPool(config)
         self._streams: dict[int, Stream] = {}
         self._counts = ReadCounts()
@@ -69,7 +70,7 @@ class ReadEngine:
         # Large files that readers are about to open, oldest first, and the opens before them.
         self._followers: dict[int, int] = {}
         self._opens = 0
-        self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, nursery, self._counts)
+        self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, self._fetches, self._counts)
 
     def new_order(self) -> Order:
         """The place for one order of files that somebody announces."""
@@ -177,19 +178,18 @@ class ReadEngine:
             self.release(inode)
         file = self._pool.open(inode, ref)
         stream = Stream(
-            file, self._reader, self._pool, self._config, self._nursery, self._counts, self._service, self._read_on,
+            file, self._reader, self._pool, self._config, self._fetches, self._counts, self._service, self._read_on,
             is_cached=inode in self._reopened and self._delivered.has(inode),
         )  # fmt: skip
         self._streams[inode] = stream
         return stream
 
-    def _read_on(self, inode: int, size_bytes: int) -> None:
-        """The reader of `inode` is about to come to its end: read ahead so much of the files that follow.
+    def _read_on(self, inode: int, size_bytes: int, left_bytes: int) -> None:
+        """The reader of `inode` is `left_bytes` from its end: read ahead so much of the files that follow.
 
         Otherwise the first bytes of every shard are waited for, and so is the window that grows again.
         """
-        # In large parts: what is so far ahead is there in time.
-        self._follow(self._prefetcher.followers(inode), size_bytes, self._config.memory_limit_bytes)
+        self._follow(self._prefetcher.followers(inode), size_bytes, left_bytes)
 
     def _follow(self, files: Iterator[tuple[int, ObjectRef]], size_bytes: int, before_bytes: int) -> None:
         """Read so much of `files` ahead, which come after `before_bytes` of others."""
@@ -204,8 +204,17 @@ class ReadEngine:
         self._give_up_followers()
 
     def _fetch_first(self, stream: Stream, size_bytes: int, before_bytes: int) -> bool:
-        ranges = part_ranges(stream.file.ref.size_bytes, self._config.part_size_bytes, before_bytes)
-        return all(stream.fetch(*part) for part in takewhile(lambda part: part[0] < size_bytes, ranges))
+        start, size_bytes = 0, min(size_bytes, stream.file.ref.size_bytes)
+        while start < size_bytes:
+            part = stream.file.at(start)
+            if part is not None:
+                start = part.end
+                continue
+            end = known_part_end(start, stream.file.ref.size_bytes, self._config.part_size_bytes, before_bytes)
+            if not stream.fetch(start, end):
+                return False
+            start = end
+        return True
 
     def _give_up_followers(self) -> None:
         followers = self._followers

@@ -16,6 +16,7 @@ from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
 from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.delivered import Delivered
+from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
@@ -95,7 +96,7 @@ class Order:
 
 
 class Prefetcher:
-    """All orders of one engine, and the GETs that they cause. Nothing here waits but the fetches, in `nursery`."""
+    """All orders of one engine, and the GETs that they cause. Nothing here waits but the fetches."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class Prefetcher:
         pool: PartPool,
         reader: RangeReader,
         config: ReadaheadConfig,
-        nursery: trio.Nursery,
+        fetches: Fetches,
         counts: ReadCounts,
     ) -> None:
         """`listing` gives the table of the moment."""
@@ -113,7 +114,7 @@ class Prefetcher:
         self._pool = pool
         self._reader = reader
         self._config = config
-        self._nursery = nursery
+        self._fetches = fetches
         self._counts = counts
         # Announced orders, in their turn.
         self._orders: deque[Order] = deque()
@@ -202,7 +203,7 @@ class Prefetcher:
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
         while (part := self._next_part()) is not None:
-            self._nursery.start_soon(self._fetch, part)
+            self._fetches.start(self._fetch, part)
         for order in self._orders:
             order.wake()
 

@@ -12,6 +12,7 @@ from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.cursor import Cursor
+from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
@@ -39,7 +40,7 @@ class ReadCounts:
 class Stream:
     """Reads one version of one object for all who have it open.
 
-    Fetches are tasks in `nursery`, which must outlive every `read`. A task that is cancelled while it waits takes
+    `fetches` must outlive every `read`. A task that is cancelled while it waits takes
     nothing with it: the fetch goes on for the others, and ends in the pool.
     """
 
@@ -47,7 +48,7 @@ class Stream:
         "_beyond",
         "_counts",
         "_cursor",
-        "_nursery",
+        "_fetches",
         "_part",
         "_pool",
         "_reader",
@@ -62,21 +63,22 @@ class Stream:
         reader: RangeReader,
         pool: PartPool,
         config: ReadaheadConfig,
-        nursery: trio.Nursery,
+        fetches: Fetches,
         counts: ReadCounts,
         service: ServicePace,
-        beyond: Callable[[int, int], None],
+        beyond: Callable[[int, int, int], None],
         *,
         is_cached: bool,
     ) -> None:
-        """`beyond` is told the inode, and how far past the end of the file its reader wants to have read ahead.
+        """`beyond` is told the inode, how far past the end of the file its reader wants to have read ahead, and how
+        far it is from there.
 
         `is_cached`: most likely the kernel has the file, and asks only for what it has dropped.
         """
         self.file = file
         self._reader = reader
         self._pool = pool
-        self._nursery = nursery
+        self._fetches = fetches
         self._counts = counts
         self._service = service
         self._beyond = beyond
@@ -125,7 +127,7 @@ class Stream:
             part = self._pool.try_ahead(self.file, 0, self.file.ref.size_bytes)
             if part is not None:
                 self._counts.ahead_parts += 1
-                self._nursery.start_soon(self._fetch, part)
+                self._fetches.start(self._fetch, part)
 
     def fetch(self, start: int, end: int) -> bool:
         """Start the fetches of what is missing in ``[start, end)``; False where it would be at others' expense."""
@@ -216,7 +218,7 @@ class Stream:
                 continue
             for start, part_end in self._window.demand(cursor, offset, end, self.file.gap(offset)):
                 self._counts.demanded_parts += 1
-                self._nursery.start_soon(self._fetch, self._pool.demand(self.file, start, part_end))
+                self._fetches.start(self._fetch, self._pool.demand(self.file, start, part_end))
                 offset = part_end
 
     def _resize(self) -> None:
@@ -235,7 +237,7 @@ class Stream:
             window.commanded(cursor, part.end)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
-            self._beyond(self.file.inode, beyond_bytes)
+            self._beyond(self.file.inode, beyond_bytes, self.file.ref.size_bytes - cursor.position)
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """The part from `start` on, where there is none, to `end` at most; None if others need what it takes."""
@@ -244,7 +246,7 @@ class Stream:
         part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
         if part is not None:
             self._counts.ahead_parts += 1
-            self._nursery.start_soon(self._fetch, part)
+            self._fetches.start(self._fetch, part)
         return part
 
     async def _get(self, part: Part) -> Buffer:

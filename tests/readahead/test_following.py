@@ -153,7 +153,7 @@ async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(
 
 async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_opens_one() -> None:
     refs, reader = [None, *shards(6)], ScriptedReader()
-    config = replace(CONFIG, first_window_bytes=2400 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
+    config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
     async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
         await settled()
@@ -183,15 +183,25 @@ async def test_nothing_is_begun_where_the_listing_begins_with_what_is_not_read_a
 async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_are_whole() -> None:
     refs, reader = [listed(name, 12 * MIB) for name in ("first", "second")], ScriptedReader()
     config = ReadaheadConfig(
-        part_size_bytes=2 * MIB, first_window_bytes=80 * MIB, memory_limit_bytes=512 * MIB, expects_every_file=True
+        part_size_bytes=2 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB, expects_every_file=True
     )
     async with running(reader, config, Files(refs)) as engine:
         engine.begin()
         await settled()
         sizes = [[end - start for start, end in sorted(reader.ranges(ref.key))] for ref in refs]
-    assert sizes[0][:5] == [256 * KIB] * 5
-    assert max(sizes[0]) == 2 * MIB
+    assert sizes[0] == [256 * KIB] * 4 + [MIB] * 11
     assert sizes[1] == [2 * MIB] * 4
+
+
+async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near() -> None:
+    refs, reader = [listed(name, 20 * MIB) for name in ("first", "second")], ScriptedReader()
+    config = ReadaheadConfig(part_size_bytes=4 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB)
+    async with running(reader, config, Files(refs)) as engine:
+        engine.open(1, refs[0])
+        await engine.read(1, refs[0], 0, MIB)
+        await settled()
+        sizes = [end - start for start, end in sorted(reader.ranges("second"))]
+    assert sizes == [2 * MIB] * 3 + [3 * MIB] * 4 + [2 * MIB]
 
 
 async def test_of_a_file_of_any_size_only_what_is_begun_is_looked_at() -> None:

@@ -31,10 +31,26 @@ def test_parts_cover_an_object_without_gaps_and_are_no_larger_than_they_may_be(
     assert all(0 < end - start <= part_mib * MIB for start, end in parts)
 
 
-def test_parts_grow_with_what_lies_before_them() -> None:
-    sizes = [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 0)]
-    assert sizes[:5] == [256 * KIB] * 5
+@given(st.integers(1, 500 * MIB), st.integers(1, 16), st.integers(0, 400 * MIB))
+def test_parts_grow_by_a_twelfth_of_what_lies_before_them_and_end_at_whole_mib(
+    size_bytes: int, part_mib: int, before_bytes: int
+) -> None:
+    *parts, _ = part_ranges(size_bytes, part_mib * MIB, before_bytes)
+    for start, end in parts:
+        if before_bytes + start < MIB:
+            assert end - start == 256 * KIB
+        else:
+            assert end % MIB == 0
+            grown_bytes = min(part_mib * MIB, MIB + (before_bytes + start) / 12)
+            # Less by what it was rounded down, itself and its end.
+            assert grown_bytes - 2 * MIB < end - start <= grown_bytes
+
+
+def test_the_first_mib_comes_in_four_and_what_is_far_in_the_largest_parts() -> None:
+    sizes = [end - start for start, end in part_ranges(128 * MIB, 8 * MIB, 0)]
+    assert sizes[:5] == [256 * KIB] * 4 + [MIB]
     assert max(sizes) == 8 * MIB
+    assert len(sizes) == 40
     assert [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 1 << 30)] == [8 * MIB] * 5
 
 
