@@ -121,8 +121,9 @@ LAYERS: Mapping[str, Row] = {
         "mount.notices sources.uri store.base"
     ),
     "mount.protocol": row(),
-    "mount.replies": row("mount.protocol objects", "trio"),
-    "mount.loop": row("mount.replies", "pyfuse3 trio"),
+    "mount.syscalls": row(),
+    "mount.replies": row("mount.protocol mount.syscalls objects", "trio"),
+    "mount.loop": row("mount.replies mount.syscalls", "pyfuse3 trio"),
     "mount.session": row(
         "errors mount.loop mount.mountpoint mount.notices mount.protocol mount.replies", "pyfuse3 trio"
     ),

@@ -10,7 +10,6 @@ release of a 39 KB file by eight readers 87 and 47. A read of 1 MiB stays at 130
 """
 
 from collections.abc import Awaitable, Generator
-from select import POLLIN, poll
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +18,7 @@ import pyfuse3
 import trio
 
 from fastfuse.mount.replies import LargeReplies
+from fastfuse.mount.syscalls import Readable
 
 __all__ = ["RequestLock", "RequestWait", "take_over_waiting"]
 
@@ -84,19 +84,18 @@ class RequestWait:
     def __init__(self, replies: LargeReplies) -> None:
         self._replies = replies
         self._fd = -1
-        self._poll = poll()
+        self._is_readable = Readable(-1)
         self._turn_ends_s = 0.0
 
     def wait_readable(self, fd: int) -> Awaitable[None]:
         self._replies.settle()
-        if fd == self._fd and perf_counter() < self._turn_ends_s and self._poll.poll(0):
+        if fd == self._fd and perf_counter() < self._turn_ends_s and self._is_readable():
             return _DONE
         return self._wait(fd)
 
     async def _wait(self, fd: int) -> None:
         if fd != self._fd:
-            self._fd, self._poll = fd, poll()
-            self._poll.register(fd, POLLIN)
+            self._fd, self._is_readable = fd, Readable(fd)
         await trio.lowlevel.wait_readable(fd)
         # Other tasks have answered meanwhile.
         self._replies.settle()

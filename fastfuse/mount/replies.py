@@ -32,6 +32,7 @@ from typing import NoReturn
 import trio
 
 from fastfuse.mount.protocol import OUT_HEADER
+from fastfuse.mount.syscalls import dup2, receive
 from fastfuse.objects import Buffer
 
 __all__ = ["LargeReplies", "threads_for"]
@@ -143,14 +144,15 @@ class _Place:
         self.device = os.dup(session_fd)
         # Each message comes as it was sent.
         self._heads, self._stand_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._heads_fd, self._stand_in_fd = self._heads.fileno(), self._stand_in.fileno()
 
     def take(self) -> None:
-        os.dup2(self._stand_in.fileno(), self._session_fd)
+        dup2(self._stand_in_fd, self._session_fd)
 
     def give_back(self) -> tuple[int, int]:
         """Error and number of the request that libfuse has answered meanwhile. `OSError` if it has not."""
-        os.dup2(self.device, self._session_fd)
-        _, error, request = OUT_HEADER.unpack(self._heads.recv(OUT_HEADER.size, socket.MSG_DONTWAIT))
+        dup2(self.device, self._session_fd)
+        _, error, request = OUT_HEADER.unpack(receive(self._heads_fd, OUT_HEADER.size))
         return error, request
 
     def close(self) -> None:
