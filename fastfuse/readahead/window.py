@@ -47,9 +47,11 @@ _GROWTH = 2
 # Five GETs one after the other are half of the time that a shard of 110 MB takes. So who has taken more than the kernel
 # asks for on account of any first read (4 MiB, by our tuning) gets a window for its speed at once, up to this one, as
 # long as the reader before did not stop early: a shard of 1 GiB in 0.59 s instead of 0.79 (20 ms and 90 MB/s per
-# connection). A larger one brings no more: this fills a link of 2 GB/s.
+# connection). From there it is more bytes ahead per byte read: 1 GiB at 1.89 GB/s instead of 1.80, and as much with
+# eight, or with a larger window at once.
 _PROVEN_BYTES = 6 << 20
 _LEAP_BYTES = 96 << 20
+_PROVEN_GROWTH = 4
 # Readers of one file at different places, and requests of one reader that overtook another, that are told apart.
 # Linux keeps at most 12 background requests (max_background) unless told otherwise.
 _MAX_CURSORS = 16
@@ -279,7 +281,8 @@ class Window:
             else:
                 window = max(window, pace.ramp_bytes)
                 if cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
-                    window = max(window, min(pace.expected_bytes, _LEAP_BYTES))
+                    most_bytes = max(_LEAP_BYTES, _PROVEN_GROWTH * cursor.run_bytes)
+                    window = max(window, min(pace.expected_bytes, most_bytes))
         elif cursor.begin == 0 and self._is_small:
             window = self._size
         return min(window, self._cap_bytes)

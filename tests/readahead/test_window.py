@@ -500,7 +500,7 @@ def begun(service: ServicePace, mib_s: float, mib: int) -> EndlessPool:
     return pool
 
 
-@pytest.mark.parametrize(("mib", "least", "most"), [(5, 8, 14), (7, 88, 104)])
+@pytest.mark.parametrize(("mib", "least", "most"), [(5, 8, 14), (7, 88, 104), (40, 152, 168)])
 def test_a_fast_reader_of_more_than_any_first_read_has_a_large_window_at_once(mib: int, least: int, most: int) -> None:
     service = ServicePace()
     service.landed(MIB, 0.03, 4)
