@@ -24,7 +24,7 @@ def grown_part_bytes(run_bytes: int, parts_in_flight: int, first_bytes: int, mos
     return min(most_bytes, max(first_bytes, 1 << max(0, share_bytes.bit_length() - 1)))
 
 
-def known_part_bytes(before_bytes: int, most_bytes: int) -> int:
+def _known_part_bytes(before_bytes: int, most_bytes: int) -> int:
     """The part to ask for now that a reader comes to after `before_bytes` of others.
 
     All come side by side, each over a connection of its own, and the reader takes as much as a dozen connections bring:
@@ -32,7 +32,6 @@ def known_part_bytes(before_bytes: int, most_bytes: int) -> int:
     in the order in which they are read. As they grew to 8 MiB within the first 32, what is read second was there last:
     a script had 60 MiB 125 ms after its start, and has them after 90 now (20 ms and 90 MB/s per connection). Growing by
     a sixteenth or a twenty-fourth takes more GETs and brings nothing.
-
     """
     if before_bytes < _ALIGNMENT_BYTES:
         return min(most_bytes, _FIRST_PART_BYTES)
@@ -42,14 +41,15 @@ def known_part_bytes(before_bytes: int, most_bytes: int) -> int:
 
 def known_part_end(start: int, size_bytes: int, part_bytes: int, before_bytes: int) -> int:
     """Where the part at `start` ends, of `part_bytes` at most, in a file that is read after so many bytes of others."""
-    step = known_part_bytes(before_bytes + start, part_bytes)
+    step = _known_part_bytes(before_bytes + start, part_bytes)
     left = size_bytes - start
     # A short rest is no GET of its own, unless the part would be larger than any.
     if left <= part_bytes and left < step + step // 2:
         return size_bytes
     end = min(start + step, size_bytes)
-    # At whole MiB, as the kernel's requests: what is read from two parts is copied.
-    return end if step < _ALIGNMENT_BYTES else end - end % _ALIGNMENT_BYTES
+    # At whole MiB, as the kernel's requests, because what is read from two parts is copied; but no fragments.
+    aligned_end = end - end % _ALIGNMENT_BYTES
+    return end if step % _ALIGNMENT_BYTES or aligned_end - start < step // 2 else aligned_end
 
 
 def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator[tuple[int, int]]:

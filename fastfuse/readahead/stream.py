@@ -40,8 +40,8 @@ class ReadCounts:
 class Stream:
     """Reads one version of one object for all who have it open.
 
-    `fetches` must outlive every `read`. A task that is cancelled while it waits takes
-    nothing with it: the fetch goes on for the others, and ends in the pool.
+    `fetches` must outlive every `read`. A task that is cancelled while it waits takes nothing with it: the fetch goes
+    on for the others, and ends in the pool.
     """
 
     __slots__ = (
@@ -237,7 +237,7 @@ class Stream:
             window.commanded(cursor, part.end)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
-            self._beyond(self.file.inode, beyond_bytes, self.file.ref.size_bytes - cursor.position)
+            self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """The part from `start` on, where there is none, to `end` at most; None if others need what it takes."""

@@ -42,7 +42,7 @@ __all__ = ["Window"]
 # Linux itself takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
 # Bytes ahead per byte read, while nothing better is known. The run triples with each window, so the first MiB is five
-# round trips from a window of 256 MiB; and who stops early has wasted at most twice what it read.
+# round trips from a window of 256 MiB; and who has proven nothing yet and stops has wasted at most twice what it read.
 _GROWTH = 2
 # Five GETs one after the other are half of the time that a shard of 110 MB takes. So who has taken more than the kernel
 # asks for on account of any first read (4 MiB, by our tuning) gets a window for its speed at once, up to this one, as
@@ -195,6 +195,11 @@ class Window:
         if self._is_small or pace is None or not pace.ramp_bytes or cursor.begin or cursor.ahead_until < self._size:
             return 0
         return max(0, cursor.position + self._window_bytes(cursor) - self._size)
+
+    def left_bytes(self, cursor: Cursor) -> int:
+        """How far its reader is from the end of the file; without a limit if its window is made for its speed."""
+        is_known = cursor.pace is not None and cursor.pace.limit_bytes is not None
+        return self._config.memory_limit_bytes if is_known else self._size - cursor.position
 
     def commanded(self, cursor: Cursor, until: int) -> None:
         """Everything ahead of `cursor` up to `until` is held or on its way."""

@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from fastfuse.store.http1 import MAX_HEAD_BYTES, BadHeadError, ReplyHead, parse_head
-from fastfuse.store.receivers import Receivers
+from fastfuse.store.receivers import NoThreadError, Receivers
 from fastfuse.store.tls import TlsSocket
 
 __all__ = ["TASK_BYTES", "Connection", "StallWatch", "connect"]
@@ -197,7 +197,7 @@ class Connection:
         data[:done] = begun
         self._begun = memoryview(b"")
         if not self._is_short(len(data) - done):
-            done += await self._receivers.run(partial(self._receive_all, data[done:]))
+            done += await self._receive_in_thread(data[done:])
         elif done < len(data):
             self._watch.begin(self)
             try:
@@ -226,7 +226,7 @@ class Connection:
         return received[:most_bytes]
 
     def close(self) -> None:
-        """Idempotent. A thread that still receives ends at once, and closes the socket itself."""
+        """Idempotent. A thread that receives, or is about to, ends at once, and closes the socket itself."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -278,11 +278,19 @@ class Connection:
         """Whether the task receives so much itself; what has to be decrypted, always."""
         return size_bytes <= TASK_BYTES or isinstance(self._sock, TlsSocket)
 
+    async def _receive_in_thread(self, data: memoryview) -> int:
+        # Already now: until it ends, a thread may be about to receive, so nobody else closes the socket.
+        self._is_in_thread = True
+        try:
+            return await self._receivers.run(partial(self._receive_all, data))
+        except NoThreadError:
+            self._is_in_thread = False
+            raise
+
     def _receive_all(self, data: memoryview) -> int:
         """In one call, if the connection lives so long; for a thread."""
         sock, done = self._sock, 0
         assert isinstance(sock, socket.socket)
-        self._is_in_thread = True
         try:
             sock.setblocking(True)
             while done < len(data):

@@ -62,13 +62,15 @@ def is_plain(session: S3Session) -> bool:
 class DirectRangeReader:
     """Reads ranges from one bucket of a service that is reached without a proxy."""
 
-    def __init__(self, session: S3Session, bucket: str, buffers: PartBuffers, slots: trio.Semaphore) -> None:
-        """A request takes one of `slots`, which may be shared with other clients."""
+    def __init__(
+        self, session: S3Session, bucket: str, buffers: PartBuffers, slots: trio.Semaphore, receivers: Receivers
+    ) -> None:
+        """A request takes one of `slots`, which may be shared with other clients, as `receivers` may."""
         self._session = session
         self._bucket = bucket
         self._buffers = buffers
         self._slots = slots
-        self._receivers = Receivers()
+        self._receivers = receivers
         self._watch = StallWatch(stall_timeout_s(session.config), session.config.deadline_s)
         # The one used last at the end: the others may time out.
         self._idle: list[Connection] = []
@@ -271,7 +273,6 @@ class DirectRangeReader:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
-        self._receivers.close()
         await trio.lowlevel.checkpoint()
 
 

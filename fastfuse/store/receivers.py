@@ -10,11 +10,19 @@ import errno
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 import trio
 
-__all__ = ["Receivers"]
+__all__ = ["NoThreadError", "Receivers"]
+
+# As trio's.
+_IDLE_S = 10.0
+
+
+class NoThreadError(OSError):
+    """The system has no room for a thread, and none is there yet."""
 
 
 class _Job:
@@ -30,9 +38,13 @@ class _Job:
 
 
 class Receivers:
-    """As many threads as there ever was work for at once; they stay until `close`. For one run of trio."""
+    """A thread for each work at once; those without any end after a while. For one run of trio.
 
-    def __init__(self) -> None:
+    Only the event loop decides how many there are.
+    """
+
+    def __init__(self, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
         # None ends a thread.
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._finished: deque[_Job] = deque()
@@ -41,10 +53,10 @@ class Receivers:
         self._threads = self._busy = 0
 
     async def run(self, work: Callable[[], int]) -> int:
-        """What `work` returns, or raises, in a thread. Who cancels this sees to it that `work` ends.
+        """What `work` returns, or raises, in a thread; who cancels this sees to it that it ends.
 
         Raises:
-            OSError: the system has no room for a thread, and none is here.
+            NoThreadError: `work` will not be called.
         """
         job = _Job(work, trio.lowlevel.current_task())
         if self._busy >= self._threads:
@@ -57,41 +69,46 @@ class Receivers:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(give_up)
-        if job.error is not None:
-            raise job.error
-        return job.count
-
-    def close(self) -> None:
-        """Each thread ends with what it is doing."""
-        for _ in range(self._threads):
-            self._jobs.put(None)
-        self._threads = 0
+        error, job.error = job.error, None
+        if error is None:
+            return job.count
+        try:
+            raise error
+        finally:
+            # Its traceback, which it refers to, has this frame, and that of `work` the part's memory.
+            del error
 
     def _start(self) -> None:
         try:
             start_new_thread(self._serve, (trio.lowlevel.current_trio_token(),))
         except RuntimeError as error:
             if not self._threads:
-                raise OSError(errno.EAGAIN, "no room for another thread; see ulimit -u and pids.max") from error
+                raise NoThreadError(errno.EAGAIN, "no room for a thread; see ulimit -u and pids.max") from error
             # Those that are here do it when they can.
         else:
             self._threads += 1
 
     def _serve(self, token: trio.lowlevel.TrioToken) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job.count = job.work()
-            except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
-                job.error = error
-            self._finished.append(job)
-            # The part's memory is used again.
-            del job
-            if not self._is_told:
-                self._is_told = True
+        # Of a run that is over no thread is left once it has had nothing to do.
+        with suppress(trio.RunFinishedError):
+            while True:
                 try:
-                    token.run_sync_soon(self._take_finished)
-                except trio.RunFinishedError:
+                    job = self._jobs.get(timeout=self._idle_s)
+                except Empty:
+                    token.run_sync_soon(self._take_leave)
+                    continue
+                if job is None:
                     return
+                try:
+                    job.count = job.work()
+                except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
+                    job.error = error
+                self._finished.append(job)
+                # The part's memory is used again.
+                del job
+                if not self._is_told:
+                    self._is_told = True
+                    token.run_sync_soon(self._take_finished)
 
     def _take_finished(self) -> None:
         # First of all: whoever finishes from now on tells it again.
@@ -101,3 +118,9 @@ class Receivers:
             self._busy -= 1
             if job.task is not None:
                 trio.lowlevel.reschedule(job.task)
+
+    def _take_leave(self) -> None:
+        """A thread has had nothing to do for long."""
+        if self._busy < self._threads:
+            self._threads -= 1
+            self._jobs.put(None)

@@ -24,6 +24,7 @@ from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.connection import TASK_BYTES
 from fastfuse.store.direct import DirectRangeReader, is_plain
+from fastfuse.store.receivers import Receivers
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
 from fastfuse.store.sized import SizedRangeReader
@@ -49,10 +50,11 @@ def open_reader(config: ConnectionConfig, buffers: PartBuffers | None = None) ->
 def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "RoutingReader":
     """As `open_reader`, with the credentials and regions that `session` has found already."""
     buffers = buffers or PartBuffers(part_bytes=0, limit_bytes=0)
+    receivers = Receivers()
 
     def fast(bucket: str) -> RangeReader:
         slots = trio.Semaphore(session.config.max_connections)
-        direct = DirectRangeReader(session, bucket, buffers, slots)
+        direct = DirectRangeReader(session, bucket, buffers, slots, receivers)
         if is_plain(session):
             return direct
         large = RustRangeReader(session, bucket, slots, most_at_once=_large_gets(buffers.limit_bytes))

@@ -19,6 +19,7 @@ __all__ = ["TrimmingReader", "private_bytes"]
 # A look is four system calls, at each of which the other threads may take the GIL: up to 300 µs of the loop's time
 # where they receive and reply at 2 GB/s, and 8 MiB take 3,500.
 _LEAST_LOOK_EVERY_BYTES = 4 << 20
+_MOST_LOOK_EVERY_BYTES = 32 << 20
 _LOOKS_PER_LIMIT = 64
 # So much is not worth a trim: sockets' buffers in Python, a thread's stack more.
 _SLACK_BYTES = 8 << 20
@@ -49,7 +50,8 @@ class TrimmingReader:
         self._used_bytes = used_bytes
         self._trim = trim
         self._most_bytes = used_bytes() + limit_bytes + _SLACK_BYTES
-        self._look_every_bytes = max(limit_bytes // _LOOKS_PER_LIMIT, _LEAST_LOOK_EVERY_BYTES)
+        look_every_bytes = max(limit_bytes // _LOOKS_PER_LIMIT, _LEAST_LOOK_EVERY_BYTES)
+        self._look_every_bytes = min(look_every_bytes, _MOST_LOOK_EVERY_BYTES)
         self._patience_bytes = max(limit_bytes // _PATIENCE_DIVISOR, self._look_every_bytes)
         # Bytes to fetch before the next look.
         self._left_bytes = self._look_every_bytes

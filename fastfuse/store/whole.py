@@ -28,6 +28,7 @@ from fastfuse.store.boto import S3Client
 from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.direct import DirectRangeReader
 from fastfuse.store.failures import Failure, Kind, failure_of_exception, safe_cause, start_error
+from fastfuse.store.receivers import Receivers
 from fastfuse.store.retries import RetryableError, retrying
 from fastfuse.store.router import reader_of
 from fastfuse.store.session import S3Session, stall_timeout_s
@@ -86,7 +87,7 @@ class WholeObjects:
         """None where botocore has to ask, which knows all kinds of buckets, tries again, and tells what is wrong."""
         if bucket not in self._direct:
             slots = trio.Semaphore(self.max_connections)
-            self._direct[bucket] = DirectRangeReader(self._session, bucket, _NO_BUFFERS, slots)
+            self._direct[bucket] = DirectRangeReader(self._session, bucket, _NO_BUFFERS, slots, Receivers())
         client = self._direct[bucket]
         if client is None:
             return None

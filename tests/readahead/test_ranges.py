@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.ranges import grown_part_bytes, part_ranges
+from fastfuse.readahead.ranges import grown_part_bytes, known_part_end, part_ranges
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -52,6 +52,16 @@ def test_the_first_mib_comes_in_four_and_what_is_far_in_the_largest_parts() -> N
     assert max(sizes) == 8 * MIB
     assert len(sizes) == 40
     assert [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 1 << 30)] == [8 * MIB] * 5
+
+
+def test_a_part_that_begins_anywhere_is_no_fragment() -> None:
+    for start in (2 * MIB - 4 * KIB, 2 * MIB + 4 * KIB, 3 * MIB - 1):
+        assert MIB // 2 <= known_part_end(start, 40 * MIB, 8 * MIB, 0) - start <= MIB + MIB // 2
+
+
+def test_parts_that_are_no_whole_mib_keep_their_size() -> None:
+    sizes = [end - start for start, end in part_ranges(36 * MIB, 3 * MIB // 2, 1 << 30)]
+    assert sizes == [3 * MIB // 2] * 24
 
 
 def test_a_short_rest_is_no_get_of_its_own_where_it_fits_into_the_last_part() -> None:

@@ -14,6 +14,7 @@ from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.direct import DirectRangeReader
 from fastfuse.store.memory import MemoryStore
 from fastfuse.store.pages import SignedPageSource
+from fastfuse.store.receivers import Receivers
 from fastfuse.store.router import open_reader
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
@@ -52,7 +53,8 @@ PAGE_PLACES = (
 def direct_reader(config: ConnectionConfig, bucket: str = "bucket") -> DirectRangeReader:
     """With buffers of which a reply of more than 512 KiB takes one that is used again."""
     buffers = PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20)
-    return DirectRangeReader(S3Session(config), bucket, buffers, trio.Semaphore(config.max_connections))
+    slots = trio.Semaphore(config.max_connections)
+    return DirectRangeReader(S3Session(config), bucket, buffers, slots, Receivers())
 
 
 def rust_reader(config: ConnectionConfig, bucket: str = "bucket") -> RustRangeReader:

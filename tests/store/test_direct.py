@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,12 @@ from fastfuse.errors import (
     UnavailableError,
 )
 from fastfuse.objects import ObjectRef
+from fastfuse.store import receivers
 from fastfuse.store.base import ConnectionConfig
 from fastfuse.store.connection import Connection, StallWatch, _secured
 from fastfuse.store.direct import DirectRangeReader, is_plain
+from fastfuse.store.http1 import ReplyHead
+from fastfuse.store.receivers import NoThreadError, Receivers
 from fastfuse.store.session import S3Session
 from fastfuse.store.transport import tls_context
 from fastfuse.testing import (
@@ -45,6 +49,7 @@ from tests.servers import create_chain
 from tests.store.canned import canned_server
 from tests.store.places import direct_reader
 
+LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 
@@ -197,7 +202,7 @@ async def test_connections_that_the_server_closes_without_a_word_are_replaced() 
 async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    connection = Connection(ours, StallWatch(60.0, 60.0), trio.CapacityLimiter(1))
+    connection = Connection(ours, StallWatch(60.0, 60.0), Receivers())
     with theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
         assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n") is not None
@@ -209,12 +214,95 @@ async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other(
         connection.close()
 
 
+async def test_of_a_long_body_only_what_comes_with_the_head_is_copied() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, StallWatch(60.0, 60.0), Receivers())
+    sent = b"".join(number.to_bytes(4, "big") for number in range(75_000))
+    with theirs:
+        sending = threading.Thread(target=theirs.sendall, args=(LONG_HEAD + sent,), daemon=True)
+        sending.start()
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", body_bytes=len(sent)) is not None
+        assert ours.recv(8, socket.MSG_PEEK) == sent[4096 - len(LONG_HEAD) :][:8]
+        body = bytearray(len(sent))
+        assert await connection.read_into(memoryview(body)) == len(sent)
+        assert body == sent
+        sending.join()
+        connection.close()
+
+
+async def test_a_connection_is_told_how_long_a_body_is_expected(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, ask = [], Connection.ask
+
+    async def listen(self: Connection, request: bytes, *, body_bytes: int | None = None) -> ReplyHead | None:
+        told.append(body_bytes)
+        return await ask(self, request, body_bytes=body_bytes)
+
+    monkeypatch.setattr(Connection, "ask", listen)
+    with served() as (_, reader):
+        assert await reader.get_range(REF, 5, 300_005) == DATA[5:300_005]
+        await reader.aclose()
+    assert told == [300_000]
+
+
+async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_by_that_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delayed: list[Callable[[], object]] = []
+
+    def begin_later(work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        delayed.append(partial(work, *arguments))
+
+    monkeypatch.setattr(receivers, "start_new_thread", begin_later)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, StallWatch(60.0, 60.0), Receivers(0.01))
+    with theirs:
+        theirs.sendall(LONG_HEAD)
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", body_bytes=300_000) is not None
+        body = bytearray(300_000)
+        with trio.move_on_after(0):
+            await connection.read_into(memoryview(body))
+        connection.close()
+        # Nobody else gets its number before that thread is through with it.
+        assert ours.fileno() >= 0
+        theirs.setblocking(True)
+        assert theirs.recv(100).startswith(b"GET")
+        assert theirs.recv(100) == b""
+    thread = threading.Thread(target=delayed[0])
+    thread.start()
+    with trio.fail_after(10):
+        while ours.fileno() >= 0:
+            await trio.lowlevel.checkpoint()
+    assert not any(body)
+    await trio.to_thread.run_sync(thread.join)
+
+
+async def test_a_connection_is_closed_where_there_is_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(receivers, "start_new_thread", no_room)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, StallWatch(60.0, 60.0), Receivers())
+    with theirs:
+        theirs.sendall(LONG_HEAD)
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", body_bytes=300_000) is not None
+        with pytest.raises(NoThreadError):
+            await connection.read_into(memoryview(bytearray(300_000)))
+        connection.close()
+        assert ours.fileno() == -1
+
+
 async def test_something_that_comes_as_a_connection_is_given_up_does_not_bring_it_back(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     ours, theirs = socket.socketpair()
     watch = StallWatch(1.0, 60.0)
-    connection = Connection(ours, watch, trio.CapacityLimiter(1))
+    connection = Connection(ours, watch, Receivers())
     with theirs:
         began_s = watch.begin(connection)
         await trio.sleep(2)

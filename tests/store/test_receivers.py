@@ -1,5 +1,7 @@
-import errno
+import gc
 import threading
+import weakref
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -8,10 +10,11 @@ import pytest
 import trio
 
 from fastfuse.store import receivers as module
-from fastfuse.store.receivers import Receivers
+from fastfuse.store.receivers import NoThreadError, Receivers
 
 WORKS = 8
 DEADLINE_S = 10.0
+IDLE_S = 0.01
 
 
 def lives(thread: int) -> bool:
@@ -38,7 +41,6 @@ async def test_works_run_side_by_side_and_each_gets_its_own_count() -> None:
         for number in range(WORKS):
             nursery.start_soon(run, number)
     assert counts == {number: number for number in range(WORKS)}
-    receivers.close()
 
 
 async def test_what_a_work_raises_is_raised_where_it_is_waited_for_and_its_thread_goes_on() -> None:
@@ -46,19 +48,42 @@ async def test_what_a_work_raises_is_raised_where_it_is_waited_for_and_its_threa
     with pytest.raises(ZeroDivisionError):
         await receivers.run(lambda: 1 // 0)
     assert await receivers.run(lambda: 1) == 1
-    receivers.close()
 
 
-async def test_threads_are_used_again_and_end_with_close() -> None:
+async def test_threads_are_used_again_and_end_when_there_is_nothing_to_do() -> None:
     receivers = Receivers()
     threads = {await receivers.run(threading.get_native_id) for _ in range(WORKS)}
     assert len(threads) == 1
-    receivers.close()
-    await ended(*threads)
+    receivers = Receivers(IDLE_S)
+    for _ in range(3):
+        await ended(await receivers.run(threading.get_native_id))
+
+
+class Part(bytearray):
+    """What can be referred to weakly."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_is_kept_of_a_work_that_is_done_be_it_failed(fails: bool) -> None:
+    receivers, part = Receivers(), Part()
+
+    def work(part: Part) -> int:
+        part.append(0)
+        return len(part) // (0 if fails else 1)
+
+    gone = weakref.ref(part)
+    gc.disable()
+    try:
+        with suppress(ZeroDivisionError):
+            await receivers.run(partial(work, part))
+        del part
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_who_is_cancelled_waits_no_more_and_the_thread_serves_others_when_it_can() -> None:
-    receivers, words, threads = Receivers(), SimpleQueue[int](), SimpleQueue[int]()
+    receivers, words, threads = Receivers(IDLE_S), SimpleQueue[int](), SimpleQueue[int]()
 
     def work() -> int:
         threads.put(threading.get_native_id())
@@ -74,7 +99,6 @@ async def test_who_is_cancelled_waits_no_more_and_the_thread_serves_others_when_
     words.put(0)
     # For a moment it still is.
     assert {await receivers.run(threading.get_native_id) for _ in range(2 * WORKS)} <= {other, busy}
-    receivers.close()
     await ended(other)
     await ended(busy)
 
@@ -92,13 +116,11 @@ async def test_without_room_for_a_thread_those_that_are_here_do_it(monkeypatch: 
         nursery.start_soon(receivers.run, lambda: words.get(timeout=DEADLINE_S))
         words.put(0)
         words.put(0)
-    receivers.close()
-    with pytest.raises(OSError, match="no room") as caught:
+    with pytest.raises(NoThreadError, match="no room"):
         await Receivers().run(lambda: 1)
-    assert caught.value.errno == errno.EAGAIN
 
 
-def test_a_work_that_outlives_its_run_ends_quietly() -> None:
+def test_works_that_outlive_their_run_end_quietly_as_do_idle_threads() -> None:
     words, threads = SimpleQueue[int](), SimpleQueue[int]()
 
     def work() -> int:
@@ -106,9 +128,15 @@ def test_a_work_that_outlives_its_run_ends_quietly() -> None:
         return words.get(timeout=DEADLINE_S)
 
     async def leave() -> None:
+        receivers = Receivers(IDLE_S)
+        threads.put(await receivers.run(threading.get_native_id))
         with trio.move_on_after(0):
-            await Receivers().run(work)
+            async with trio.open_nursery() as nursery:
+                for _ in range(WORKS):
+                    nursery.start_soon(receivers.run, work)
 
     trio.run(leave)
-    words.put(0)
-    trio.run(ended, threads.get(timeout=DEADLINE_S))
+    for _ in range(WORKS):
+        words.put(0)
+    for _ in range(1 + WORKS):
+        trio.run(ended, threads.get(timeout=DEADLINE_S))

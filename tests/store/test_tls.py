@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastfuse.store.connection import Connection, StallWatch
+from fastfuse.store.receivers import Receivers
 from fastfuse.store.tls import TlsSocket
 from tests.servers import create_chain
 
@@ -52,7 +53,7 @@ def serving(context: ssl.SSLContext, serve: Callable[[ssl.SSLSocket], object]) -
 async def opened(sock: socket.socket, context: ssl.SSLContext) -> Connection:
     secured = TlsSocket(sock, context, "127.0.0.1")
     await secured.handshake()
-    return Connection(secured, StallWatch(60.0, 60.0), trio.CapacityLimiter(1))
+    return Connection(secured, StallWatch(60.0, 60.0), Receivers())
 
 
 async def body_of(connection: Connection, size_bytes: int) -> bytes:
