@@ -49,7 +49,7 @@ def known_part_end(start: int, size_bytes: int, part_bytes: int, before_bytes: i
     end = min(start + step, size_bytes)
     # At whole MiB, as the kernel's requests, because what is read from two parts is copied; but no fragments.
     aligned_end = end - end % _ALIGNMENT_BYTES
-    return end if step % _ALIGNMENT_BYTES or aligned_end - start < step // 2 else aligned_end
+    return end if step % _ALIGNMENT_BYTES or aligned_end - start < _FIRST_PART_BYTES else aligned_end
 
 
 def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator[tuple[int, int]]:

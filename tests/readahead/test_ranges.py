@@ -56,7 +56,7 @@ def test_the_first_mib_comes_in_four_and_what_is_far_in_the_largest_parts() -> N
 
 def test_a_part_that_begins_anywhere_is_no_fragment() -> None:
     for start in (2 * MIB - 4 * KIB, 2 * MIB + 4 * KIB, 3 * MIB - 1):
-        assert MIB // 2 <= known_part_end(start, 40 * MIB, 8 * MIB, 0) - start <= MIB + MIB // 2
+        assert 256 * KIB <= known_part_end(start, 40 * MIB, 8 * MIB, 0) - start <= MIB
 
 
 def test_parts_that_are_no_whole_mib_keep_their_size() -> None:
