@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 __all__ = ["grown_part_bytes", "known_part_end", "part_ranges"]
 
+# So no part is more than half of the run.
+_LEAST_PARTS_IN_FLIGHT = 4
 # Of files whose order of reading is known before anybody reads them: the parts of the first MiB, each of which a reader
 # waits for in full; and how much a part grows with what lies before it.
 _FIRST_PART_BYTES = 256 << 10
 _ALIGNMENT_BYTES = 1 << 20
 _GROWTH_DIVISOR = 12
-_LEAST_PARTS_IN_FLIGHT = 4
 
 
 def grown_part_bytes(run_bytes: int, parts_in_flight: int, first_bytes: int, most_bytes: int) -> int:

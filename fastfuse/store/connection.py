@@ -150,18 +150,18 @@ class Connection:
         self._is_given_up = True
         trio.lowlevel.notify_closing(self._sock)
 
-    async def ask(self, request: bytes, *, body_bytes: int | None = None, has_body: bool = True) -> ReplyHead | None:
+    async def ask(self, request: bytes, *, body_bytes: int = 0, has_body: bool = True) -> ReplyHead | None:
         """The head of the reply; None where the connection ended before it began.
 
-        `body_bytes`: how long the body most likely is, if that is known. `has_body`: whether the body that the head
-        tells of follows, or the request was a HEAD.
+        `body_bytes`: how long the body is expected to be. `has_body`: whether the one that the head tells of follows,
+        or the request was a HEAD.
 
         Raises:
             BadHeadError: what came is no HTTP/1.1.
             OSError: the connection broke in the head, or it stalled.
         """
         self._left_bytes = None  # until it is known
-        first_bytes = _FIRST_BYTES if self._is_short(body_bytes or 0) else _FIRST_BYTES_BEFORE_THREAD
+        first_bytes = _FIRST_BYTES if self._is_short(body_bytes) else _FIRST_BYTES_BEFORE_THREAD
         received = b""
         self._asked_s = self._watch.begin(self)
         try:
@@ -186,8 +186,8 @@ class Connection:
         self._is_persistent = head.is_persistent
         # An interim reply (RFC 9110, 15.2) ends nothing: the connection is not used again.
         if head.status >= 200 and (head.body_bytes is not None or not has_body):
-            body_bytes = head.body_bytes if has_body else None
-            self._left_bytes = (body_bytes or 0) - len(self._begun)
+            told_bytes = head.body_bytes if has_body else None
+            self._left_bytes = (told_bytes or 0) - len(self._begun)
         return head
 
     async def read_into(self, data: memoryview) -> int:

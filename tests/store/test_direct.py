@@ -236,7 +236,7 @@ async def test_a_connection_is_told_how_long_a_body_is_expected(
 ) -> None:
     told, ask = [], Connection.ask
 
-    async def listen(self: Connection, request: bytes, *, body_bytes: int | None = None) -> ReplyHead | None:
+    async def listen(self: Connection, request: bytes, *, body_bytes: int = 0) -> ReplyHead | None:
         told.append(body_bytes)
         return await ask(self, request, body_bytes=body_bytes)
 
