@@ -75,8 +75,8 @@ def test_tar_unpacks_an_archive_of_the_mount(formats: Formats, tmp_path: Path) -
 def test_tar_packs_the_mount(formats: Formats, tmp_path: Path) -> None:
     """D1"""
     subprocess.run(["tar", "-cf", tmp_path / "all.tar", "-C", formats.path, "."], check=True, stderr=subprocess.PIPE)
-    with tarfile.open(tmp_path / "all.tar") as packed:
-        packed.extractall(tmp_path / "all", filter="data")
+    (tmp_path / "all").mkdir()
+    subprocess.run(["tar", "-xf", tmp_path / "all.tar", "-C", tmp_path / "all"], check=True)
     assert tree(tmp_path / "all") == tree(formats.source)
 
 

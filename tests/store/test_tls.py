@@ -192,5 +192,6 @@ async def test_the_end_of_a_connection_ends_the_handshake(contexts: tuple[ssl.SS
     ours.setblocking(False)
     with ours, theirs:
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(ssl.SSLEOFError):
+        # SSLEOFError or SSLZeroReturnError, as the version of Python has it.
+        with pytest.raises(ssl.SSLError):
             await TlsSocket(ours, contexts[0], "127.0.0.1").handshake()
