@@ -115,6 +115,8 @@ class Kind(IntEnum):
 
 
 _MADE_KINDS = frozenset({Kind.FILE_MADE, Kind.FILE_ORDER})
+# Paths of directories that are kept, as the files of one are mostly opened with others of it; 0.5 MB.
+_MAX_DIRECTORY_PATHS = 4096
 
 
 class Attributes(NamedTuple):
@@ -163,6 +165,8 @@ class InodeTable:
         self._etags = columns["etags"].view("uint8").data
         self._inodes = columns["inodes"].data if "inodes" in columns else None
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
+        # By row.
+        self._directory_paths: dict[int, str] = {}
         self._made = columns["made"].data if "made" in columns else memoryview(b"")
 
     def __len__(self) -> int:
@@ -268,28 +272,43 @@ class InodeTable:
 
     def path(self, inode: int) -> str:
         """Below the root, without a ``/`` at the beginning; of a directory with one at the end. The root's is empty."""
-        segments = [b"/" if self.is_directory(inode) and inode != ROOT else b""]
         row = self.row(inode)
-        while row:
-            segments.append(self.name_at(row))
-            parent = self._parents[row]
-            if parent >= row:  # only in a damaged snapshot, which must not lead round in circles
-                raise ValueError(f"inode {inode} lies in a directory that comes after it")
-            row = parent
-            if row:
-                segments.append(b"/")
-        return b"".join(reversed(segments)).decode()
+        return self._directory_path(row) if self._kinds[row] == Kind.DIRECTORY else self._file_path(row)
 
     def bucket_and_key(self, inode: int) -> tuple[str, str]:
         """The bucket and the whole S3 key of a file, or the prefix with its ``/`` of a directory.
 
         Both are empty for what lies above the buckets of a table of several.
         """
-        path = self.path(inode)
+        return self._bucket_and_key(self.path(inode))
+
+    def _bucket_and_key(self, path: str) -> tuple[str, str]:
         if self.metadata.bucket:
             return self.metadata.bucket, self.metadata.key_prefix + path
         bucket, _, key = path.partition("/")
         return bucket, key
+
+    def _file_path(self, row: int) -> str:
+        return self._directory_path(self._parent_row(row)) + self.name_at(row).decode()
+
+    def _directory_path(self, row: int) -> str:
+        path = self._directory_paths.get(row)
+        if path is None:
+            segments, above = [b""], row
+            while above:
+                segments.append(self.name_at(above))
+                above = self._parent_row(above)
+            path = b"/".join(reversed(segments)).decode()
+            if len(self._directory_paths) >= _MAX_DIRECTORY_PATHS:
+                self._directory_paths.clear()
+            self._directory_paths[row] = path
+        return path
+
+    def _parent_row(self, row: int) -> int:
+        parent: int = self._parents[row]
+        if parent >= row:  # only in a damaged snapshot, which must not lead round in circles
+            raise ValueError(f"row {row} lies in a directory that comes after it")
+        return parent
 
     def key(self, inode: int) -> str:
         """As `bucket_and_key`, without the bucket."""
@@ -312,11 +331,13 @@ class InodeTable:
 
     def etag(self, inode: int) -> str:
         """As the service listed it, quotes included."""
-        row = self.row(inode)
-        packed = self._etags[16 * row : 16 * row + 16]
-        match self._kinds[row]:
-            case Kind.FILE_MD5:
-                return f'"{packed.hex()}"'
+        return self._etag(self.row(inode))
+
+    def _etag(self, row: int) -> str:
+        packed, kind = self._etags[16 * row : 16 * row + 16], self._kinds[row]
+        if kind == Kind.FILE_MD5:
+            return f'"{packed.hex()}"'
+        match kind:
             case Kind.FILE_MULTIPART:
                 return f'"{packed.hex()}-{self._etag_parts[row]}"'
             case Kind.FILE_OTHER_ETAG:
@@ -325,7 +346,7 @@ class InodeTable:
             case Kind.FILE_MADE | Kind.FILE_ORDER:
                 return f'"made-{packed[8:].hex()}"'
             case _:
-                raise ValueError(f"inode {inode} is a directory and has no ETag")
+                raise ValueError(f"row {row} is a directory and has no ETag")
 
     def is_made(self, inode: int) -> bool:
         """Whether it is a file and no object."""
@@ -367,17 +388,12 @@ class InodeTable:
         A made file has one of no bucket, whose key is its path, and whose ETag changes with its bytes.
         """
         row = self.row(inode)
+        path, size_bytes, etag, mtime_ns = self._file_path(row), self._sizes[row], self._etag(row), self._mtimes_ns[row]
         if self._kinds[row] in _MADE_KINDS:
-            return ObjectRef("", self.path(inode), self._sizes[row], self.etag(inode), self._mtimes_ns[row])
-        bucket, key = self.bucket_and_key(inode)
-        return ObjectRef(
-            bucket=bucket,
-            key=key,
-            size_bytes=self._sizes[row],
-            etag=self.etag(inode),
-            modified_ns=self._mtimes_ns[row],
-            storage_class=self.storage_class(inode),
-        )
+            return ObjectRef("", path, size_bytes, etag, mtime_ns)
+        bucket, key = self._bucket_and_key(path)
+        storage_class = self.metadata.storage_classes[self._storage_classes[row]]
+        return ObjectRef(bucket, key, size_bytes, etag, mtime_ns, storage_class)
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` if the columns contradict what the module docstring promises. Linear; for tests."""

@@ -21,8 +21,9 @@ from fastfuse.store.base import RangeReader
 
 __all__ = ["ReadCounts", "Stream"]
 
-# Stands where no part was read yet.
+# Stand where no part was read yet, and where nothing was foreseen.
 _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
+_NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
 
 
 @dataclass(slots=True)
@@ -46,15 +47,19 @@ class Stream:
 
     __slots__ = (
         "_beyond",
+        "_config",
         "_counts",
         "_cursor",
         "_fetches",
+        "_is_cached",
         "_part",
         "_pool",
         "_reader",
         "_service",
         "_window",
+        "began_at_start",
         "file",
+        "was_read",
     )
 
     def __init__(
@@ -76,13 +81,18 @@ class Stream:
         `is_cached`: most likely the kernel has the file, and asks only for what it has dropped.
         """
         self.file = file
+        # Whether anything was asked for, and the beginning of the file.
+        self.was_read = self.began_at_start = False
         self._reader = reader
         self._pool = pool
+        self._config = config
         self._fetches = fetches
         self._counts = counts
         self._service = service
         self._beyond = beyond
-        self._window = Window(file.ref.size_bytes, config, service, is_cached=is_cached)
+        self._is_cached = is_cached
+        # Made when something is to be foreseen: not for a small file that is there and read at once.
+        self._window = _NO_WINDOW
         self._cursor: Cursor | None = None
         # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
         self._part = _NO_PART
@@ -93,14 +103,19 @@ class Stream:
         Not a checkpoint when they are there. Raises the `ReadError` of a part that could not be fetched; the next
         read starts clean.
         """
-        self._cursor = cursor = self._window.read(offset, end)
+        self.was_read = True
+        if not offset:
+            self.began_at_start = True
         part = self._part
         if part.data is None or offset < part.start or end > part.end:
             found = self.file.at(offset)
             if found is None or found.data is None or end > found.end:
-                return await self._read_parts(cursor, offset, end)
+                return await self._read_parts(self._foresee(offset, end), offset, end)
             part = found
         self._counts.hits += 1
+        if end - offset == self.file.ref.size_bytes:
+            return self._take(part, offset, end)  # all of a small file: nothing follows
+        cursor = self._foresee(offset, end)
         piece = self._take(part, offset, end)  # first of all: what follows may evict `part`
         if part is not self._part:
             self._part = part
@@ -110,16 +125,6 @@ class Stream:
             # Once in a part: a window has a part to spare.
             self._read_ahead(cursor)
         return piece
-
-    @property
-    def began_at_start(self) -> bool:
-        """Whether a reader has asked for the beginning of the file."""
-        return any(cursor.begin == 0 for cursor in self._window.cursors)
-
-    @property
-    def was_read(self) -> bool:
-        """Whether anything was asked for."""
-        return bool(self._window.cursors)
 
     def fetch_whole(self) -> None:
         """A small file was opened: fetch all of it, unless some of it is there or it would be at others' expense."""
@@ -143,6 +148,13 @@ class Stream:
         self._cursor = None
         self._window.closed()
         self._pool.close(self.file)
+
+    def _foresee(self, offset: int, end: int) -> Cursor:
+        """Which of the file's readers asks for ``[offset, end)``."""
+        if self._window is _NO_WINDOW:
+            self._window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
+        self._cursor = cursor = self._window.read(offset, end)
+        return cursor
 
     async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
         """As `read`, where bytes are missing, on their way, or in more than one part."""
