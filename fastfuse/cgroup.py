@@ -1,12 +1,16 @@
-"""The memory limit of the control group that this process runs in, cgroup v1 and v2."""
+"""The control group that this process runs in and its memory limit, cgroup v1 and v2."""
 
 from pathlib import Path, PurePosixPath
 
-__all__ = ["memory_limit_bytes"]
+__all__ = ["memory_limit_bytes", "shares_memory"]
+
+_PROCESSES = Path("/proc")
+# Version 1 tells no limit as a number beyond any RAM.
+_NO_LIMIT_BYTES = 1 << 60
 
 
 def memory_limit_bytes(
-    memberships: Path = Path("/proc/self/cgroup"), hierarchies: Path = Path("/sys/fs/cgroup")
+    memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
     """The tightest limit on the way from our group to the root, or None where nothing limits us.
 
@@ -19,6 +23,19 @@ def memory_limit_bytes(
         return None
     limits = [limit for line in lines for file in _limit_files(line, hierarchies) if (limit := _read(file)) is not None]
     return min(limits, default=None)
+
+
+def shares_memory(pid: int, processes: Path = _PROCESSES, hierarchies: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Whether pages that this process adds to the page cache are as good for `pid` as its own.
+
+    They count to our group: where that has a limit, they would not last for the processes of another one.
+    """
+    ours = processes / "self/cgroup"
+    try:
+        is_one_group = ours.read_text() == (processes / str(pid) / "cgroup").read_text()
+    except OSError:  # it is gone, or of another namespace, where its number is 0
+        is_one_group = False
+    return is_one_group or (memory_limit_bytes(ours, hierarchies) or _NO_LIMIT_BYTES) >= _NO_LIMIT_BYTES
 
 
 def _limit_files(line: str, hierarchies: Path) -> list[Path]:

@@ -129,7 +129,7 @@ LAYERS: Mapping[str, Row] = {
     ),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders "
+        "cgroup errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders "
         "mount.replies readahead store.base store.buffers store.counted store.made store.router store.trimmed",
         "pyfuse3 trio",
     ),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.cgroup import memory_limit_bytes
+from fastfuse.cgroup import memory_limit_bytes, shares_memory
 
 
 class Machine:
@@ -69,3 +69,29 @@ def test_a_line_that_makes_no_sense_is_passed_over(machine: Machine) -> None:
 
 def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
     assert memory_limit_bytes(tmp_path / "absent", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "limits", "is_shared"),
+    [
+        ("0::/a", "0::/a", {"a/memory.max": "1000"}, True),
+        ("0::/a", "0::/b", {"a/memory.max": "1000"}, False),
+        ("0::/a", "0::/b", {"a/memory.max": "max"}, True),
+        ("0::/a", "0::/a/b", {"memory.max": "1000"}, False),
+        ("4:memory:/a", "4:memory:/b", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, True),
+        ("0::/a", None, {"a/memory.max": "1000"}, False),
+        ("0::/a", None, {}, True),
+    ],
+    ids=["one", "two", "no limit", "below ours", "no limit in v1", "in another namespace", "that and no limit"],
+)
+def test_pages_are_shared_within_a_group_and_where_nothing_limits_ours(
+    tmp_path: Path, ours: str, theirs: str | None, limits: dict[str, str], is_shared: bool
+) -> None:
+    for pid, group in (("self", ours), ("42", theirs)):
+        if group is not None:
+            (tmp_path / pid).mkdir()
+            (tmp_path / pid / "cgroup").write_text(group + "\n")
+    for name, limit in limits.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True)
+        (tmp_path / "fs" / name).write_text(limit)
+    assert shares_memory(42, tmp_path, tmp_path / "fs") == is_shared

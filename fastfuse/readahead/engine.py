@@ -96,6 +96,14 @@ class ReadEngine:
                 stream.fetch_whole()
         self._prefetcher.opened(inode, is_found=is_found, is_missed=is_missed)
 
+    def take_whole(self, inode: int) -> Buffer | None:
+        """All of a file that was just opened, if it is here in one part, and the kernel most likely has it not.
+
+        As if it had been read.
+        """
+        stream = self._streams.get(inode)
+        return None if stream is None or inode in self._reopened else stream.take_whole()
+
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Exactly ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.
 

@@ -103,11 +103,6 @@ class PartPool:
     def parts_in_flight(self) -> int:
         return self._in_flight
 
-    @property
-    def expected_in_flight(self) -> int:
-        """Of these parts those of expected files."""
-        return self._expected.in_flight
-
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
         """The parts of `ref`, with what is left from an earlier reader. Parts of any other version are dropped."""
         file = self._files.get(inode)

@@ -32,9 +32,9 @@ _UNPROVEN_DIVISOR = 16
 # The root and its subdirectories come before the first file.
 _MAX_LEADING_ROWS = 1024
 
-# One open leaves room for one file, and a fetch that ends takes the next by itself: a new task for each file was a
-# tenth of its CPU time. So opens start fetches together, one in so many of those that run.
-_FETCHES_PER_OPEN = 8
+# One open leaves room for one file, and a task that has fetched one takes the next: a new task for each was 3 % of the
+# CPU time of a small file. So new ones begin when there is room for one more to each so many that run.
+_TASKS_PER_OPEN = 8
 
 # What a table may raise where it does not know an inode, or is damaged: no reason to fail who opens another file.
 _NO_FILE = (FastfuseError, LookupError, ValueError)
@@ -122,8 +122,8 @@ class Prefetcher:
         self._counts = counts
         # Announced orders, in their turn.
         self._orders: deque[Order] = deque()
-        # Opens after which nothing was started.
-        self._opens_unheeded = 0
+        # Tasks that fetch, and opens for which neither they nor new ones have fetched anything.
+        self._tasks = self._opens_unheeded = 0
         self._table: Listing | None = None
         self._listed = ListingOrder(0)
         self._shuffled = self._new_epoch(0)
@@ -162,7 +162,7 @@ class Prefetcher:
             if self._shuffled.opened(row, is_found=is_found, is_missed=is_missed):
                 self._pool.drop_guesses()
         self._opens_unheeded += 1
-        if self._opens_unheeded * _FETCHES_PER_OPEN > self._pool.expected_in_flight:
+        if self._opens_unheeded * _TASKS_PER_OPEN > self._tasks:
             self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
@@ -212,6 +212,7 @@ class Prefetcher:
         """Start all fetches that are wanted and allowed."""
         self._opens_unheeded = 0
         while (part := self._next_part()) is not None:
+            self._tasks += 1
             self._fetches.start(self._fetch, part)
         for order in self._orders:
             order.wake()
@@ -350,11 +351,14 @@ class Prefetcher:
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, and then what else is wanted and would have to wait for this. Raises only `Cancelled`."""
         following: Part | None = part
-        while following is not None:
-            await self._fetch_one(following)
-            following = self._next_part()
-            if self._opens_unheeded:
-                self._opens_unheeded -= 1
+        try:
+            while following is not None:
+                await self._fetch_one(following)
+                following = self._next_part()
+                if self._opens_unheeded:
+                    self._opens_unheeded -= 1
+        finally:
+            self._tasks -= 1
 
     async def _fetch_one(self, part: Part) -> None:
         try:

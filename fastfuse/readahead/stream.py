@@ -97,6 +97,14 @@ class Stream:
         # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
         self._part = _NO_PART
 
+    def take_whole(self) -> Buffer | None:
+        """The whole file, as if it had been read, if one part has it; else None."""
+        size_bytes = self.file.ref.size_bytes
+        part = self.file.at(0)
+        if part is None or part.data is None or part.end < size_bytes:
+            return None
+        return self._take(part, 0, size_bytes)
+
     async def read(self, offset: int, end: int) -> Buffer:
         """The bytes of ``[offset, end)``, which is not empty and within the file; a slice where one part holds them.
 

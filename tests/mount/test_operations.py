@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pyfuse3
@@ -24,7 +25,7 @@ from fastfuse.metrics import Counters
 from fastfuse.mount.operations import MountOperations
 from fastfuse.objects import Buffer, ObjectRef
 
-CONTEXT: Any = None  # no handler looks at it
+CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
 ETAG = '"0123456789abcdef0123456789abcdef"'
 
 
@@ -36,9 +37,14 @@ class FakeEngine:
         self.reads: list[tuple[int, int, int]] = []
         self.opened: list[int] = []
         self.released: list[int] = []
+        # Files that were fetched before they were opened.
+        self.whole: dict[int, bytes] = {}
 
     def open(self, inode: int, ref: ObjectRef) -> None:
         self.opened.append(inode)
+
+    def take_whole(self, inode: int) -> Buffer | None:
+        return self.whole.get(inode)
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         self.reads.append((inode, offset, size_bytes))
@@ -61,6 +67,7 @@ class Mounted:
         self.table: InodeTable = builder.build()[0]
         self.counters = Counters()
         self.engine = FakeEngine()
+        self.shares_pages = CONTEXT.pid
         self._options: dict[str, Any] = {"umask": umask, "direct_from_bytes": direct_from_bytes}
         self.operations = self._served()
         self.directory = self.inode(ROOT, b"dir")
@@ -69,7 +76,7 @@ class Mounted:
 
     def _served(self) -> MountOperations:
         operations = MountOperations(self.counters, uid=7, gid=8, **self._options)
-        operations.serve(self.table, self.engine)
+        operations.serve(self.table, self.engine, may_store=lambda pid: pid == self.shares_pages)
         return operations
 
     def lose_worker(self) -> None:
@@ -245,6 +252,62 @@ async def test_large_files_are_read_past_the_page_cache_where_that_was_asked_for
     mounted = Mounted(direct_from_bytes=threshold_bytes)
     opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
     assert (opened.keep_cache, opened.direct_io) == (True, is_direct)
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bytes]]:
+    """What the kernel was given without being asked."""
+    calls: list[tuple[int, int, bytes]] = []
+    monkeypatch.setattr(pyfuse3, "notify_store", lambda *call: calls.append(call))
+    return calls
+
+
+async def test_a_file_that_is_here_is_put_into_the_page_cache_with_its_first_handle(
+    mounted: Mounted, stored: list[tuple[int, int, bytes]]
+) -> None:
+    mounted.engine.whole[mounted.file] = b"0123456789"
+    for _ in range(2):
+        await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert stored == [(mounted.file, 0, b"0123456789")]
+    assert mounted.counters.get("fastfuse_read_served_bytes") == 10
+    for _ in range(2):
+        await mounted.operations.release(mounted.file)
+    await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert len(stored) == 2
+
+
+async def test_a_file_is_put_nowhere_beside_the_handles_of_a_worker_that_died(
+    mounted: Mounted, stored: list[tuple[int, int, bytes]]
+) -> None:
+    """A read of it may be on its way, and the kernel would wait for that."""
+    mounted.engine.whole[mounted.file] = b"0123456789"
+    mounted.lose_worker()
+    await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert stored == []
+
+
+async def test_a_file_is_not_put_where_its_reader_would_not_find_it_for_long(
+    mounted: Mounted, stored: list[tuple[int, int, bytes]]
+) -> None:
+    mounted.engine.whole[mounted.file] = b"0123456789"
+    mounted.shares_pages = CONTEXT.pid + 1
+    await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert stored == []
+    past_the_page_cache = Mounted(direct_from_bytes=10)
+    past_the_page_cache.engine.whole[mounted.file] = b"0123456789"
+    await past_the_page_cache.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert stored == []
+
+
+async def test_a_page_cache_that_takes_nothing_fails_no_open(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(pyfuse3, "notify_store", refuse)
+    mounted.engine.whole[mounted.file] = b"0123456789"
+    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+    assert mounted.counters.get("fastfuse_read_served_bytes") == 0
+    assert await mounted.operations.read(handle, 0, 3) == b"xxx"
 
 
 async def test_a_handle_of_a_worker_that_died_is_read_and_released(mounted: Mounted) -> None:

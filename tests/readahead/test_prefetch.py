@@ -142,6 +142,38 @@ async def test_two_opens_of_one_file_are_one_get() -> None:
         assert len(reader.gets) == 1
 
 
+async def test_all_of_a_file_that_is_here_is_taken_as_if_it_had_been_read() -> None:
+    refs = dataset(2)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        await engine.new_order().announce([1])
+        await settled()
+        engine.open(1, refs[0])
+        assert engine.take_whole(1) == content(refs[0])
+        pool = engine.statistics().pool
+        assert (pool.held_bytes, pool.spent_bytes) == (39 * KB, 39 * KB)
+        assert await engine.read(1, refs[0], 0, 39 * KB) == content(refs[0])
+        assert len(reader.gets) == 1
+
+
+async def test_nothing_is_taken_of_a_file_that_is_not_here_or_that_the_kernel_has() -> None:
+    small, large = listed("a", 39 * KB), listed("b", 2 * CONFIG.part_size_bytes)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG) as engine:
+        assert engine.take_whole(1) is None
+        engine.open(1, small)
+        assert engine.take_whole(1) is None  # on its way
+        await settled()
+        assert engine.take_whole(1) is not None
+        engine.release(1)
+        engine.open(1, small)
+        await read_whole(engine, 1, small)
+        assert engine.take_whole(1) is None
+        engine.open(2, large)
+        await engine.read(2, large, 0, 4096)
+        assert engine.take_whole(2) is None
+
+
 async def test_a_warm_epoch_costs_no_request() -> None:
     """The kernel asks for nothing that it was given: only opens and releases come."""
     refs = dataset(500)

@@ -1,12 +1,16 @@
 """Small files through a real mount: how many GETs an epoch costs, in which order, and that the bytes are right."""
 
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
 
 from fastfuse.hints import order
+from tests.mount.waiting import wait_until
 from tests.semantics.places import Place, block_bytes, gets, place
+from tests.semantics.test_metrics import Scrape, settle
 
 COUNT = 400
 DATA = {f"{index // 100}/{index % 100:03}": block_bytes(index, 39_000) for index in range(COUNT)}
@@ -56,6 +60,34 @@ def test_files_of_an_announced_order_are_fetched_before_anything_is_opened_and_o
         assert set(keys(here)) == set(names[:256])
         read(here, names)
         assert sorted(keys(here)) == NAMES
+
+
+def requests(here: Place) -> int:
+    """What the kernel has asked, until now."""
+    settle(here)
+    return Scrape(here.mount.metrics_port())["requests_total",]
+
+
+def asked_for(here: Place, names: list[str]) -> int:
+    """What the kernel asks while these files are read that were fetched before."""
+    for name in names:
+        Path(here.path, name).stat()
+    fetched = len(gets(here.server)) + len(names)
+    with order(names, here.path):
+        wait_until(lambda: Scrape(here.mount.metrics_port())["fetch_requests_total", "ok"] == fetched)
+        before = requests(here)
+        read(here, names)
+        return requests(here) - before
+
+
+def test_a_file_that_was_fetched_before_it_is_opened_is_read_without_asking_for_it() -> None:
+    first, second = NAMES[0:400:7], NAMES[3:400:7]
+    with place(DATA, "--metrics-listen", "0") as here:
+        assert asked_for(here, first) <= 2 * len(first) + 1  # opened and closed, and what settles
+        # A successor stores nothing: it does not know which handles there are.
+        os.kill(here.mount.worker(), signal.SIGKILL)
+        assert asked_for(here, second) >= 3 * len(second)
+        assert sorted(keys(here)) == sorted([*first, *second])
 
 
 def test_a_wrong_order_costs_a_bounded_number_of_gets_and_no_byte() -> None:
