@@ -28,11 +28,8 @@ _BLOCK = memoryview(os.urandom(1 << 20))
 
 
 class _MemoryEngine:
-    def open(self, inode: int, ref: ObjectRef) -> None:
-        """Nothing to start."""
-
-    def take_whole(self, inode: int) -> Buffer | None:
-        """Every read asks."""
+    def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool) -> Buffer | None:
+        """Nothing to start, and every read asks."""
         return None
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:

@@ -9,7 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from fastfuse.inodes.table import InodeTable, are_made, are_objects
+from fastfuse.inodes.columns import are_made, are_objects
+from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.snapshot import Snapshot
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import ServiceError
+from fastfuse.inodes.columns import MADE, Kind, are_objects
 from fastfuse.inodes.names import Reason, Refusals
-from fastfuse.inodes.table import MADE, InodeTable, Kind, TableMetadata, are_objects
+from fastfuse.inodes.table import InodeTable, TableMetadata
 from fastfuse.inodes.tree import Layout, Tree
 
 __all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]

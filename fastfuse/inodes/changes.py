@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.inodes.table import InodeTable, Kind, are_made
+from fastfuse.inodes.columns import Kind, are_made
+from fastfuse.inodes.table import InodeTable
 
 __all__ = ["Changes", "take_over"]
 

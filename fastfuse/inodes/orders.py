@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.inodes.builder import child_spans
+from fastfuse.inodes.columns import MADE, ORDER_RECIPE, Kind, are_objects
 from fastfuse.inodes.part import keep_rows, key_order, levels_of
-from fastfuse.inodes.table import MADE, ORDER_RECIPE, InodeTable, Kind, are_objects
+from fastfuse.inodes.table import InodeTable
 
 __all__ = ["EPOCHS", "ORDERS_DIRECTORY", "order_name", "path_lengths", "rows_to_order", "with_orders"]
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.inodes.builder import child_spans, raise_directory_mtimes
-from fastfuse.inodes.table import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, InodeTable, Kind, are_objects
+from fastfuse.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects
+from fastfuse.inodes.table import InodeTable
 
 __all__ = ["keep_rows", "key_order", "levels_of", "take_part"]
 

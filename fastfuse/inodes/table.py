@@ -6,44 +6,8 @@ Rows are in breadth-first order and the children of a directory are contiguous a
 * ``readdir`` is a slice whose resume offset is the position in it,
 * and the only per-row cost of the tree is the parent's row: 48 bytes a row and the bytes of its last name.
 
-======================  ========  ==============================================================================
-column                  type      meaning
-======================  ========  ==============================================================================
-``names``               bytes     last path segments, concatenated in row order
-``name_ends``           uint64    exclusive end of the row's name in ``names``
-``parents``             uint32    row of the directory that holds the row; the root holds itself
-``kinds``               uint8     what the row is and how its ETag is written: `Kind`
-``storage_classes``     uint8     index into `TableMetadata.storage_classes`
-``etag_parts``          uint16    ``-N`` suffix of a multipart upload's ETag
-``sizes``               int64     file: bytes. directory: 0
-``mtimes_ns``           int64     file: LastModified. directory: the newest below it
-``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
-                                  directory: row of the first child and number of children, two uint64.
-                                  made file: where in ``made`` it begins, uint64, and 8 bytes of digest
-======================  ========  ==============================================================================
-
-*Made* files are no objects: the table carries their bytes, in one more column, which only tables have that need it.
-
-======================  ========  ==============================================================================
-``made``                bytes     contents of made files, concatenated; of an order of files what it is made of,
-                                  seed and epoch, two int64
-======================  ========  ==============================================================================
-
-Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
-(`inodes.changes`) whatever has not changed keeps its number, and two more columns say which it is:
-
-======================  ========  ==============================================================================
-``inodes``              uint64    inode number of the row
-``inode_rows``          uint32    the rows, in the order of their inode numbers
-======================  ========  ==============================================================================
-
-Where the source has an order of its own (a manifest), one more column tells it, a file that is named twice twice:
-
-======================  ========  ==============================================================================
-``source_order``        uint32    rows of files, as many as the source names
-======================  ========  ==============================================================================
-
-The paths of a table of several buckets are ``bucket/key``, and its `TableMetadata.bucket` is empty.
+`inodes.columns` tells which columns there are, and which inode numbers rows have. The paths of a table of several
+buckets are ``bucket/key``, and its `TableMetadata.bucket` is empty.
 
 The columns may lie in a mapped snapshot: nothing is copied and nothing is written.
 """
@@ -52,71 +16,28 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
+from fastfuse.inodes.columns import MADE, ORDER_RECIPE, Kind, are_objects
 from fastfuse.objects import ObjectRef
 
-__all__ = [
-    "COLUMN_TYPES",
-    "INODE_COLUMN_TYPES",
-    "MADE",
-    "MADE_COLUMN_TYPES",
-    "ORDER_COLUMN_TYPES",
-    "ORDER_RECIPE",
-    "ROOT",
-    "Attributes",
-    "InodeTable",
-    "Kind",
-    "TableMetadata",
-    "are_made",
-    "are_objects",
-]
+__all__ = ["ROOT", "Attributes", "InodeTable", "TableMetadata"]
 
 ROOT = 1
 
-COLUMN_TYPES: Mapping[str, str] = {
-    "names": "uint8",
-    "name_ends": "uint64",
-    "parents": "uint32",
-    "kinds": "uint8",
-    "storage_classes": "uint8",
-    "etag_parts": "uint16",
-    "sizes": "int64",
-    "mtimes_ns": "int64",
-    "etags": "V16",
-}
-
-INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint32"}
-
-ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
-MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
-
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 _ETAG_INDEX = struct.Struct("<Q8x")
-# What the ``etags`` of made files hold, and what ``made`` holds of orders.
-MADE = struct.Struct("<Q8s")
-ORDER_RECIPE = struct.Struct("<qq")
-
-
-class Kind(IntEnum):
-    """Values of the ``kinds`` column."""
-
-    DIRECTORY = 0
-    FILE_MD5 = 1  # "0123...ef"
-    FILE_MULTIPART = 2  # "0123...ef-12"
-    FILE_OTHER_ETAG = 3  # anything else, none included
-    FILE_MADE = 4  # no object: its bytes are in the column ``made``
-    FILE_ORDER = 5  # no object: the order of an epoch, see `inodes.orders`
-
 
 _MADE_KINDS = frozenset({Kind.FILE_MADE, Kind.FILE_ORDER})
+
 # Paths of directories that are kept, as the files of one are mostly opened with others of it; 0.5 MB.
 _MAX_DIRECTORY_PATHS = 4096
+# Objects that are kept: a file is mostly opened soon after it was fetched ahead; 1 MB.
+_MAX_REFS = 4096
 
 
 class Attributes(NamedTuple):
@@ -165,8 +86,9 @@ class InodeTable:
         self._etags = columns["etags"].view("uint8").data
         self._inodes = columns["inodes"].data if "inodes" in columns else None
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
-        # By row.
+        # By row, and by inode.
         self._directory_paths: dict[int, str] = {}
+        self._refs: dict[int, ObjectRef] = {}
         self._made = columns["made"].data if "made" in columns else memoryview(b"")
 
     def __len__(self) -> int:
@@ -225,10 +147,11 @@ class InodeTable:
     def lookup(self, parent: int, name: bytes) -> int | None:
         """The inode called `name` in the directory `parent`, or None."""
         low, count = self.span(self.row(parent))
+        names, ends = self._names, self._name_ends
         end = high = low + count
         while low < high:
             middle = (low + high) // 2
-            if self.name_at(middle) < name:
+            if names[ends[middle - 1] : ends[middle]].tobytes() < name:  # `name_at`, without a call
                 low = middle + 1
             else:
                 high = middle
@@ -243,9 +166,6 @@ class InodeTable:
             inode = self.lookup(inode, name)
         return inode
 
-    def child_count(self, directory: int) -> int:
-        return self.span(self.row(directory))[1]
-
     def children(self, directory: int, start: int = 0) -> Iterator[tuple[int, bytes, Attributes]]:
         """``(resume offset, name, attributes)`` in byte order of names, from the `start`-th child on.
 
@@ -258,7 +178,7 @@ class InodeTable:
 
     def name_at(self, row: int) -> bytes:
         """The last path segment of a row."""
-        return bytes(self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]])
+        return self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]].tobytes()
 
     def span(self, row: int) -> tuple[int, int]:
         """``(row of the first child, number of children)`` of the directory at `row`; `ValueError` for a file."""
@@ -387,7 +307,15 @@ class InodeTable:
 
         A made file has one of no bucket, whose key is its path, and whose ETag changes with its bytes.
         """
-        row = self.row(inode)
+        ref = self._refs.get(inode)
+        if ref is None:
+            ref = self._ref_at(self.row(inode))
+            if len(self._refs) >= _MAX_REFS:
+                self._refs.clear()
+            self._refs[inode] = ref
+        return ref
+
+    def _ref_at(self, row: int) -> ObjectRef:
         path, size_bytes, etag, mtime_ns = self._file_path(row), self._sizes[row], self._etag(row), self._mtimes_ns[row]
         if self._kinds[row] in _MADE_KINDS:
             return ObjectRef("", path, size_bytes, etag, mtime_ns)
@@ -435,13 +363,3 @@ class InodeTable:
 
     def _attributes(self, row: int, inode: int) -> Attributes:
         return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])
-
-
-def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Which rows are objects, by their kinds: neither directories nor made files."""
-    return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
-
-
-def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Which rows are files and no objects, by their kinds."""
-    return np.isin(kinds, (Kind.FILE_MADE, Kind.FILE_ORDER))

@@ -8,7 +8,7 @@ Layout, little-endian::
     16  uint32    CRC-32 of the header
     20  uint32    CRC-32 of everything behind the padded header
     24  header    JSON, padded with zeros to a multiple of 64 bytes; see below
-    ..  columns   each at a multiple of 64 bytes behind the header, in the types of `inodes.table`
+    ..  columns   each at a multiple of 64 bytes behind the header, in the types of `inodes.columns`
 
 The header is ``{"source": URI, "view": str, "listed_at_ns": int,
 "refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
@@ -38,18 +38,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.inodes.names import Reason, Refusals
-from fastfuse.inodes.table import (
+from fastfuse.inodes.columns import (
     COLUMN_TYPES,
     INODE_COLUMN_TYPES,
     MADE_COLUMN_TYPES,
     ORDER_COLUMN_TYPES,
     ORDER_RECIPE,
-    InodeTable,
     Kind,
-    TableMetadata,
     are_made,
 )
+from fastfuse.inodes.names import Reason, Refusals
+from fastfuse.inodes.table import InodeTable, TableMetadata
 
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
 

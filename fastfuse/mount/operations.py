@@ -15,7 +15,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyfuse3
@@ -67,12 +66,8 @@ _T = TypeVar("_T")
 class ReadEngine(Protocol):
     """What the adapter needs of `fastfuse.readahead`."""
 
-    def open(self, inode: int, ref: ObjectRef) -> None:
-        """A handle of the file was opened; never fails."""
-        ...
-
-    def take_whole(self, inode: int) -> Buffer | None:
-        """All of a file that was just opened, if it is here, to be put into the page cache before anybody asks."""
+    def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool) -> Buffer | None:
+        """A handle of the file was opened; never fails. All of the file if that is here, and `takes_whole`."""
         ...
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
@@ -82,6 +77,10 @@ class ReadEngine(Protocol):
     def release(self, inode: int) -> None:
         """The last handle of the file was closed."""
         ...
+
+
+def _never(_: int) -> bool:
+    return False
 
 
 def _answered(
@@ -159,7 +158,7 @@ class MountOperations(InitialisedOperations):
         table: InodeTable,
         engine: ReadEngine,
         made_opened: Callable[[int], None] = lambda inode: None,
-        may_store: Callable[[int], bool] = lambda pid: False,
+        may_store: Callable[[int], bool] = _never,
     ) -> None:
         """From now on answer from `table` and `engine`; a worker's first step.
 
@@ -169,9 +168,8 @@ class MountOperations(InitialisedOperations):
         self._table = table
         self._engine = engine
         self._made_opened = made_opened
-        self._may_store = may_store
         respawns = self._counters.get("fastfuse_worker_respawns")
-        self._has_predecessor = respawns > 0
+        self._may_store = _never if respawns else may_store
         self._worker_bits = (respawns & ((1 << _WORKER_BITS) - 1)) << _INODE_BITS
 
     def swap(self, table: InodeTable) -> None:
@@ -226,12 +224,14 @@ class MountOperations(InitialisedOperations):
         self._open_counts[inode] = self._open_counts.get(inode, 0) + 1
         self._counters.add(self._opened_slot)
         self._counters.add(self._open_slot)
-        self._engine.open(inode, ref)
+        is_direct = self._direct_from_bytes is not None and ref.size_bytes >= self._direct_from_bytes
+        is_cacheable = ref.size_bytes <= _MOST_STORED_BYTES and not is_direct and not flags & os.O_DIRECT
+        is_first = self._open_counts[inode] == 1
+        whole = self._engine.open(inode, ref, takes_whole=is_cacheable and is_first and self._may_store(ctx.pid))
+        if whole is not None:
+            self._store(inode, whole)
         if not ref.bucket:
             self._made_opened(inode)
-        is_direct = self._direct_from_bytes is not None and ref.size_bytes >= self._direct_from_bytes
-        if not is_direct and ref.size_bytes <= _MOST_STORED_BYTES and self._open_counts[inode] == 1:
-            self._store(inode, ctx)
         return pyfuse3.FileInfo(fh=self._worker_bits | inode, keep_cache=True, direct_io=is_direct)
 
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
@@ -335,7 +335,7 @@ class MountOperations(InitialisedOperations):
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
         return list(self._xattrs(inode))
 
-    def _store(self, inode: int, ctx: pyfuse3.RequestContext) -> None:
+    def _store(self, inode: int, whole: Buffer) -> None:
         """Put a file that was fetched before it was opened into the page cache: its reader then asks for nothing.
 
         Requires that this is the first handle. The kernel waits for pages that are locked, and so would every reader,
@@ -346,14 +346,14 @@ class MountOperations(InitialisedOperations):
         One reader of 39 KB files in the order of the listing got 1,756 a second without and 2,082 with it, 16 readers
         who told their order 3,834 and 3,954, for 0.254 and 0.247 ms of CPU (medians, in turns).
         """
-        if self._has_predecessor or not self._may_store(ctx.pid):
-            return
-        whole = self._engine.take_whole(inode)
-        if whole is not None:
-            self.replies.settle()  # this, too, is written by libfuse
-            with suppress(OSError):  # no memory for it: the reader asks
-                pyfuse3.notify_store(inode, 0, whole)  # type: ignore[arg-type] # it takes any buffer
-                self._counters.add(self._served_slot, len(whole))
+        self.replies.settle()  # this, too, is written by libfuse
+        try:
+            pyfuse3.notify_store(inode, 0, whole)  # type: ignore[arg-type] # it takes any buffer
+        except OSError as error:  # its reader asks, and it is fetched again
+            self._may_store = _never
+            _log.info("files are not put into the page cache any more before they are read: %s", error)
+        else:
+            self._counters.add(self._served_slot, len(whole))
 
     def _ref(self, inode: int) -> ObjectRef:
         ref = self._refs.get(inode)

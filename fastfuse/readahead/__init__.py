@@ -5,7 +5,8 @@ and `load`), `stream` carries out, `pool` owns the memory.
 """
 
 from fastfuse.readahead.config import ReadaheadConfig
-from fastfuse.readahead.engine import ReadEngine, ReadStatistics
+from fastfuse.readahead.engine import ReadEngine
 from fastfuse.readahead.ranges import part_ranges
+from fastfuse.readahead.statistics import ReadStatistics
 
 __all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig", "part_ranges"]

@@ -1,7 +1,6 @@
 """The read engine: what the FUSE layer calls."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import trio
@@ -11,13 +10,14 @@ from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.delivered import Delivered
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.pace import ServicePace
-from fastfuse.readahead.pool import PartPool, PoolStatistics
+from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
-from fastfuse.readahead.stream import ReadCounts, Stream
+from fastfuse.readahead.statistics import ReadCounts, ReadStatistics
+from fastfuse.readahead.stream import Stream
 from fastfuse.store.base import RangeReader
 
-__all__ = ["ReadEngine", "ReadStatistics"]
+__all__ = ["ReadEngine"]
 
 # Files that are read ahead before they are opened: for one reader who takes 100 MB in 40 ms, where a GET takes 115, or
 # for each of a few. Beyond these the oldest is given up, and one that is not opened while so many others are.
@@ -26,20 +26,6 @@ _PATIENCE_OPENS = 16
 # Of the first window, so much is fetched before anybody asks: the GETs of 256 MiB at once, beside a script that starts,
 # bring the first part 40 ms later than those of 128, and the last of these no sooner.
 _BEGUN_DIVISOR = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ReadStatistics:
-    """A read is a hit when it waited for nothing; `waits` counts waits for a part, two for a read across two parts."""
-
-    open_files: int
-    hits: int
-    waits: int
-    demanded_parts: int
-    ahead_parts: int
-    prefetched_parts: int
-    failed_parts: int
-    pool: PoolStatistics
 
 
 class ReadEngine:
@@ -76,10 +62,11 @@ class ReadEngine:
         """The place for one order of files that somebody announces."""
         return self._prefetcher.new_order()
 
-    def open(self, inode: int, ref: ObjectRef) -> None:
+    def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool = False) -> Buffer | None:
         """A handle of `inode` was opened. Starts what a reader will need first; never waits and never fails.
 
-        A small file, of one part at most, is fetched whole, unless the kernel most likely has it.
+        A small file, of one part at most, is fetched whole, unless the kernel most likely has it. With `takes_whole`,
+        if all of it was fetched before, that is what is returned, for the page cache, and nothing is kept.
         """
         self._opens += 1
         self._followers.pop(inode, None)
@@ -90,19 +77,13 @@ class ReadEngine:
         is_small = ref.size_bytes <= self._config.part_size_bytes
         is_missed = is_small and not is_cached and not self._pool.holds(inode)
         is_found = self._pool.is_guess(inode)
-        if self._is_wanted(inode, ref, is_cached=is_cached):
+        whole = self._pool.take_expected(inode, ref) if takes_whole else None
+        if whole is None and self._is_wanted(inode, ref, is_cached=is_cached):
             stream = self._open(inode, ref)
             if is_small:
                 stream.fetch_whole()
         self._prefetcher.opened(inode, is_found=is_found, is_missed=is_missed)
-
-    def take_whole(self, inode: int) -> Buffer | None:
-        """All of a file that was just opened, if it is here in one part, and the kernel most likely has it not.
-
-        As if it had been read.
-        """
-        stream = self._streams.get(inode)
-        return None if stream is None or inode in self._reopened else stream.take_whole()
+        return whole
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Exactly ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.

@@ -142,6 +142,12 @@ class FileParts:
         part = self._parts[self._starts[index - 1]]
         return part if offset < part.end else None
 
+    @property
+    def whole(self) -> Part | None:
+        """The part that is all of the file."""
+        part = self._parts.get(0)
+        return part if part is not None and part.end == self.ref.size_bytes else None
+
     def gap(self, offset: int) -> tuple[int, int]:
         """The range around `offset` that no part touches; requires that no part holds `offset`."""
         index = bisect_right(self._starts, offset)

@@ -35,7 +35,6 @@ until as many files stall as that takes.
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import trio
 
@@ -44,8 +43,9 @@ from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.expected import Expected
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 from fastfuse.readahead.share import FairShare, ahead_share
+from fastfuse.readahead.statistics import PoolStatistics
 
-__all__ = ["PartPool", "PoolStatistics"]
+__all__ = ["PartPool"]
 
 # Kept for late and repeated requests: 1/8 of the limit, two parts behind for a reader with a full window, and no more
 # than eight parts of 8 MiB. Memory that was used before is cheaper than new one, which has to be cleared: with half a
@@ -55,21 +55,6 @@ _MAX_SPENT_BYTES = 64 << 20
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """`reserved_bytes` are parts in flight or being handed over, `held_bytes` parts that may be evicted."""
-
-    reserved_bytes: int
-    held_bytes: int
-    spent_bytes: int
-    expected_bytes: int
-    parts_in_flight: int
-    parts_waiting: int
-    active_files: int
-    fetched_bytes: int
-    unread_dropped_bytes: int
 
 
 class PartPool:
@@ -106,7 +91,7 @@ class PartPool:
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
         """The parts of `ref`, with what is left from an earlier reader. Parts of any other version are dropped."""
         file = self._files.get(inode)
-        if file is None or file.ref != ref:
+        if file is None or (file.ref is not ref and file.ref != ref):
             if file is not None:
                 self._discard(file)
             file = self._files[inode] = FileParts(inode, ref)
@@ -205,6 +190,20 @@ class PartPool:
         if file is not None and file.is_expected:
             for part in self._unexpect(file):
                 self._drop(part)
+
+    def take_expected(self, inode: int, ref: ObjectRef) -> memoryview | None:
+        """All of a file that was expected, which is forgotten then; None if it is not here in one part.
+
+        Others may use the memory while the caches of the processor still have it: with as much kept as of what was
+        read, a small file took 5 % more CPU time.
+        """
+        file = self._files.get(inode)
+        whole = file.whole if file is not None and file.is_expected and file.ref == ref else None
+        if whole is None or whole.data is None:
+            return None
+        data, whole.unread_bytes = whole.data, 0
+        self.drop_expected(inode)
+        return data
 
     def drop_guesses(self) -> None:
         """The guesses are wrong."""

@@ -21,7 +21,7 @@ from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.shuffled import ShuffledEpoch
-from fastfuse.readahead.stream import ReadCounts
+from fastfuse.readahead.statistics import ReadCounts
 from fastfuse.store.base import RangeReader
 
 __all__ = ["Listing", "Order", "Prefetcher"]

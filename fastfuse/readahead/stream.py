@@ -4,7 +4,6 @@ Awaits are the lock boundaries: between a look into the index and what is done w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import trio
 
@@ -16,26 +15,15 @@ from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.statistics import ReadCounts
 from fastfuse.readahead.window import Window
 from fastfuse.store.base import RangeReader
 
-__all__ = ["ReadCounts", "Stream"]
+__all__ = ["Stream"]
 
 # Stand where no part was read yet, and where nothing was foreseen.
 _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
-
-
-@dataclass(slots=True)
-class ReadCounts:
-    """What all streams of an engine count together."""
-
-    hits: int = 0
-    waits: int = 0
-    demanded_parts: int = 0
-    ahead_parts: int = 0
-    prefetched_parts: int = 0
-    failed_parts: int = 0
 
 
 class Stream:
@@ -96,14 +84,6 @@ class Stream:
         self._cursor: Cursor | None = None
         # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
         self._part = _NO_PART
-
-    def take_whole(self) -> Buffer | None:
-        """The whole file, as if it had been read, if one part has it; else None."""
-        size_bytes = self.file.ref.size_bytes
-        part = self.file.at(0)
-        if part is None or part.data is None or part.end < size_bytes:
-            return None
-        return self._take(part, 0, size_bytes)
 
     async def read(self, offset: int, end: int) -> Buffer:
         """The bytes of ``[offset, end)``, which is not empty and within the file; a slice where one part holds them.

@@ -1,6 +1,7 @@
 """The head of an HTTP/1.1 reply, from bytes (RFC 9112). What a server sends is hostile input: all of it is bounded."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["MAX_HEAD_BYTES", "BadHeadError", "ReplyHead", "parse_head"]
@@ -23,18 +24,8 @@ class ReplyHead:
     status: int
     headers: dict[str, str]
     is_persistent: bool
-
-    @property
-    def body_bytes(self) -> int | None:
-        """The length of the body, or None where it is not told beforehand. `BadHeadError` if it is told badly."""
-        if "transfer-encoding" in self.headers:
-            return None
-        told = self.headers.get("content-length")
-        if told is None:
-            return None
-        if not _LENGTH.fullmatch(told):
-            raise BadHeadError("a Content-Length that is no number")
-        return int(told)
+    # The length of the body, or None where it is not told beforehand.
+    body_bytes: int | None
 
 
 def parse_head(head: bytes) -> ReplyHead:
@@ -55,4 +46,13 @@ def parse_head(head: bytes) -> ReplyHead:
         headers[name] = value
     connection = headers.get("connection", "").lower()
     is_persistent = "close" not in connection and (match[1] == "1" or "keep-alive" in connection)
-    return ReplyHead(int(match[2]), headers, is_persistent)
+    return ReplyHead(int(match[2]), headers, is_persistent, _body_bytes(headers))
+
+
+def _body_bytes(headers: Mapping[str, str]) -> int | None:
+    told = None if "transfer-encoding" in headers else headers.get("content-length")
+    if told is None:
+        return None
+    if not _LENGTH.fullmatch(told):
+        raise BadHeadError("a Content-Length that is no number")
+    return int(told)

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from fastfuse.errors import ConfigurationError, StaleInodeError
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.inodes.changes import take_over
+from fastfuse.inodes.columns import COLUMN_TYPES
 from fastfuse.inodes.names import Reason, Refusals
 from fastfuse.inodes.orders import with_orders
-from fastfuse.inodes.table import COLUMN_TYPES, ROOT, InodeTable
+from fastfuse.inodes.table import ROOT, InodeTable
 from fastfuse.listing.snapshot import Snapshot, open_snapshot, save_snapshot, verify_snapshot
 
 _HEAD_BYTES = 24

@@ -40,11 +40,9 @@ class FakeEngine:
         # Files that were fetched before they were opened.
         self.whole: dict[int, bytes] = {}
 
-    def open(self, inode: int, ref: ObjectRef) -> None:
+    def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool) -> Buffer | None:
         self.opened.append(inode)
-
-    def take_whole(self, inode: int) -> Buffer | None:
-        return self.whole.get(inode)
+        return self.whole.get(inode) if takes_whole else None
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         self.reads.append((inode, offset, size_bytes))
@@ -289,9 +287,12 @@ async def test_a_file_is_put_nowhere_beside_the_handles_of_a_worker_that_died(
 async def test_a_file_is_not_put_where_its_reader_would_not_find_it_for_long(
     mounted: Mounted, stored: list[tuple[int, int, bytes]]
 ) -> None:
-    mounted.engine.whole[mounted.file] = b"0123456789"
+    mounted.engine.whole = {mounted.file: b"0123456789", mounted.archived: b"01234"}
     mounted.shares_pages = CONTEXT.pid + 1
     await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert stored == []
+    mounted.shares_pages = CONTEXT.pid
+    await mounted.operations.open(mounted.archived, os.O_RDONLY | os.O_DIRECT, CONTEXT)
     assert stored == []
     past_the_page_cache = Mounted(direct_from_bytes=10)
     past_the_page_cache.engine.whole[mounted.file] = b"0123456789"
@@ -299,15 +300,23 @@ async def test_a_file_is_not_put_where_its_reader_would_not_find_it_for_long(
     assert stored == []
 
 
-async def test_a_page_cache_that_takes_nothing_fails_no_open(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+async def test_a_page_cache_that_takes_nothing_fails_no_open_and_is_not_asked_again(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[object] = []
+
+    def refuse(*call: object) -> None:
+        refused.append(call)
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(pyfuse3, "notify_store", refuse)
     mounted.engine.whole[mounted.file] = b"0123456789"
-    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
-    assert mounted.counters.get("fastfuse_read_served_bytes") == 0
-    assert await mounted.operations.read(handle, 0, 3) == b"xxx"
+    for _ in range(2):
+        handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+        assert await mounted.operations.read(handle, 0, 3) == b"xxx"
+        await mounted.operations.release(handle)
+    assert len(refused) == 1
+    assert mounted.counters.get("fastfuse_read_served_bytes") == 6
 
 
 async def test_a_handle_of_a_worker_that_died_is_read_and_released(mounted: Mounted) -> None:

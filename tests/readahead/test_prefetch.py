@@ -142,36 +142,46 @@ async def test_two_opens_of_one_file_are_one_get() -> None:
         assert len(reader.gets) == 1
 
 
-async def test_all_of_a_file_that_is_here_is_taken_as_if_it_had_been_read() -> None:
+async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_open_and_not_kept() -> None:
     refs = dataset(2)
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await engine.new_order().announce([1])
         await settled()
-        engine.open(1, refs[0])
-        assert engine.take_whole(1) == content(refs[0])
-        pool = engine.statistics().pool
-        assert (pool.held_bytes, pool.spent_bytes) == (39 * KB, 39 * KB)
+        assert engine.open(1, refs[0], takes_whole=True) == content(refs[0])
+        statistics = engine.statistics()
+        assert (statistics.pool.held_bytes, statistics.open_files) == (0, 0)
+        assert statistics.pool.unread_dropped_bytes == 0
+        engine.check_invariants()
+        # The kernel has dropped it already, or did not take it.
         assert await engine.read(1, refs[0], 0, 39 * KB) == content(refs[0])
-        assert len(reader.gets) == 1
-
-
-async def test_nothing_is_taken_of_a_file_that_is_not_here_or_that_the_kernel_has() -> None:
-    small, large = listed("a", 39 * KB), listed("b", 2 * CONFIG.part_size_bytes)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG) as engine:
-        assert engine.take_whole(1) is None
-        engine.open(1, small)
-        assert engine.take_whole(1) is None  # on its way
-        await settled()
-        assert engine.take_whole(1) is not None
         engine.release(1)
-        engine.open(1, small)
-        await read_whole(engine, 1, small)
-        assert engine.take_whole(1) is None
-        engine.open(2, large)
-        await engine.read(2, large, 0, 4096)
-        assert engine.take_whole(2) is None
+        assert reader.gets == [(refs[0].key, 0, 39 * KB)] * 2
+
+
+async def test_only_what_was_expected_and_is_here_as_a_whole_is_handed_out_and_only_on_demand() -> None:
+    small, other, large = listed("a", 39 * KB), listed("b", 39 * KB), listed("c", 2 * CONFIG.part_size_bytes)
+    changed = listed("a", 39 * KB, etag='"v2"')
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files([small, other, large])) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        await engine.new_order().announce([1])
+        assert engine.open(1, small, takes_whole=True) is None  # on its way
+        reader.let_go()
+        await settled()
+        engine.release(1)
+        assert engine.open(1, small, takes_whole=True) is None  # opened before
+        reader.holds = lambda _key, _start, _end: False
+        await engine.new_order().announce([2, 3])
+        await settled()
+        assert engine.open(2, other) is None
+        assert await engine.read(2, other, 0, 39 * KB) == content(other)
+        assert engine.open(3, large, takes_whole=True) is None
+    async with running(reader, CONFIG, Files([small])) as engine:
+        await engine.new_order().announce([1])
+        await settled()
+        assert engine.open(1, changed, takes_whole=True) is None
+        assert await engine.read(1, changed, 0, 39 * KB) == content(changed)
 
 
 async def test_a_warm_epoch_costs_no_request() -> None:

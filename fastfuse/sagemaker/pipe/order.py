@@ -3,8 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
+from fastfuse.inodes.columns import are_objects
 from fastfuse.inodes.part import key_order
-from fastfuse.inodes.table import ROOT, InodeTable, are_objects
+from fastfuse.inodes.table import ROOT, InodeTable
 from fastfuse.sources.shuffle import shuffled
 
 __all__ = ["epoch_order", "find_object", "source_order"]
