@@ -223,12 +223,13 @@ class Prefetcher:
         if not self._pool.may_expect:
             return None
         for _ in range(len(self._orders)):
-            order = self._orders[0].decisions
-            file = self._next_announced(order)
+            order = self._orders[0]
+            file = self._next_announced(order.decisions)
             if file is not None:
                 part = self._expected_part(*file)
                 if part is not None:
-                    order.taken(part.size_bytes)
+                    order.decisions.taken(part.size_bytes)
+                    order.wake()
                     self._orders.rotate(-1)
                 return part
             self._orders.rotate(-1)

@@ -512,6 +512,37 @@ async def test_sixteen_shuffled_readers_with_hints_keep_three_quarters_of_the_co
         assert len(reader.gets) == 4000
 
 
+async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autojump_clock: MockClock) -> None:
+    refs = dataset(12_000, 100)
+    order = shuffled(refs)
+    announced, opened, left = 0, 0, []
+    async with running(ScriptedReader(delay_s=0.02), ReadaheadConfig(), Files(refs)) as engine:
+
+        async def announce() -> None:
+            nonlocal announced
+            place = engine.new_order()
+            for start in range(0, len(order), 64):
+                await place.announce(order[start : start + 64])
+                announced = min(start + 64, len(order))
+
+        async def read_some(mine: list[int]) -> None:
+            nonlocal opened
+            for inode in mine:
+                await read_whole(engine, inode, refs[inode - 1])
+                opened += 1
+                if announced < len(order):
+                    left.append(announced - opened)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(announce)
+            await settled()
+            for number in range(16):
+                nursery.start_soon(read_some, order[number::16])
+    # A queue of 4,096 that runs empty leaves a thousand, which are fetched.
+    assert len(left) > 5000
+    assert min(left) > 3500
+
+
 async def test_sixteen_shuffled_readers_without_hints_cost_one_get_a_file(autojump_clock: MockClock) -> None:
     refs = dataset(4000)
     reader = ScriptedReader(delay_s=0.02)
