@@ -18,7 +18,7 @@ def memory_limit_bytes(
     here, while the container's own group is mounted at the root: files that are missing are passed over.
     """
     try:
-        lines = memberships.read_text().splitlines()
+        lines = memberships.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     limits = [limit for line in lines for file in _limit_files(line, hierarchies) if (limit := _read(file)) is not None]
@@ -32,7 +32,7 @@ def shares_memory(pid: int, processes: Path = _PROCESSES, hierarchies: Path = Pa
     """
     ours = processes / "self/cgroup"
     try:
-        is_one_group = ours.read_text() == (processes / str(pid) / "cgroup").read_text()
+        is_one_group = ours.read_bytes() == (processes / str(pid) / "cgroup").read_bytes()
     except OSError:  # it is gone, or of another namespace, where its number is 0
         is_one_group = False
     return is_one_group or (memory_limit_bytes(ours, hierarchies) or _NO_LIMIT_BYTES) >= _NO_LIMIT_BYTES

@@ -55,7 +55,7 @@ class Counter:
 METRICS = (
     Counter("fastfuse_fetch_requests", "Ranged GETs finished, by outcome.", "outcome", OUTCOMES),
     Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
-    Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
+    Counter("fastfuse_read_served_bytes", "Bytes handed to readers, or to the page cache for them."),
     Counter("fastfuse_requests", "Requests of the kernel answered, errors included."),
     Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),

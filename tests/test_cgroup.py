@@ -1,5 +1,6 @@
 """The memory limit of a control group, over hierarchies made in a temporary directory."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_a_line_that_makes_no_sense_is_passed_over(machine: Machine) -> None:
 
 def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
     assert memory_limit_bytes(tmp_path / "absent", tmp_path) is None
+
+
+def test_a_group_may_have_any_name(tmp_path: Path) -> None:
+    for pid in ("self", "42"):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cgroup").write_bytes(b"0::/\xff" + pid.encode() + b"\n")
+    assert shares_memory(42, tmp_path, tmp_path / "fs")
+    (tmp_path / "fs" / os.fsdecode(b"\xffself")).mkdir(parents=True)
+    (tmp_path / "fs" / os.fsdecode(b"\xffself") / "memory.max").write_text("1000")
+    assert not shares_memory(42, tmp_path, tmp_path / "fs")
 
 
 @pytest.mark.parametrize(

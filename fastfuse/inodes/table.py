@@ -34,9 +34,10 @@ _ETAG_INDEX = struct.Struct("<Q8x")
 
 _MADE_KINDS = frozenset({Kind.FILE_MADE, Kind.FILE_ORDER})
 
-# Paths of directories that are kept, as the files of one are mostly opened with others of it; 0.5 MB.
+# Paths of directories that are kept, as the files of one are mostly opened with others of it; 0.5 MB, or
+# 4 where they are as long as a key may be.
 _MAX_DIRECTORY_PATHS = 4096
-# Objects that are kept: a file is mostly opened soon after it was fetched ahead; 1 MB.
+# Objects that are kept: a file is mostly opened soon after it was fetched ahead; 1.6 MB, or 5.
 _MAX_REFS = 4096
 
 
@@ -71,7 +72,7 @@ class InodeTable:
     """A read-only view of the columns. Cheap to make; safe to share; never changes."""
 
     def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """`columns` has the arrays of `COLUMN_TYPES`, and may have others of this module; they are kept, not copied."""
+        """`columns` has all of `COLUMN_TYPES`, and may have others of `inodes.columns`; they are kept, not copied."""
         self.metadata = metadata
         self.columns = columns
         # memoryview items are plain ints, three times faster to take than numpy scalars.
@@ -151,7 +152,7 @@ class InodeTable:
         end = high = low + count
         while low < high:
             middle = (low + high) // 2
-            if names[ends[middle - 1] : ends[middle]].tobytes() < name:  # `name_at`, without a call
+            if names[ends[middle - 1] : ends[middle]].tobytes() < name:  # `name_at`, without a call: no child is row 0
                 low = middle + 1
             else:
                 high = middle

@@ -71,7 +71,7 @@ _IDLE_TASKS = 16
 
 _MEASURE_EVERY_S = 1.0
 
-# By process: in which group of the machine it is takes 30 µs to see.
+# By thread: in which group it is takes 30 µs to see. One that is moved to another keeps what was seen first.
 _MAX_REMEMBERED_READERS = 256
 
 

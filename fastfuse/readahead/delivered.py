@@ -4,8 +4,9 @@ Files are opened with ``keep_cache``: what was read of one is read again without
 has the memory. So a file that was opened before is not fetched before a read asks for it, and an epoch that comes from
 the page cache costs no GET.
 
-The kernel does not tell what it drops; reads do. Where it asks again for what it was given, for more files than it does
-not ask for, the bits mean nothing: a data set larger than the memory, or readers past the page cache.
+The kernel does not tell what it drops; reads do, so that a file that was opened before is left to be asked for. Where
+the kernel asks again for what it was given, for more files than it does not ask for, the bits mean nothing: a data set
+larger than the memory, or readers past the page cache.
 """
 
 __all__ = ["Delivered"]

@@ -66,7 +66,8 @@ class ReadEngine:
         """A handle of `inode` was opened. Starts what a reader will need first; never waits and never fails.
 
         A small file, of one part at most, is fetched whole, unless the kernel most likely has it. With `takes_whole`,
-        if all of it was fetched before, that is what is returned, for the page cache, and nothing is kept.
+        if it is the first and all of the file was fetched before, that is what is returned, for the page cache, and
+        nothing is kept.
         """
         self._opens += 1
         self._followers.pop(inode, None)
@@ -77,7 +78,9 @@ class ReadEngine:
         is_small = ref.size_bytes <= self._config.part_size_bytes
         is_missed = is_small and not is_cached and not self._pool.holds(inode)
         is_found = self._pool.is_guess(inode)
-        whole = self._pool.take_expected(inode, ref) if takes_whole else None
+        # What was opened before is left to be asked for: that tells whether the page cache has kept it.
+        is_taken = takes_whole and inode not in self._reopened
+        whole = self._pool.take_expected(inode, ref) if is_taken else None
         if whole is None and self._is_wanted(inode, ref, is_cached=is_cached):
             stream = self._open(inode, ref)
             if is_small:

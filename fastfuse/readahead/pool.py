@@ -11,7 +11,8 @@ States of a part, all changed here:
 * in flight: its memory is reserved and its GET runs.
 * landed: its bytes are there, and tasks that waited for it have not taken theirs yet. Still reserved: not evictable.
 * fresh: evictable, least recently read first, and only for a part that somebody waits for.
-* expected: of a file that is not open yet, but will be; it becomes fresh then. Evictable before the fresh ones.
+* expected: of a file that is not open yet, but will be; it becomes fresh then, or is taken as a whole and gone.
+  Evictable before the fresh ones.
 * guessed: so is this, but no order says when (see `expected`). Evictable before the expected ones, and for them.
 * spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, at
   most an eighth of the limit and 64 MiB, and as many as may be expected: a late or repeated request still finds it.
@@ -194,8 +195,8 @@ class PartPool:
     def take_expected(self, inode: int, ref: ObjectRef) -> memoryview | None:
         """All of a file that was expected, which is forgotten then; None if it is not here in one part.
 
-        Others may use the memory while the caches of the processor still have it: with as much kept as of what was
-        read, a small file took 5 % more CPU time.
+        The page cache has it then, and if that drops it soon it is fetched again: what was read is kept for that, but
+        here it cost 5 % more CPU time, as memory is not used again while the processor's caches have it.
         """
         file = self._files.get(inode)
         whole = file.whole if file is not None and file.is_expected and file.ref == ref else None

@@ -356,7 +356,7 @@ class Prefetcher:
             while following is not None:
                 await self._fetch_one(following)
                 following = self._next_part()
-                if self._opens_unheeded:
+                if following is not None and self._opens_unheeded:
                     self._opens_unheeded -= 1
         finally:
             self._tasks -= 1

@@ -34,7 +34,10 @@ class PoolStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReadStatistics:
-    """A read is a hit when it waited for nothing; `waits` counts waits for a part, two for a read across two parts."""
+    """A read is a hit when it waited for nothing; of a file that was taken at its open there is none.
+
+    `waits` counts waits for a part, two for a read across two parts.
+    """
 
     open_files: int
     hits: int

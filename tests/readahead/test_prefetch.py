@@ -31,10 +31,12 @@ def dataset(count: int, size_bytes: int = 39 * KB) -> list[ObjectRef]:
 
 
 async def read_whole(engine: ReadEngine, inode: int, ref: ObjectRef) -> None:
-    """As the kernel does it: open, read, release."""
-    engine.open(inode, ref)
+    """As the kernel does it that keeps nothing for another epoch: open, read, release."""
+    whole = engine.open(inode, ref, takes_whole=True)
     await trio.lowlevel.checkpoint()
-    assert await engine.read(inode, ref, 0, ref.size_bytes) == content(ref)
+    if whole is None:
+        whole = await engine.read(inode, ref, 0, ref.size_bytes)
+    assert whole == content(ref)
     engine.release(inode)
 
 

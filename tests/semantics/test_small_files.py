@@ -85,11 +85,11 @@ def asked_for(here: Place, names: list[str]) -> int:
 def test_a_file_that_was_fetched_before_it_is_opened_is_read_without_asking_for_it() -> None:
     first, second = NAMES[0:400:7], NAMES[3:400:7]
     with place(DATA, "--metrics-listen", "0") as here:
-        assert asked_for(here, first) <= 2 * len(first) + 1  # opened and closed, and what settles
+        assert asked_for(here, first) <= 2 * len(first) + 1 + FORGOTTEN  # opened and closed, and what settles
         # A successor stores nothing: it does not know which handles there are.
         os.kill(here.mount.worker(), signal.SIGKILL)
         assert asked_for(here, second) >= 3 * len(second)
-        assert sorted(keys(here)) == sorted([*first, *second])
+        assert set(keys(here)) == {*first, *second}
 
 
 def test_a_wrong_order_costs_a_bounded_number_of_gets_and_no_byte() -> None:
