@@ -5,13 +5,12 @@ from pathlib import Path, PurePosixPath
 __all__ = ["memory_limit_bytes", "shares_memory"]
 
 _PROCESSES = Path("/proc")
+_HIERARCHIES = Path("/sys/fs/cgroup")
 # Version 1 tells no limit as a number beyond any RAM.
 _NO_LIMIT_BYTES = 1 << 60
 
 
-def memory_limit_bytes(
-    memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = Path("/sys/fs/cgroup")
-) -> int | None:
+def memory_limit_bytes(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = _HIERARCHIES) -> int | None:
     """The tightest limit on the way from our group to the root, or None where nothing limits us.
 
     A group is limited by its ancestors too. In a container the file may name a path of the host that does not exist
@@ -25,7 +24,7 @@ def memory_limit_bytes(
     return min(limits, default=None)
 
 
-def shares_memory(pid: int, processes: Path = _PROCESSES, hierarchies: Path = Path("/sys/fs/cgroup")) -> bool:
+def shares_memory(pid: int, processes: Path = _PROCESSES, hierarchies: Path = _HIERARCHIES) -> bool:
     """Whether pages that this process adds to the page cache are as good for `pid` as its own.
 
     They count to our group: where that has a limit, they would not last for the processes of another one.

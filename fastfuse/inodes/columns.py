@@ -50,6 +50,7 @@ __all__ = [
     "INODE_COLUMN_TYPES",
     "MADE",
     "MADE_COLUMN_TYPES",
+    "MADE_KINDS",
     "ORDER_COLUMN_TYPES",
     "ORDER_RECIPE",
     "Kind",
@@ -90,6 +91,9 @@ class Kind(IntEnum):
     FILE_ORDER = 5  # no object: the order of an epoch, see `inodes.orders`
 
 
+MADE_KINDS = (Kind.FILE_MADE, Kind.FILE_ORDER)
+
+
 def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Which rows are objects, by their kinds: neither directories nor made files."""
     return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
@@ -97,4 +101,4 @@ def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
 
 def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Which rows are files and no objects, by their kinds."""
-    return np.isin(kinds, (Kind.FILE_MADE, Kind.FILE_ORDER))
+    return np.isin(kinds, MADE_KINDS)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.inodes.columns import MADE, ORDER_RECIPE, Kind, are_objects
+from fastfuse.inodes.columns import MADE, MADE_KINDS, ORDER_RECIPE, Kind, are_objects
 from fastfuse.objects import ObjectRef
 
 __all__ = ["ROOT", "Attributes", "InodeTable", "TableMetadata"]
@@ -31,8 +31,6 @@ ROOT = 1
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 _ETAG_INDEX = struct.Struct("<Q8x")
-
-_MADE_KINDS = frozenset({Kind.FILE_MADE, Kind.FILE_ORDER})
 
 # Paths of directories that are kept, as the files of one are mostly opened with others of it; 0.5 MB, or
 # 4 where they are as long as a key may be.
@@ -271,7 +269,7 @@ class InodeTable:
 
     def is_made(self, inode: int) -> bool:
         """Whether it is a file and no object."""
-        return self._kinds[self.row(inode)] in _MADE_KINDS
+        return self._kinds[self.row(inode)] in MADE_KINDS
 
     def holds_orders(self, inode: int) -> bool:
         """Whether it is the directory of the orders, and no folder of keys."""
@@ -318,7 +316,7 @@ class InodeTable:
 
     def _ref_at(self, row: int) -> ObjectRef:
         path, size_bytes, etag, mtime_ns = self._file_path(row), self._sizes[row], self._etag(row), self._mtimes_ns[row]
-        if self._kinds[row] in _MADE_KINDS:
+        if self._kinds[row] in MADE_KINDS:
             return ObjectRef("", path, size_bytes, etag, mtime_ns)
         bucket, key = self._bucket_and_key(path)
         storage_class = self.metadata.storage_classes[self._storage_classes[row]]

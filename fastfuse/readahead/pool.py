@@ -92,7 +92,7 @@ class PartPool:
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
         """The parts of `ref`, with what is left from an earlier reader. Parts of any other version are dropped."""
         file = self._files.get(inode)
-        if file is None or (file.ref is not ref and file.ref != ref):
+        if file is None or file.ref != ref:
             if file is not None:
                 self._discard(file)
             file = self._files[inode] = FileParts(inode, ref)

@@ -351,13 +351,11 @@ class Prefetcher:
 
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, and then what else is wanted and would have to wait for this. Raises only `Cancelled`."""
-        following: Part | None = part
         try:
-            while following is not None:
+            await self._fetch_one(part)
+            while (following := self._next_part()) is not None:
+                self._opens_unheeded = max(0, self._opens_unheeded - 1)
                 await self._fetch_one(following)
-                following = self._next_part()
-                if following is not None and self._opens_unheeded:
-                    self._opens_unheeded -= 1
         finally:
             self._tasks -= 1
 
