@@ -1,0 +1,62 @@
+"""One connection, with the other end in the hands of the test."""
+
+import fcntl
+import os
+import socket
+import struct
+import termios
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import trio
+
+from fastfuse.store.connection import TASK_BYTES, Connection, StallWatch
+from fastfuse.store.receivers import Receivers
+
+PATIENCE_S = 60.0
+# A thread receives it.
+BODY = os.urandom(4 * TASK_BYTES)
+
+# The server's end, and the client's.
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        server, _ = listener.accept()
+        with server:
+            client.setblocking(False)
+            yield server, client
+
+
+def queued_bytes(sock: socket.socket, direction: int) -> int:
+    count: int
+    (count,) = struct.unpack("@i", fcntl.ioctl(sock, direction, bytes(4)))
+    return count
+
+
+@pytest.mark.parametrize("left_bytes", [1, TASK_BYTES - 1])
+async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_kept_waiting_for_it(
+    ends: Ends, left_bytes: int
+) -> None:
+    """The kernel wakes a thread only where much is there: it would not for less than that."""
+    server, client = ends
+    connection = Connection(client, StallWatch(PATIENCE_S, PATIENCE_S), Receivers())
+    body = bytearray(len(BODY))
+
+    async def receive() -> None:
+        assert await connection.ask(b"GET", body_bytes=len(body)) is not None
+        assert await connection.read_into(memoryview(body)) == len(body)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+            await trio.to_thread.run_sync(partial(server.sendall, head + BODY[:-left_bytes]), abandon_on_cancel=True)
+            while queued_bytes(server, termios.TIOCOUTQ) or queued_bytes(client, termios.FIONREAD):
+                await trio.lowlevel.checkpoint()
+            server.sendall(BODY[-left_bytes:])
+    assert body == BODY
+    connection.close()
