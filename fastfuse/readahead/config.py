@@ -31,8 +31,8 @@ class ReadaheadConfig:
     # most small files (images, single samples) take one GET; of a large file it comes in four, side by side.
     first_part_bytes: int = _MIB
     # How far ahead of one reader at most, if it is alone; what it needs is measured (`pace`). At the rates above a
-    # connection brings 74 MB/s in parts of 8 MiB, so the 36 parts that it may have on their way carry 2.6 GB/s.
-    max_window_bytes: int = 384 * _MIB
+    # connection brings 74 MB/s in parts of 8 MiB, so the 60 parts that it may have on their way carry 4.4 GB/s.
+    max_window_bytes: int = 512 * _MIB
     # With it a large file is taken to be read to its end until one was not, and so much is fetched ahead when the first
     # is begun; 0: the window of the first files grows with what is read.
     first_window_bytes: int = 0

@@ -13,16 +13,16 @@ _ALIGNMENT_BYTES = 1 << 20
 _GROWTH_DIVISOR = 12
 
 
-def grown_part_bytes(run_bytes: int, parts_in_flight: int, first_bytes: int, most_bytes: int) -> int:
-    """The part that follows on a run of `run_bytes`, doubling from `first_bytes` to `most_bytes`.
+def grown_part_bytes(run_bytes: int, ahead_bytes: int, parts_in_flight: int, first_bytes: int, most_bytes: int) -> int:
+    """The part that follows on a run of `run_bytes`, `ahead_bytes` of it still to be read, from `first_bytes` on.
 
-    A window that grows by what was read is twice the run. As many parts of it as may be on their way are there soonest:
-    a shard of 110 MiB in 0.19 s instead of 0.24 with parts of a quarter of the run, and in 67 GETs instead of 29 (20 ms
-    and 90 MB/s per connection). More of them would only wait for one another, and cost CPU: four readers were a seventh
-    slower. But none is more than half of the run: who stops early would have fetched too much.
+    * What is further ahead is read later, so it may be larger by as much: see `_known_part_bytes`.
+    * A window that grows by what was read is a multiple of the run, and as many parts as may be on their way have to
+      bring it: who shares the connections with others gets larger parts. More of them would only wait for one another.
     """
     share_bytes = 2 * run_bytes // max(parts_in_flight, _LEAST_PARTS_IN_FLIGHT)
-    return min(most_bytes, max(first_bytes, 1 << max(0, share_bytes.bit_length() - 1)))
+    step_bytes = max(share_bytes, first_bytes + ahead_bytes // _GROWTH_DIVISOR)
+    return min(most_bytes, max(first_bytes, 1 << (step_bytes.bit_length() - 1)))
 
 
 def _known_part_bytes(before_bytes: int, most_bytes: int) -> int:

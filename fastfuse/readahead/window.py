@@ -24,11 +24,11 @@ fast.
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
 * Equal pieces at equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
-* A sequential reader fetches whole parts, and keeps a window ahead of itself: twice its run or, once it seems to want
-  more than the beginning, what `pace` expects, until that knows how much the reader takes during one GET.
+* A sequential reader fetches whole parts, and keeps a window ahead of itself: a multiple of its run for as much as
+  `pace` expects it to want, until that knows how much the reader takes during one GET.
 
-Parts double from `first_part_bytes` to `part_size_bytes` as the run grows, and are cut at multiples of their size, so
-that after a while all readers of a file cut it at the same places, and share the parts.
+Parts double from `first_part_bytes` to `part_size_bytes` as the run and the window grow, and are cut at multiples of
+their size, so that after a while all readers of a file cut it at the same places, and share the parts.
 """
 
 from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig, Share
@@ -41,17 +41,13 @@ __all__ = ["Window"]
 
 # Linux itself takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
-# Bytes ahead per byte read, while nothing better is known. The run triples with each window, so the first MiB is five
-# round trips from a window of 256 MiB; and who has proven nothing yet and stops has wasted at most twice what it read.
-_GROWTH = 2
-# Five GETs one after the other are half of the time that a shard of 110 MB takes. So who has taken more than the kernel
-# asks for on account of any first read (4 MiB, by our tuning) gets a window for its speed at once, up to this one, as
-# long as the reader before did not stop early: a shard of 1 GiB in 0.59 s instead of 0.79 (20 ms and 90 MB/s per
-# connection). From there it is more bytes ahead per byte read: 1 GiB at 1.89 GB/s instead of 1.80, and as much with
-# eight, or with a larger window at once.
-_PROVEN_BYTES = 6 << 20
-_LEAP_BYTES = 96 << 20
-_PROVEN_GROWTH = 4
+# Bytes ahead per byte read, while nothing better is known. The run triples with each window, and who has proven nothing
+# yet and stops has wasted at most twice what it read.
+_SURE_GROWTH = 2
+# ... and of a reader that would take more during one GET, as long as the reader before did not stop early. As
+# Mountpoint's (sequential_prefetch_multiplier): the first MiB is three round trips from a window of 256 MiB. A shard of
+# 1 GiB at 2.25 GB/s; at 2.05 with twice, and 96 MiB at once from 6 MiB on (20 ms and 90 MB/s per connection).
+_GROWTH = 8
 # Readers of one file at different places, and requests of one reader that overtook another, that are told apart.
 # Linux keeps at most 12 background requests (max_background) unless told otherwise.
 _MAX_CURSORS = 16
@@ -278,16 +274,16 @@ class Window:
         return cursor if twin is None or twin.run_bytes < cursor.run_bytes else twin
 
     def _window_bytes(self, cursor: Cursor) -> int:
-        window = max(self._first_bytes, _GROWTH * (cursor.run_bytes + cursor.credit_bytes))
+        run_bytes = cursor.run_bytes + cursor.credit_bytes
+        window = max(self._first_bytes, _SURE_GROWTH * run_bytes)
         pace = cursor.pace
         if pace is not None:
             if pace.limit_bytes is not None:
                 window = min(window, pace.limit_bytes)
             else:
                 window = max(window, pace.ramp_bytes)
-                if cursor.run_bytes >= _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
-                    most_bytes = max(_LEAP_BYTES, _PROVEN_GROWTH * cursor.run_bytes)
-                    window = max(window, min(pace.expected_bytes, most_bytes))
+                if not self._service.was_left_early and not self._is_cached:
+                    window = max(window, min(pace.expected_bytes, _GROWTH * run_bytes))
         elif cursor.begin == 0 and self._is_small:
             window = self._size
         return min(window, self._cap_bytes)
@@ -301,7 +297,8 @@ class Window:
             run_bytes = start - cursor.begin + cursor.credit_bytes
             # Where memory is short more parts may be on their way only because all of them are smaller.
             parts_in_flight = self.share.parts_in_flight * self._part_bytes // self._config.part_size_bytes
-            size = grown_part_bytes(run_bytes, parts_in_flight, size, self._part_bytes)
+            ahead_bytes = max(0, start - cursor.position)
+            size = grown_part_bytes(run_bytes, ahead_bytes, parts_in_flight, size, self._part_bytes)
         end = start + size
         end -= end % size
         rest = self._size - end

@@ -7,18 +7,20 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 
-@given(st.integers(0, 1 << 40), st.integers(0, 1000), st.integers(12, 20), st.integers(20, 26))
-def test_a_grown_part_spreads_twice_the_run_over_the_gets_and_is_no_more_than_half_of_it(
-    run_bytes: int, parts_in_flight: int, first: int, most: int
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 30), st.integers(0, 1000), st.integers(12, 20), st.integers(20, 26))
+def test_a_grown_part_spreads_twice_the_run_over_the_gets_or_is_a_twelfth_of_what_is_ahead(
+    run_bytes: int, ahead_bytes: int, parts_in_flight: int, first: int, most: int
 ) -> None:
-    part_bytes = grown_part_bytes(run_bytes, parts_in_flight, 1 << first, 1 << most)
+    part_bytes = grown_part_bytes(run_bytes, ahead_bytes, parts_in_flight, 1 << first, 1 << most)
     assert part_bytes & (part_bytes - 1) == 0
     assert 1 << first <= part_bytes <= 1 << most
-    if part_bytes > 1 << first:
+    later_bytes = (1 << first) + ahead_bytes // 12
+    if part_bytes > later_bytes:
         assert part_bytes <= run_bytes / 2
         assert part_bytes * parts_in_flight <= 2 * run_bytes
     if part_bytes < 1 << most:
         assert part_bytes * max(parts_in_flight, 4) > run_bytes
+        assert 2 * part_bytes > later_bytes
 
 
 @given(st.integers(0, 100 * MIB), st.integers(1, 16), st.integers(0, 1 << 40))

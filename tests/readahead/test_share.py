@@ -73,15 +73,15 @@ def test_even_among_many_files_each_may_have_one_part_on_its_way() -> None:
     assert share.share == Share(47, 1)
 
 
-@pytest.mark.parametrize(("connections", "parts"), [(1, 1), (4, 3), (64, 48), (128, 48), (256, 96)])
-def test_parts_ahead_of_readers_take_three_quarters_of_64_connections_and_of_half_of_more(
+@pytest.mark.parametrize(("connections", "parts"), [(1, 1), (4, 3), (64, 48), (80, 60), (128, 60), (256, 96)])
+def test_parts_ahead_of_readers_take_three_quarters_of_80_connections_and_of_half_of_more(
     connections: int, parts: int
 ) -> None:
     assert ahead_share(ReadaheadConfig(max_parts_in_flight=connections)).parts_in_flight == parts
 
 
 @pytest.mark.parametrize(("connections", "parts"), [(1, 1), (4, 3), (64, 48), (128, 96), (256, 192)])
-def test_where_memory_holds_fewer_than_64_whole_parts_smaller_ones_take_three_quarters_of_all_connections(
+def test_where_memory_holds_fewer_than_80_whole_parts_smaller_ones_take_three_quarters_of_all_connections(
     connections: int, parts: int
 ) -> None:
     config = ReadaheadConfig(memory_limit_bytes=456 * MIB, max_parts_in_flight=connections)
