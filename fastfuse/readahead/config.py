@@ -11,7 +11,7 @@ PAGE_BYTES = 4096
 
 # What a memory target also has to cover beside the parts. A mount may have 64 MiB more than its target and takes 87 as
 # it starts; the rest is for what the S3 client holds of replies and for what the C library keeps (`store.trimmed`).
-_CLIENT_OVERHEAD_BYTES = 56 << 20
+_CLIENT_OVERHEAD_BYTES = 64 << 20
 # The window of whoever is expected to read on: 128 MiB of 1 GiB, which brings 1.1 GB/s where a part takes 113 ms; and
 # no more than brings what one reader can take, as one at random pays for it once (HDF5).
 _FIRST_WINDOW_DIVISOR = 8

@@ -7,19 +7,17 @@ from fastfuse.readahead.parts import FileParts
 
 __all__ = ["FairShare", "ahead_share"]
 
-_LEAST_FREE_DIVISOR = 4
+_LEAST_FREE_DIVISOR = 8
 
-# Kept for parts that somebody waits for, of each file one or two at a time: a quarter, and no more than eight of 8 MiB.
-# With a quarter of 464 MiB kept, one reader got 0.94 of what it gets without a limit; with 58 MiB, 0.97.
+# Kept for parts that somebody waits for, of each file one or two at a time: a quarter, and no more than four of 8 MiB.
+# In 512 MiB each 32 MiB are 3 % of the speed of four readers.
 _KEPT_DIVISOR = 4
-_MAX_KEPT_BYTES = 64 << 20
+_MAX_KEPT_BYTES = 32 << 20
 
 # Of more connections than this, which small files need to hide the time to the first byte, readers of large files get
 # no more parts ahead before there are twice as many: they would only take new memory. Three quarters of so many bring
-# 4.4 GB/s, at 20 ms to the first byte and 90 MB/s each; those of 64, 3.5 in theory, kept readers waiting for half of
-# their reads at 2.3. Unless there is none for so many
-# whole parts: then parts are cut smaller, and more of them bring as much. Four readers in 512 MiB, with parts of 4 MiB,
-# got 0.88 of what they get without a limit with 48 parts on their way, and all of it with 96.
+# 4.4 GB/s, at 20 ms to the first byte and 90 MB/s each; with those of 64 readers waited for half of what they read, at
+# 2.3 GB/s.
 _ENOUGH_CONNECTIONS = 80
 
 
@@ -27,7 +25,7 @@ class FairShare:
     """Divides the readahead in `total` between the files that are being read, with some left free for the next one.
 
     What is free is what a new reader starts with, even if every other file has its share in flight and stalls: a share
-    like theirs, or a quarter where there are few of them, for a reader that is alone should not wait for nobody.
+    like theirs, or an eighth where there are few of them, for a reader that is alone should not wait for nobody.
 
     A file is idle when all files together have fetched `idle_after_bytes` since it was last read: by then others have
     had the use of the whole memory, while in a pause of everybody nobody becomes idle.
@@ -82,7 +80,5 @@ def ahead_share(config: ReadaheadConfig) -> Share:
     """What may be ahead of readers, all files together."""
     limit_bytes, connections = config.memory_limit_bytes, config.max_parts_in_flight
     ahead_bytes = limit_bytes - min(limit_bytes // _KEPT_DIVISOR, _MAX_KEPT_BYTES)
-    most = connections
-    if ahead_bytes // config.part_size_bytes >= _ENOUGH_CONNECTIONS:
-        most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
+    most = max(min(connections, _ENOUGH_CONNECTIONS), connections // 2)
     return Share(ahead_bytes, max(1, most - most // 4))

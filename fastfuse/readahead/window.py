@@ -59,7 +59,9 @@ _REORDERED_BYTES = 16 << 20
 _OPENING_PARTS = 4
 # Where memory is short, more and smaller parts of a window hide the time to the first byte better: a window of 48 MiB
 # brings one reader 0.43 GB/s in parts of 8 MiB and 1.07 GB/s in parts of 2 MiB (simulated, 20 ms and 90 MB/s per
-# connection); still smaller ones cost CPU per GET.
+# connection); still smaller ones cost CPU per GET. And of many files together more than so many of the parts that each
+# may have on its way only wait for one another: in 512 MiB four readers get 2.16 GB/s with parts of 8 MiB and windows
+# of 93, and 2.06 with 4 and 78.
 _PARTS_PER_WINDOW = 16
 # No part is cut smaller to fit into a small share of the memory: the kernel's default request.
 _SMALLEST_PART_BYTES = 128 << 10
@@ -104,7 +106,7 @@ class Window:
         config = self._config
         self.share = share
         self._cap_bytes = min(share.window_bytes, config.max_window_bytes)
-        even = self._cap_bytes // max(2, min(_PARTS_PER_WINDOW, 2 * share.parts_in_flight))
+        even = self._cap_bytes // max(2, min(_PARTS_PER_WINDOW, share.parts_in_flight * 2 // 3))
         floor = max(_SMALLEST_PART_BYTES, min(self._cap_bytes // 2, config.first_part_bytes))
         self._part_bytes = min(config.part_size_bytes, 1 << (max(even, floor).bit_length() - 1))
         # A small file is one GET.

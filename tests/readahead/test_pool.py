@@ -443,7 +443,7 @@ def test_a_read_that_a_release_has_overtaken_does_not_make_the_file_active_again
     pool.close(file)
     pool.enter(file)
     assert pool.statistics().active_files == 1
-    assert pool.share.window_bytes == 9 * PART
+    assert pool.share.window_bytes == 10.5 * PART
 
 
 def test_a_replaced_version_gives_its_share_back() -> None:

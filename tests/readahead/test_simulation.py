@@ -80,8 +80,8 @@ async def test_a_full_link_is_used_in_full_with_few_more_gets_than_fill_it(
     group = [Reader(size_bytes=8 * GIB // readers, bytes_per_s=3e9) for _ in range(readers)]
     usage = await read_through(service, group, ReadaheadConfig())
     assert total_bytes_per_s(group) > 0.9e9
-    # 14 fill it; 36 would be allowed.
-    assert usage.mean_in_flight < 25
+    # 14 fill it; 42 would be allowed.
+    assert usage.mean_in_flight < 30
 
 
 @pytest.mark.parametrize(("chance", "factor"), [(0.02, 10.0), (0.1, 4.0)])

@@ -35,7 +35,7 @@ class Two:
         return bytes(await self.reader.get_range(self.store.ref(key), 0, 4))
 
 
-@pytest.mark.parametrize(("limit_mib", "gets"), [(0, None), (1, 8), (72, 12), (200, 33), (456, 76)])
+@pytest.mark.parametrize(("limit_mib", "gets"), [(0, None), (1, 8), (72, 8), (192, 16), (448, 37)])
 def test_a_small_memory_allows_few_large_gets(limit_mib: int, gets: int | None) -> None:
     assert _large_gets(limit_mib << 20) == gets
 
