@@ -31,7 +31,7 @@ class ReadaheadConfig:
     # most small files (images, single samples) take one GET; of a large file it comes in four, side by side.
     first_part_bytes: int = _MIB
     # How far ahead of one reader at most, if it is alone; what it needs is measured (`pace`). At the rates above a
-    # connection brings 74 MB/s in parts of 8 MiB, so the 60 parts that it may have on their way carry 4.4 GB/s.
+    # connection brings 74 MB/s in parts of 8 MiB, so the 52 parts that it may have on their way carry 3.8 GB/s.
     max_window_bytes: int = 512 * _MIB
     # With it a large file is taken to be read to its end until one was not, and so much is fetched ahead when the first
     # is begun; 0: the window of the first files grows with what is read.
@@ -39,7 +39,7 @@ class ReadaheadConfig:
     # Every file is read once in each epoch: so those of an unknown order are fetched that nobody has opened yet, and of
     # large ones the first, before anybody has.
     expects_every_file: bool = False
-    # Parts held and parts on their way, of all files: one whole window is then a quarter.
+    # Parts held and parts on their way, of all files: one whole window is half of it.
     memory_limit_bytes: int = 1024 * _MIB
     # GETs at once. A mount sets it to the store's connections (`ConnectionConfig.max_connections`): more would only
     # queue there.

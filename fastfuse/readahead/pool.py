@@ -28,8 +28,8 @@ limit at most.
 No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
 deadlines; so memory comes back to the first that waits.
 
-One slow or failing file delays no other (clause D6): ahead parts never take the last quarter of the memory (64 MiB of
-more than 256), and all parts ahead of readers, all parts of expected files, and the demanded parts of any one file have
+One slow or failing file delays no other (clause D6): ahead parts never take the last quarter of the memory (32 MiB of
+more than 128), and all parts ahead of readers, all parts of expected files, and the demanded parts of any one file have
 no more connections each than three times those that are still free (dynamic thresholds, Choudhury and Hahne 1998). So
 one stalled file leaves a quarter, a second one a quarter of that quarter, and whoever comes next finds a connection
 until as many files stall as that takes.

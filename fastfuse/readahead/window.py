@@ -42,8 +42,10 @@ __all__ = ["Window"]
 # Linux itself takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
 # Bytes ahead per byte read, while nothing better is known. The run triples with each window, and who has proven nothing
-# yet and stops has wasted at most twice what it read.
+# yet and stops has wasted at most twice what it read: so has who has taken no more than the kernel asks for on account
+# of any first read (4 MiB, by our tuning), as they do who look at the beginnings of many files, and keep them open.
 _SURE_GROWTH = 2
+_PROVEN_BYTES = 4 << 20
 # ... and of a reader that would take more during one GET, as long as the reader before did not stop early. As
 # Mountpoint's (sequential_prefetch_multiplier): the first MiB is three round trips from a window of 256 MiB. A shard of
 # 1 GiB at 2.25 GB/s; at 2.05 with twice, and 96 MiB at once from 6 MiB on (20 ms and 90 MB/s per connection).
@@ -59,10 +61,10 @@ _REORDERED_BYTES = 16 << 20
 _OPENING_PARTS = 4
 # Where memory is short, more and smaller parts of a window hide the time to the first byte better: a window of 48 MiB
 # brings one reader 0.43 GB/s in parts of 8 MiB and 1.07 GB/s in parts of 2 MiB (simulated, 20 ms and 90 MB/s per
-# connection); still smaller ones cost CPU per GET. And of many files together more than so many of the parts that each
-# may have on its way only wait for one another: in 512 MiB four readers get 2.16 GB/s with parts of 8 MiB and windows
-# of 93, and 2.06 with 4 and 78.
-_PARTS_PER_WINDOW = 16
+# connection); still smaller ones cost CPU per GET. And of many files together no more than two thirds of the parts that
+# each may have on its way: in 512 MiB four readers got 2.16 GB/s with parts of 8 MiB, and 2.06 with 4, on four cores
+# that the server shares and that are the limit there. (Where cores are not, smaller parts would bring more than 2.7.)
+_PARTS_PER_WINDOW = 20
 # No part is cut smaller to fit into a small share of the memory: the kernel's default request.
 _SMALLEST_PART_BYTES = 128 << 10
 # Two reads of Arrow's for a Parquet footer (64 KiB), or all that `zipfile` looks through for the end of a directory;
@@ -284,7 +286,7 @@ class Window:
                 window = min(window, pace.limit_bytes)
             else:
                 window = max(window, pace.ramp_bytes)
-                if not self._service.was_left_early and not self._is_cached:
+                if run_bytes > _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
                     window = max(window, min(pace.expected_bytes, _GROWTH * run_bytes))
         elif cursor.begin == 0 and self._is_small:
             window = self._size

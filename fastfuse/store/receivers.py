@@ -1,4 +1,4 @@
-"""Threads that receive long bodies, each in one call without the GIL.
+"""Threads that receive long bodies, each in one or two calls without the GIL.
 
 trio's own are started by `threading.Thread`, which waits until the new one runs. That one wants the GIL, as do all that
 have received something, so each start kept the event loop for 1 ms: where the first parts of a job came over thirty

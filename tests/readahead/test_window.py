@@ -501,12 +501,19 @@ def begun(service: ServicePace, mib_s: float, mib: int) -> EndlessPool:
     return pool
 
 
-@pytest.mark.parametrize("mib", [3, 7, 40])
-def test_a_fast_reader_has_eight_times_as_much_ahead_as_it_has_read(mib: int) -> None:
+@pytest.mark.parametrize("mib", [5, 7, 40])
+def test_a_fast_reader_of_more_than_any_first_read_has_eight_times_as_much_ahead(mib: int) -> None:
     service = ServicePace()
     service.landed(MIB, 0.03, 4)
     # To the end of a part, which may be of 8 MiB.
     assert 8 * mib * MIB <= begun(service, 0.0004, mib).bytes_ahead <= (8 * mib + 8) * MIB
+
+
+@pytest.mark.parametrize("mib", [1, 2, 3])
+def test_who_took_no_more_than_the_kernel_asks_for_at_first_has_twice_as_much_ahead(mib: int) -> None:
+    service = ServicePace()
+    service.landed(MIB, 0.03, 4)
+    assert begun(service, 0.0004, mib).bytes_ahead <= (2 * mib + 2) * MIB
 
 
 def test_a_slow_reader_has_a_window_for_its_speed() -> None:

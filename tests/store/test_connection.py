@@ -58,5 +58,25 @@ async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_
             while queued_bytes(server, termios.TIOCOUTQ) or queued_bytes(client, termios.FIONREAD):
                 await trio.lowlevel.checkpoint()
             server.sendall(BODY[-left_bytes:])
+        assert body == BODY
+        # Nor is the next reply kept waiting for, which may be of a few bytes.
+        server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        assert await connection.ask(b"GET") is not None
+    connection.close()
+
+
+async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) -> None:
+    server, client = ends
+    connection = Connection(client, StallWatch(PATIENCE_S, PATIENCE_S), Receivers())
+    body = bytearray(len(BODY))
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY))
+            assert await connection.ask(b"GET", body_bytes=len(body)) is not None
+            nursery.start_soon(connection.read_into, memoryview(body))
+            while client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != TASK_BYTES:
+                await trio.lowlevel.checkpoint()
+            await trio.to_thread.run_sync(server.sendall, BODY, abandon_on_cancel=True)
     assert body == BODY
+    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     connection.close()
