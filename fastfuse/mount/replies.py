@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _LEAST_BYTES = 512 << 10
 # Each that waits to be written keeps a part's memory from being used again, so the loop itself writes any more.
 _MOST_WAITING = 8
-# More are not known to be of use; and a core is left to the loop.
+# More are not known to be of use.
 _MOST_THREADS = 4
 
 # Nobody waits for the reply any more: the request was given up, or the mount is gone.
@@ -55,7 +55,7 @@ _UNWANTED = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNAB
 
 
 def threads_for(cores: int) -> int:
-    """How many threads write replies; none with a single core, where nothing goes on meanwhile."""
+    """How many threads write replies: a core is left to the loop. None with one, where nothing goes on meanwhile."""
     return max(0, min(cores - 1, _MOST_THREADS))
 
 

@@ -42,13 +42,13 @@ __all__ = ["Window"]
 # Linux itself takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
 # Bytes ahead per byte read, while nothing better is known. The run triples with each window, and who has proven nothing
-# yet and stops has wasted at most twice what it read: so has who has taken no more than the kernel asks for on account
-# of any first read (4 MiB, by our tuning), as they do who look at the beginnings of many files, and keep them open.
+# yet and stops has wasted at most twice what it read. Nothing is proven by as much as the kernel asks for on account of
+# any first read (4 MiB, by our tuning): some look at the beginnings of many files, and keep them open.
 _SURE_GROWTH = 2
 _PROVEN_BYTES = 4 << 20
-# ... and of a reader that would take more during one GET, as long as the reader before did not stop early. As
-# Mountpoint's (sequential_prefetch_multiplier): the first MiB is three round trips from a window of 256 MiB. A shard of
-# 1 GiB at 2.25 GB/s; at 2.05 with twice, and 96 MiB at once from 6 MiB on (20 ms and 90 MB/s per connection).
+# ... and from there on of a reader that would take more during one GET, as long as the one before did not stop early.
+# As Mountpoint's (sequential_prefetch_multiplier). A shard of 1 GiB at 2.04 GB/s; at 2.00 with 96 MiB at once from 6
+# MiB on; and 3 % faster from the first byte on (means of five runs and three; 20 ms and 90 MB/s per connection).
 _GROWTH = 8
 # Readers of one file at different places, and requests of one reader that overtook another, that are told apart.
 # Linux keeps at most 12 background requests (max_background) unless told otherwise.
@@ -62,8 +62,9 @@ _OPENING_PARTS = 4
 # Where memory is short, more and smaller parts of a window hide the time to the first byte better: a window of 48 MiB
 # brings one reader 0.43 GB/s in parts of 8 MiB and 1.07 GB/s in parts of 2 MiB (simulated, 20 ms and 90 MB/s per
 # connection); still smaller ones cost CPU per GET. And of many files together no more than two thirds of the parts that
-# each may have on its way: in 512 MiB four readers got 2.16 GB/s with parts of 8 MiB, and 2.06 with 4, on four cores
-# that the server shares and that are the limit there. (Where cores are not, smaller parts would bring more than 2.7.)
+# each may have on its way: with that, and with what `share` leaves, four readers in 512 MiB got 2.16 GB/s, and 2.06
+# before, in parts of 8 MiB and of 4, on four cores that the server shares and that are the limit there. (In simulation,
+# where cores are none, they got 3.96 before, and 2.70.)
 _PARTS_PER_WINDOW = 20
 # No part is cut smaller to fit into a small share of the memory: the kernel's default request.
 _SMALLEST_PART_BYTES = 128 << 10

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import trio
 
-from fastfuse.store.connection import TASK_BYTES, Connection, StallWatch
+from fastfuse.store.connection import _WAKING_BYTES, TASK_BYTES, Connection, StallWatch
 from fastfuse.store.receivers import Receivers
 
 PATIENCE_S = 60.0
@@ -37,7 +37,7 @@ def queued_bytes(sock: socket.socket, direction: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("left_bytes", [1, TASK_BYTES - 1])
+@pytest.mark.parametrize("left_bytes", [1, _WAKING_BYTES - 1])
 async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_kept_waiting_for_it(
     ends: Ends, left_bytes: int
 ) -> None:
@@ -74,7 +74,7 @@ async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) ->
             server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY))
             assert await connection.ask(b"GET", body_bytes=len(body)) is not None
             nursery.start_soon(connection.read_into, memoryview(body))
-            while client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != TASK_BYTES:
+            while client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != _WAKING_BYTES:
                 await trio.lowlevel.checkpoint()
             await trio.to_thread.run_sync(server.sendall, BODY, abandon_on_cancel=True)
     assert body == BODY

@@ -114,8 +114,7 @@ class _Channel:
         self._config = ReadaheadConfig.within(
             settings.memory_target_bytes,
             part_size_bytes=settings.part_size_bytes,
-            # The engine leaves a quarter to readers of other files, of which there are none: more than with as many as
-            # there are connections may be on their way.
+            # The engine leaves a quarter to readers of other files, of which there are none.
             max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
         )
         # Pages are lent to readers, who may keep them.
