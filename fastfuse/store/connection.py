@@ -13,6 +13,7 @@ from functools import partial
 import trio
 
 from fastfuse.store.http1 import MAX_HEAD_BYTES, BadHeadError, ReplyHead, parse_head
+from fastfuse.store.openssl import is_reachable
 from fastfuse.store.receivers import NoThreadError, Receivers
 from fastfuse.store.tls import TlsSocket
 
@@ -278,8 +279,8 @@ class Connection:
         return done
 
     def _is_short(self, size_bytes: int) -> bool:
-        """Whether the task receives so much itself; what has to be decrypted, always."""
-        return size_bytes <= TASK_BYTES or isinstance(self._sock, TlsSocket)
+        """Whether the task receives so much itself."""
+        return size_bytes <= TASK_BYTES or (isinstance(self._sock, TlsSocket) and not is_reachable())
 
     async def _receive_in_thread(self, data: memoryview) -> int:
         # Already now: until it ends, a thread may be about to receive, so nobody else closes the socket.
@@ -291,27 +292,32 @@ class Connection:
             raise
 
     def _receive_all(self, data: memoryview) -> int:
-        """In two calls, if the connection lives so long; for a thread."""
-        sock, done = self._sock, 0
-        assert isinstance(sock, socket.socket)
+        """For a thread."""
+        sock = self._sock
         try:
-            sock.setblocking(True)
-            # The last bytes have none behind them that would wake anybody.
-            for waking_bytes, end in ((_WAKING_BYTES, len(data) - _WAKING_BYTES), (1, len(data))):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking_bytes)
-                while done < end:
-                    count = sock.recv_into(data[done:end], 0, socket.MSG_WAITALL)
-                    if not count:
-                        break
-                    done += count
-            sock.setblocking(False)
+            return sock.receive_all(data) if isinstance(sock, TlsSocket) else _receive_all(sock, data)
         except BlockingIOError:  # SO_RCVTIMEO
             raise _stalled() from None
         finally:
             self._is_in_thread = False
             if self._is_closed:
                 sock.close()
-        return done
+
+
+def _receive_all(sock: socket.socket, data: memoryview) -> int:
+    """In two calls, if the connection lives so long."""
+    done = 0
+    sock.setblocking(True)
+    # The last bytes have none behind them that would wake anybody.
+    for waking_bytes, end in ((_WAKING_BYTES, len(data) - _WAKING_BYTES), (1, len(data))):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking_bytes)
+        while done < end:
+            count = sock.recv_into(data[done:end], 0, socket.MSG_WAITALL)
+            if not count:
+                break
+            done += count
+    sock.setblocking(False)
+    return done
 
 
 def _first_reason(error: OSError) -> OSError:

@@ -1,13 +1,11 @@
-"""S3 straight from the socket into the part's memory: the cheapest way to read ranges over plain HTTP, and small ones.
+"""S3 straight from the socket into the part's memory: the cheapest way to read ranges.
 
-Endpoints in the own network (MinIO, Ceph, appliances, test servers) are often plain HTTP, and there a client's own
-copies are what a read costs. Measured with 64 connections and parts of 8 MiB (20 ms to the first byte, 90 MB/s each):
-0.15 CPU seconds per GB where obstore takes 0.5, and 4.4 GB/s where it reaches 2.5 to 3.9. Over TLS it is the other way
-round (0.7 to 1.0 GB/s with OpenSSL under the GIL, one record of 16 KB a call), so that large ranges are left to obstore
-there (`sized`); of small ones, a GET of 39 KB costs 61 µs of CPU so, and 470 through obstore.
+A client's own copies are what a read costs. Measured with 64 connections and parts of 8 MiB (20 ms to the first byte,
+90 MB/s each): 0.15 CPU seconds per GB where obstore takes 0.5, and 4.4 GB/s where it reaches 2.5 to 3.9; over TLS 0.55
+where it takes 0.9. A GET of 39 KB over TLS costs 61 µs of CPU so, and 470 through obstore.
 
-A request is sent and its head is awaited by the task; of a long body all but the beginning is received by a thread, in
-one call without the GIL, but for TLS.
+A request is sent and its head is awaited by the task; of a long body all but the beginning is received, and decrypted
+(`openssl`), by a thread in one call without the GIL.
 """
 
 import random

@@ -1,6 +1,4 @@
-"""The reader that a mount uses: sockets and, for what is large over TLS, obstore where they can, aiobotocore where it
-must.
-"""
+"""The reader that a mount uses: sockets where they can, then obstore over TLS, aiobotocore where it must."""
 
 import contextlib
 import logging
@@ -24,6 +22,7 @@ from fastfuse.store.boto import BotoRangeReader
 from fastfuse.store.buffers import PartBuffers
 from fastfuse.store.connection import TASK_BYTES
 from fastfuse.store.direct import DirectRangeReader, is_plain
+from fastfuse.store.openssl import is_reachable
 from fastfuse.store.receivers import Receivers
 from fastfuse.store.rust import RustRangeReader
 from fastfuse.store.session import S3Session
@@ -58,7 +57,7 @@ def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "Routin
         if is_plain(session):
             return direct
         large = RustRangeReader(session, bucket, slots, most_at_once=_large_gets(buffers.limit_bytes))
-        return SizedRangeReader(direct, large, most_small_bytes=TASK_BYTES)
+        return SizedRangeReader(direct, large, most_small_bytes=None if is_reachable() else TASK_BYTES)
 
     return RoutingReader(
         fast=fast,

@@ -1,6 +1,7 @@
 """Two clients for one bucket: what is small is read by one of them, what is large by the other."""
 
 import logging
+import sys
 from contextlib import suppress
 
 from fastfuse.errors import StoreUnsuitableError
@@ -15,10 +16,11 @@ _log = logging.getLogger(__name__)
 class SizedRangeReader:
     """Ranges of up to `most_small_bytes` by `small`, until that is unsuitable, and all others by `large`."""
 
-    def __init__(self, small: PreparedReader, large: PreparedReader, *, most_small_bytes: int) -> None:
+    def __init__(self, small: PreparedReader, large: PreparedReader, *, most_small_bytes: int | None) -> None:
+        """`most_small_bytes` is None where `large` is only for what `small` is unsuitable for."""
         self._small = small
         self._large = large
-        self._most_small_bytes = most_small_bytes
+        self._most_small_bytes = sys.maxsize if most_small_bytes is None else most_small_bytes
         # Why the other client reads nothing of this bucket.
         self._large_reason: StoreUnsuitableError | None = None
 
@@ -44,9 +46,12 @@ class SizedRangeReader:
 
     async def prepare(self) -> None:
         """Do what the first read of either size would otherwise wait for. Raises as it would."""
-        for reader in (self._small, self._large):
-            with suppress(StoreUnsuitableError):  # the first read says so
-                await reader.prepare()
+        with suppress(StoreUnsuitableError):  # the first read says so
+            await self._small.prepare()
+            if self._most_small_bytes == sys.maxsize:
+                return
+        with suppress(StoreUnsuitableError):
+            await self._large.prepare()
 
     async def aclose(self) -> None:
         await self._small.aclose()

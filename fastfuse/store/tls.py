@@ -1,4 +1,4 @@
-"""TLS on a socket that does not block, as `connection` uses one: what comes is decrypted by the task that waits for it.
+"""TLS on a socket, as `connection` uses one: a task decrypts what comes, or a thread all of a long body (`openssl`).
 
 OpenSSL is given what one call of the system brought, several records, where on a socket of its own it makes two calls
 for each. One GET of 39 KB at 32 at once costs 61 µs of CPU so, 69 with `ssl.SSLSocket`, and 470 through obstore, whose
@@ -10,6 +10,8 @@ from contextlib import suppress
 from socket import socket
 
 import trio
+
+from fastfuse.store.openssl import Records
 
 __all__ = ["TlsSocket"]
 
@@ -27,6 +29,7 @@ class TlsSocket:
         self._tls = context.wrap_bio(self._coming, self._going, server_hostname=host)
         # Records on their way.
         self._unsent = b""
+        self._records: Records | None = None
         # Whether the other side has said, or shown, that nothing comes any more.
         self._is_over = False
 
@@ -69,7 +72,7 @@ class TlsSocket:
 
     def recv(self, size_bytes: int) -> bytes:
         """What has come, up to so much; empty at the end. `BlockingIOError` where that is less than a record."""
-        self._take_in()
+        self._take_in(size_bytes)
         piece = self._read(size_bytes)
         if piece is None:
             raise BlockingIOError
@@ -90,6 +93,29 @@ class TlsSocket:
             raise BlockingIOError
         return count
 
+    def receive_all(self, data: memoryview) -> int:
+        """Fill `data`; fewer bytes come where the body is cut off. For a thread, and only if `openssl.is_reachable`.
+
+        Raises:
+            OSError: the connection broke; `BlockingIOError` where nothing came within the socket's timeout.
+        """
+        done = 0
+        # What was taken with the head. Of the last record a part may be left, which OpenSSL keeps then.
+        while done < len(data) and self._coming.pending:
+            count = self._read_into(data[done:])
+            if count is None:
+                break
+            if not count:
+                return done
+            done += count
+        if done < len(data):
+            if self._records is None:
+                self._records = Records(self._tls, self._sock.fileno())
+            self._sock.setblocking(True)
+            done += self._records.receive_into(data[done:])
+            self._sock.setblocking(False)
+        return done
+
     def shutdown(self, how: int) -> None:
         """Of the connection. TLS is told nothing: a body that was cut off is known by its length."""
         self._sock.shutdown(how)
@@ -101,8 +127,8 @@ class TlsSocket:
         while self._unsent:
             self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
-    def _take_in(self) -> None:
-        taken = self._sock.recv(_TAKEN_BYTES)
+    def _take_in(self, most_bytes: int = _TAKEN_BYTES) -> None:
+        taken = self._sock.recv(most_bytes)
         if taken:
             self._coming.write(taken)
         else:

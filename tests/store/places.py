@@ -38,6 +38,7 @@ READER_PLACES = (
     "routed-moto",
     "routed-rclone",
     "routed-tls",
+    "unlinked-tls",
 )
 PAGE_PLACES = (
     "memory",
@@ -74,6 +75,8 @@ class Place:
 @contextmanager
 def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     client, _, server = name.partition("-")
+    if client == "unlinked":  # routed, too, but by another way
+        request.getfixturevalue(client)
     match server:
         case "":
             store = MemoryStore()

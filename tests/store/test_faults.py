@@ -244,7 +244,18 @@ async def test_a_private_authority_is_trusted_by_its_bundle(
         await on.reader.aclose()
 
 
-async def test_a_self_signed_certificate_is_left_to_the_general_client_at_once_where_ranges_are_large(
+async def test_a_self_signed_certificate_is_trusted_by_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = create_certificate(tmp_path)
+    with scene(open_reader, ServerConfig(tls=files), ca_bundle=str(files.certificate)) as on:
+        for end in (10, len(DATA)):
+            assert await on.reader.get_range(on.ref, 0, end) == DATA[:end]
+        assert on.server.statistics().connections == 1
+        assert caplog.text == ""
+        await on.reader.aclose()
+
+
+@pytest.mark.usefixtures("unlinked")
+async def test_a_self_signed_certificate_is_left_to_the_general_client_at_once_by_obstore(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = create_certificate(tmp_path)
@@ -269,6 +280,7 @@ async def test_without_verification_any_certificate_will_do(
         await on.reader.aclose()
 
 
+@pytest.mark.usefixtures("unlinked")
 async def test_small_and_large_ranges_share_the_connections_that_there_may_be(tmp_path: Path) -> None:
     authority, issued = create_chain(tmp_path)
     settings = ServerConfig(tls=issued)

@@ -32,12 +32,14 @@ class _Prepared(CountingReader):
 
 
 class Two:
-    """Up to two bytes are small."""
+    """Up to two bytes are small, unless it is said otherwise."""
 
-    def __init__(self, *, small: Exception | None = None, large: Exception | None = None) -> None:
+    def __init__(
+        self, *, small: Exception | None = None, large: Exception | None = None, most_small_bytes: int | None = 2
+    ) -> None:
         self.store = MemoryStore({"a": b"data"})
         self.small, self.large = self._client(small), self._client(large)
-        self.reader = SizedRangeReader(self.small, self.large, most_small_bytes=2)
+        self.reader = SizedRangeReader(self.small, self.large, most_small_bytes=most_small_bytes)
 
     def _client(self, error: Exception | None) -> _Prepared:
         fails: Callable[[], Exception] = lambda: error or ValueError()  # noqa: E731
@@ -139,3 +141,14 @@ async def test_both_are_prepared_and_what_is_unsuitable_says_so_when_it_is_read(
     two = Two(small=unsuitable(), large=unsuitable())
     await two.reader.prepare()
     assert (two.small.prepared, two.large.prepared) == (1, 1)
+
+
+async def test_where_all_is_small_the_large_client_is_for_what_the_other_cannot_reach() -> None:
+    two = Two(most_small_bytes=None)
+    await two.reader.prepare()
+    assert await two.read(4) == b"data"
+    assert (two.large.prepared, two.calls) == (0, (1, 0))
+    two = Two(most_small_bytes=None, small=unsuitable())
+    await two.reader.prepare()
+    assert await two.read(4) == b"data"
+    assert (two.large.prepared, two.calls) == (1, (1, 1))
