@@ -6,12 +6,13 @@ import socket
 import struct
 import termios
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import trio
 
-from fastfuse.store.connection import _WAKING_BYTES, TASK_BYTES, Connection, StallWatch
+from fastfuse.store.connection import _LOOKS, _WAKING_BYTES, TASK_BYTES, Connection, StallWatch, _receive_all
 from fastfuse.store.receivers import Receivers
 
 PATIENCE_S = 60.0
@@ -80,3 +81,31 @@ async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) ->
     assert body == BODY
     assert client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     connection.close()
+
+
+class _Silent(socket.socket):
+    """Receives as many bytes at once as it is told, none of them in time where that is None."""
+
+    def __init__(self, counts: list[int | None]) -> None:
+        super().__init__()
+        self._counts = iter(counts)
+
+    def recv_into(self, *_: object) -> int:
+        count = next(self._counts)
+        if count is None:
+            raise BlockingIOError
+        return count
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_stalled"),
+    [
+        ([1, *[None] * (_LOOKS - 1), 1], False),
+        ([*[None] * (_LOOKS - 1), 1, *[None] * (_LOOKS - 1), 1], False),
+        ([1, *[None] * _LOOKS, 1], True),
+    ],
+)
+def test_only_a_long_silence_is_a_stall(counts: list[int | None], *, is_stalled: bool) -> None:
+    """However little comes at once: the kernel's time for one call is for all waits in it."""
+    with _Silent(counts) as sock, pytest.raises(BlockingIOError) if is_stalled else nullcontext():
+        assert _receive_all(sock, memoryview(bytearray(2))) == 2
