@@ -1,3 +1,3 @@
-"""S3 clients behind one seam (`base`): `direct` for plain HTTP and small ranges, `rust` for large ones over TLS, `boto`
-for everything else, `memory` for tests.
+"""S3 clients behind one seam (`base`): `direct` where it can, `rust` over TLS where that cannot, `boto` for everything
+else, `memory` for tests.
 """

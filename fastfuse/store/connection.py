@@ -126,6 +126,7 @@ async def _secured(sock: socket.socket, tls: ssl.SSLContext, host: str) -> TlsSo
 
 class Connection:
     """Waits for as long as `watch` allows for the head of a reply, and again for its body: then for `TimeoutError`.
+    In a long body, which a thread receives, that is a silence; one that drips for ever is for the caller to give up.
 
     It is of no more use after any exception, a cancellation too: close it.
     """
@@ -253,7 +254,8 @@ class Connection:
     async def _receive(self, most_bytes: int = _FIRST_BYTES) -> bytes:
         while True:
             # An answer takes its time: the other way round would be a call for nothing.
-            await self._wait(trio.lowlevel.wait_readable)
+            if not isinstance(self._sock, TlsSocket) or self._sock.is_quiet:
+                await self._wait(trio.lowlevel.wait_readable)
             try:
                 return self._sock.recv(most_bytes)
             except BlockingIOError:

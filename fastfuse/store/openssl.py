@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import ssl
+import sys
 from functools import cache
 
 __all__ = ["Records", "is_reachable"]
@@ -55,21 +56,32 @@ class Records:
     """What comes over one TLS connection, for one thread at a time."""
 
     def __init__(self, tls: ssl.SSLObject, fd: int) -> None:
-        """`tls` is the client's end of what comes through the socket `fd`; to be made only if `is_reachable`."""
-        self._tls = tls  # its owner
-        self._address = _address_of(tls)
+        """`tls` is the client's end of what comes through the socket `fd`; to be made only if `is_reachable`.
+
+        Raises:
+            OSError: this connection is not found, or there is no memory.
+        """
         library = _library()
-        assert library is not None
+        address = _address_of(tls)
+        if library is None or not address:
+            raise ssl.SSLError("this connection is not found in OpenSSL's memory")
         self._library = library
+        self._tls = tls  # its owner
+        self._address = address
+        # For `__del__`, however far this comes.
+        self._buffered = self._socket = None
         self._socket = _made(library.BIO_new_socket(fd, _NO_CLOSE))
+        self._buffered = _made(library.BIO_new(library.BIO_f_buffer()))
         self._unbuffered = _made(library.BIO_new(library.BIO_f_ssl()))
-        library.BIO_ctrl(self._unbuffered, _SET_SSL, _NO_CLOSE, self._address)
-        self._buffered = library.BIO_push(_made(library.BIO_new(library.BIO_f_buffer())), self._unbuffered)
+        # It puts the memory that `tls` reads from behind itself, so that is not to be exchanged for the socket yet.
+        library.BIO_ctrl(self._unbuffered, _SET_SSL, _NO_CLOSE, address)
+        library.BIO_push(self._buffered, self._unbuffered)
 
     def __del__(self) -> None:
         # Not before: who has been told to give up may still be in a call.
-        self._library.BIO_free_all(self._buffered)
-        self._library.BIO_free_all(self._socket)
+        for chain in (getattr(self, "_buffered", None), getattr(self, "_socket", None)):
+            if chain is not None:
+                self._library.BIO_free_all(chain)
 
     def receive_into(self, data: memoryview) -> int:
         """Fill `data` with what is decrypted; fewer bytes where the other side ended it, or sent what is no TLS.
@@ -90,14 +102,14 @@ class Records:
             return self._fill(data)
         finally:
             library.SSL_set0_rbio(self._address, memory)
+            # `ssl` takes what is left to this thread for an error of the connection that is next.
+            library.ERR_clear_error()
 
     def _fill(self, data: memoryview) -> int:
         address, done = ctypes.addressof(ctypes.c_char.from_buffer(data)), 0
         while done < len(data):
             wanted_bytes = min(len(data) - done, _LONGEST_BYTES)
             chain = self._buffered if wanted_bytes > _OWN_BYTES else self._unbuffered
-            # What another connection left to this thread would be taken for an error of this one.
-            self._library.ERR_clear_error()
             ctypes.set_errno(0)
             count = self._library.BIO_read(chain, address + done, wanted_bytes)
             done += max(count, 0)
@@ -114,14 +126,16 @@ class Records:
 def _library() -> ctypes.CDLL | None:
     """The OpenSSL that `ssl` uses, which is what the module behind it was linked with."""
     path = getattr(_ssl, "__file__", None)
-    if path is None:
+    if path is None or sys.implementation.name != "cpython":
         return None
-    library = ctypes.CDLL(path, use_errno=True)
     try:
+        # Only of the call that waits is the GIL worth being given away.
+        library, waiting = ctypes.PyDLL(path), ctypes.CDLL(path, use_errno=True)
         for name, (result, *arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
+            function = getattr(waiting if name == "BIO_read" else library, name)
             function.restype, function.argtypes = result, arguments
-    except AttributeError:
+            setattr(library, name, function)
+    except (AttributeError, OSError):
         return None
     return library
 
@@ -148,5 +162,5 @@ def _words_of(held: object) -> list[int]:
 
 def _made(address: int | None) -> int:
     if not address:
-        raise MemoryError("OpenSSL got no memory")
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     return address

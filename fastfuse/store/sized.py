@@ -20,6 +20,7 @@ class SizedRangeReader:
         """`most_small_bytes` is None where `large` is only for what `small` is unsuitable for."""
         self._small = small
         self._large = large
+        self._is_all_small = most_small_bytes is None
         self._most_small_bytes = sys.maxsize if most_small_bytes is None else most_small_bytes
         # Why the other client reads nothing of this bucket.
         self._large_reason: StoreUnsuitableError | None = None
@@ -31,7 +32,7 @@ class SizedRangeReader:
                 return await self._small.get_range(ref, start, end)
             except StoreUnsuitableError as reason:
                 if reason.whole_server and self._most_small_bytes:
-                    _log.info("Reading small ranges of %r as large ones: %s", ref.bucket, reason)
+                    _log.info("Reading %r with the client for large ranges only: %s", ref.bucket, reason)
                     self._most_small_bytes = 0
         if self._large_reason is None:
             try:
@@ -45,10 +46,10 @@ class SizedRangeReader:
         raise StoreUnsuitableError(str(self._large_reason), whole_server=not self._most_small_bytes)
 
     async def prepare(self) -> None:
-        """Do what the first read of either size would otherwise wait for. Raises as it would."""
+        """Do what the first reads would otherwise wait for. Raises as they would."""
         with suppress(StoreUnsuitableError):  # the first read says so
             await self._small.prepare()
-            if self._most_small_bytes == sys.maxsize:
+            if self._is_all_small:
                 return
         with suppress(StoreUnsuitableError):
             await self._large.prepare()

@@ -15,8 +15,9 @@ from fastfuse.store.openssl import Records
 
 __all__ = ["TlsSocket"]
 
-# Four records of the largest size.
+# Four records of the largest size, and one with what TLS adds to it (RFC 8446, 5.2).
 _TAKEN_BYTES = 64 << 10
+_RECORD_BYTES = (16 << 10) + 256 + 5
 
 
 class TlsSocket:
@@ -71,8 +72,12 @@ class TlsSocket:
         return len(data)
 
     def recv(self, size_bytes: int) -> bytes:
-        """What has come, up to so much; empty at the end. `BlockingIOError` where that is less than a record."""
-        self._take_in(size_bytes)
+        """What has come, up to so much; empty at the end. `BlockingIOError` where that is less than a record.
+
+        What is left, as `is_quiet` tells, is to be received before more is waited for.
+        """
+        if self.is_quiet:
+            self._take_in(max(size_bytes, _RECORD_BYTES))
         piece = self._read(size_bytes)
         if piece is None:
             raise BlockingIOError

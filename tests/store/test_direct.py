@@ -459,6 +459,28 @@ async def test_a_redirection_to_another_place_is_left_to_who_follows_it(status: 
         await reader.aclose()
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [(Reset(1_000_000), "reset by peer"), (Truncate(1_000_000), "cut off")],
+)
+async def test_what_ends_a_long_body_is_told(served: Served, action: Reset | Truncate, said: str) -> None:
+    with served(deadline_s=3.0) as (server, reader):
+        rule = server.faults.add(FaultRule(action=action, operation="GetObject"))
+        with pytest.raises(UnavailableError, match=said):
+            await reader.get_range(REF, 0, len(DATA))
+        server.faults.remove(rule)
+        assert await reader.get_range(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+
+
+async def test_a_long_body_that_stalls_is_asked_for_again(served: Served) -> None:
+    with served(deadline_s=6.0) as (server, reader):
+        server.faults.add(FaultRule(action=Stall(1_000_000), operation="GetObject", times=1))
+        assert await reader.get_range(REF, 0, len(DATA)) == DATA
+        assert len(server.requests) == 2
+        await reader.aclose()
+
+
 async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) -> None:
     """200 KB take twice the time after which a connection without a byte is given up."""
     with served(deadline_s=3.0) as (server, reader):

@@ -1,14 +1,20 @@
-"""TLS on a socket that does not block: records of any size, in any pieces, and what ends them."""
+"""TLS beneath a connection: records of any size, in any pieces, by a task or a thread, and what ends them."""
 
 import _ssl
 import ctypes
+import fcntl
 import os
 import random
+import signal
 import socket
 import ssl
+import struct
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal
 
 import pytest
@@ -22,6 +28,7 @@ from fastfuse.store.receivers import Receivers
 from fastfuse.store.tls import TlsSocket
 from tests.servers import create_chain
 
+PATIENCE_S = 60.0
 # A thread receives it.
 LONG_BYTES = 4 * TASK_BYTES
 HEAD = b"HTTP/1.1 206 Partial\r\nContent-Length: %d\r\n\r\n"
@@ -140,7 +147,98 @@ async def test_long_replies_and_short_ones_follow_one_another(
         for body in bodies:
             assert await body_of(connection, len(body)) == body
             assert connection.is_reusable
+            assert not sock.getblocking()
         connection.close()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 503 Slow\r\nTransfer-Encoding: chunked\r\n\r\n1388\r\n" + bytes(5000) + b"\r\n0\r\n\r\n",
+        b"HTTP/1.1 403 No\r\nx: " + b"x" * 6000 + b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=["document", "head"],
+)
+async def test_a_refusal_in_one_record_is_there_with_it_also_where_a_long_body_was_expected(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], reply: bytes
+) -> None:
+    with serving(contexts[1], InRecords([reply])) as sock:
+        connection = await opened(sock, contexts[0])
+        with trio.fail_after(PATIENCE_S):
+            head = await connection.ask(b"?", body_bytes=LONG_BYTES)
+            assert head is not None
+            assert await connection.read_untold(LONG_BYTES) == reply.partition(b"\r\n\r\n")[2]
+        connection.close()
+
+
+async def test_what_broke_one_connection_is_no_error_of_the_next(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """OpenSSL keeps errors by thread, and one thread receives for both."""
+    receivers = Receivers()
+    body = random.randbytes(LONG_BYTES)
+    told = HEAD % len(body)
+
+    async def receive(sock: socket.socket, data: bytearray, least_bytes: int) -> int:
+        secured = TlsSocket(sock, contexts[0], "127.0.0.1")
+        await secured.handshake()
+        with trio.fail_after(PATIENCE_S):
+            while queued_bytes(sock) < least_bytes:  # part of a record is taken with the one before
+                await trio.lowlevel.checkpoint()
+        connection = Connection(secured, StallWatch(60.0, 60.0), receivers)
+        assert await connection.ask(b"?", body_bytes=len(body)) is not None
+        count = await connection.read_into(memoryview(data))
+        connection.close()
+        return count
+
+    with (
+        serving(contexts[1], InRecords([told], end="by TCP")) as first,
+        serving(contexts[1], InRecords([told + body[:10_000], body[10_000:]])) as second,
+    ):
+        assert await receive(first, bytearray(len(body)), 0) == 0
+        data = bytearray(len(body))
+        assert await receive(second, data, 1 << 15) == len(body)
+        assert data == body
+
+
+def queued_bytes(sock: socket.socket) -> int:
+    count: int
+    (count,) = struct.unpack("@i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))
+    return count
+
+
+async def test_a_signal_in_a_long_body_is_outlived(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    body, waits = random.randbytes(LONG_BYTES), threading.Event()
+
+    def serve(secured: ssl.SSLSocket) -> None:
+        secured.sendall(body[:100_000])
+        waits.wait()
+        secured.sendall(body[100_000:])
+
+    with serving(contexts[1], serve) as sock:
+        secured = TlsSocket(sock, contexts[0], "127.0.0.1")
+        await secured.handshake()
+        data, counts = bytearray(len(body)), SimpleQueue[int]()
+        thread = threading.Thread(target=lambda: counts.put(secured.receive_all(memoryview(data))))
+        before = signal.signal(signal.SIGUSR1, lambda *_: None)
+        try:
+            thread.start()
+            with trio.fail_after(PATIENCE_S):
+                while data[99_999] != body[99_999] or not is_asleep(thread):
+                    await trio.lowlevel.checkpoint()
+            assert thread.ident is not None
+            signal.pthread_kill(thread.ident, signal.SIGUSR1)
+        finally:
+            waits.set()
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+        assert counts.get(timeout=PATIENCE_S / 10) == len(body)
+        assert data == body
+        secured.close()
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 @pytest.mark.parametrize("end", ["by TLS", "by TCP"])
@@ -253,6 +351,35 @@ def test_what_is_not_proved_to_be_the_connection_is_not_used(
     for unlike in (None, object(), _Behind(another), _Behind(context)):
         assert not openssl._address_of(_Elsewhere(unlike, context))  # type: ignore[arg-type]
     assert not openssl._address_of(_Elsewhere(held, another))  # type: ignore[arg-type]
+
+
+def test_a_connection_that_is_not_found_is_an_error_of_its_own(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    with pytest.raises(ssl.SSLError, match="not found"):
+        openssl.Records(_Elsewhere(None, contexts[0]), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [None, "/no/file", __file__])
+def test_what_is_no_library_is_out_of_reach(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
+    monkeypatch.setattr(_ssl, "__file__", path, raising=False)
+    assert openssl._library.__wrapped__() is None
+
+
+async def test_what_openssl_was_asked_for_is_given_back(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    tls = contexts[0].wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="a.test")
+    records = openssl.Records(tls, 0)
+    library, freed = records._library, list[object]()
+    kept = [records._buffered, records._socket]
+
+    class Noting:
+        def BIO_free_all(self, chain: object) -> None:
+            freed.append(chain)
+            library.BIO_free_all(chain)
+
+    records._library = Noting()  # type: ignore[assignment]
+    del records
+    assert freed == kept
 
 
 @pytest.mark.parametrize("size_bytes", [1, 4096, 4097, 100_000])
