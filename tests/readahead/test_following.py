@@ -82,6 +82,29 @@ async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_eac
     assert sum(end - start for _, start, end in reader.gets) == 8 * SIZE_BYTES
 
 
+@pytest.mark.parametrize("readers", [2, 8])
+async def test_of_readers_that_each_have_files_of_their_own_none_gives_up_what_another_has_ahead(
+    autojump_clock: MockClock, readers: int
+) -> None:
+    refs, reader = shards(8 * readers), ScriptedReader()
+    config = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=64 * MIB)
+    async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
+        async with trio.open_nursery() as nursery:
+            for first in range(0, len(refs), 8):
+                nursery.start_soon(read_all, engine, refs, range(first, first + 8))
+        engine.check_invariants()
+    assert sum(end - start for _, start, end in reader.gets) == len(refs) * SIZE_BYTES
+
+
+async def test_as_many_files_have_something_ahead_as_their_readers_want_and_no_more(autojump_clock: MockClock) -> None:
+    """Four each: but for one, of more than that their memory is better used by who reads them."""
+    refs, reader = shards(20), ScriptedReader()
+    config = replace(CONFIG, first_window_bytes=8 * MIB, max_window_bytes=16 * MIB, memory_limit_bytes=64 * MIB)
+    async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
+        await read_all(engine, refs, [0, 1])
+        assert sorted({key for key, _, _ in reader.gets}) == [ref.key for ref in refs[:6]]
+
+
 @pytest.mark.parametrize("bytes_per_s", [2e9, 2e7])
 async def test_readers_of_short_shards_have_ahead_what_they_take_in_the_time_of_a_get(
     autojump_clock: MockClock, bytes_per_s: float
