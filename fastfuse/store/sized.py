@@ -32,7 +32,7 @@ class SizedRangeReader:
                 return await self._small.get_range(ref, start, end)
             except StoreUnsuitableError as reason:
                 if reason.whole_server and self._most_small_bytes:
-                    _log.info("Reading %r with the client for large ranges only: %s", ref.bucket, reason)
+                    _log.info("Reading %r with one client, whatever the size: %s", ref.bucket, reason)
                     self._most_small_bytes = 0
         if self._large_reason is None:
             try:

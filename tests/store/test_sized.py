@@ -69,7 +69,7 @@ async def test_what_the_small_client_cannot_reach_is_read_by_the_large_one(caplo
     assert [await two.read(1) for _ in range(3)] == [b"d"] * 3
     assert two.calls == (1, 3)
     assert [record.getMessage() for record in caplog.records] == [
-        "Reading 'bucket' with the client for large ranges only: reason"
+        "Reading 'bucket' with one client, whatever the size: reason"
     ]
 
 
@@ -134,7 +134,7 @@ async def test_reads_that_fail_side_by_side_are_told_of_once(caplog: pytest.LogC
         for size_bytes in (3, 3, 3, 1, 1, 1):
             nursery.start_soon(read, size_bytes)
     assert len([record for record in caplog.records if "large ranges" in record.getMessage()]) <= 1
-    assert len([record for record in caplog.records if "for large ranges only" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "with one client" in record.getMessage()]) == 1
 
 
 async def test_both_are_prepared_and_what_is_unsuitable_says_so_when_it_is_read() -> None:
