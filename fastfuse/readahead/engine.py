@@ -20,8 +20,8 @@ from fastfuse.store.base import RangeReader
 __all__ = ["ReadEngine"]
 
 # Files that are read ahead for each reader before they are opened: for one who takes 100 MB in 40 ms, where a GET takes
-# 115. Nobody's take the place of others', which are about to be opened, too; one that is not while each reader opens so
-# many others is given up.
+# 115. One is given up after so many opens that were not foreseen; after half of that where there are more than of one
+# reader, whose memory the others want.
 _MAX_FOLLOWERS = 4
 _PATIENCE_OPENS = 16
 # Of the first window, so much is fetched before anybody asks: the GETs of 256 MiB at once, beside a script that starts,
@@ -54,9 +54,9 @@ class ReadEngine:
         self._delivered = Delivered()
         # Files that are open, and that had been opened before.
         self._reopened: set[int] = set()
-        # Large files that readers are about to open, oldest first, and the opens before them.
+        # Large files that readers are about to open, oldest first, and the opens before them that were not foreseen.
         self._followers: dict[int, int] = {}
-        self._opens = 0
+        self._strange_opens = 0
         self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, self._fetches, self._counts)
 
     def new_order(self) -> Order:
@@ -70,9 +70,9 @@ class ReadEngine:
         if it is the first and all of the file was fetched before, that is what is returned, for the page cache, and
         nothing is kept.
         """
-        self._opens += 1
-        self._followers.pop(inode, None)
-        self._give_up_followers()
+        if self._followers.pop(inode, None) is None:
+            self._strange_opens += 1
+            self._give_up_followers()
         is_cached = self._delivered.has(inode)
         if self._delivered.add(inode) and inode not in self._streams:
             self._reopened.add(inode)
@@ -177,11 +177,6 @@ class ReadEngine:
         self._streams[inode] = stream
         return stream
 
-    @property
-    def _readers(self) -> int:
-        """Files that are open, or were read without; at least one."""
-        return max(1, len(self._streams) - len(self._followers))
-
     def _read_on(self, inode: int, size_bytes: int, left_bytes: int) -> None:
         """The reader of `inode` is `left_bytes` from its end: read ahead so much of the files that follow.
 
@@ -194,11 +189,12 @@ class ReadEngine:
         for following, ref in islice(files, _MAX_FOLLOWERS):
             if size_bytes <= 0:
                 break
-            if following not in self._followers:
-                if following in self._streams or len(self._followers) >= _MAX_FOLLOWERS * self._readers:
-                    break
-                self._followers[following] = self._opens
-            if not self._fetch_first(self._open(following, ref), size_bytes, before_bytes):
+            since = self._followers.get(following, self._strange_opens)
+            if following in self._streams and following not in self._followers:
+                break
+            stream = self._open(following, ref)
+            self._followers[following] = since
+            if not self._fetch_first(stream, size_bytes, before_bytes):
                 break
             size_bytes -= ref.size_bytes
             before_bytes += ref.size_bytes
@@ -220,6 +216,7 @@ class ReadEngine:
         followers = self._followers
         while followers:
             inode, since = next(iter(followers.items()))
-            if self._opens - since < _PATIENCE_OPENS * self._readers:
+            patience = _PATIENCE_OPENS // (1 if len(followers) <= _MAX_FOLLOWERS else 2)
+            if self._strange_opens - since < patience:
                 return
             self.release(inode)

@@ -57,7 +57,7 @@ def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "Routin
         if is_plain(session):
             return direct
         if not is_reachable():
-            logger.info("This Python has OpenSSL within itself: large ranges over TLS are read with obstore.")
+            logger.info("OpenSSL is out of reach in this Python: large ranges over TLS are read with obstore.")
         large = RustRangeReader(session, bucket, slots, most_at_once=_large_gets(buffers.limit_bytes))
         return SizedRangeReader(direct, large, most_small_bytes=None if is_reachable() else TASK_BYTES)
 

@@ -96,13 +96,54 @@ async def test_of_readers_that_each_have_files_of_their_own_none_gives_up_what_a
     assert sum(end - start for _, start, end in reader.gets) == len(refs) * SIZE_BYTES
 
 
-async def test_as_many_files_have_something_ahead_as_their_readers_want_and_no_more(autojump_clock: MockClock) -> None:
-    """Four each: but for one, of more than that their memory is better used by who reads them."""
-    refs, reader = shards(20), ScriptedReader()
-    config = replace(CONFIG, first_window_bytes=8 * MIB, max_window_bytes=16 * MIB, memory_limit_bytes=64 * MIB)
+@pytest.mark.parametrize("readers", [8, 16])
+async def test_readers_that_close_their_files_together_find_the_next_ones_ahead(
+    autojump_clock: MockClock, readers: int
+) -> None:
+    """As of equal shards; more is ahead than what was read is kept."""
+    refs, reader = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers)], ScriptedReader()
+    config = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=64 * MIB)
     async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
-        await read_all(engine, refs, [0, 1])
-        assert sorted({key for key, _, _ in reader.gets}) == [ref.key for ref in refs[:6]]
+        for step in range(8):
+            rows = range(step, len(refs), 8)
+            for row in rows:
+                engine.open(row + 1, refs[row])
+            for offset in range(0, SIZE_BYTES, 16 * KIB):
+                for row in rows:
+                    await engine.read(row + 1, refs[row], offset, 16 * KIB)
+            await settled()
+            for row in rows:
+                engine.release(row + 1)
+        engine.check_invariants()
+    assert sum(end - start for _, start, end in reader.gets) <= 1.05 * len(refs) * SIZE_BYTES
+
+
+async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for_four_files(
+    autojump_clock: MockClock,
+) -> None:
+    readers = 8
+    refs, reader = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers + 40)], ScriptedReader()
+    config = replace(CONFIG, first_window_bytes=1800 * KIB, max_window_bytes=4 * MIB, memory_limit_bytes=32 * MIB)
+    async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
+        for step in range(2):
+            await read_all(engine, refs, range(step, 8 * readers, 8))
+        assert engine.statistics().open_files > 2 * readers
+        elsewhere = range(8 * readers + 1, len(refs), 2)
+        open_and_close(engine, refs, elsewhere[:8])
+        assert engine.statistics().open_files == 4
+        open_and_close(engine, refs, elsewhere[8:])
+        assert engine.statistics().open_files == 0
+        engine.check_invariants()
+
+
+async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead() -> None:
+    refs, reader = shards(24), ScriptedReader()
+    config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
+    async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
+        engine.begin()
+        await settled()
+        await read_all(engine, refs, range(12, 18))
+        assert reader.ranges("shard-18")
 
 
 @pytest.mark.parametrize("bytes_per_s", [2e9, 2e7])
