@@ -187,13 +187,10 @@ class ReadEngine:
     def _follow(self, files: Iterator[tuple[int, ObjectRef]], size_bytes: int, before_bytes: int) -> None:
         """Read so much of `files` ahead, which come after `before_bytes` of others."""
         for following, ref in islice(files, _MAX_FOLLOWERS):
-            if size_bytes <= 0:
+            if size_bytes <= 0 or (following in self._streams and following not in self._followers):
                 break
-            since = self._followers.get(following, self._strange_opens)
-            if following in self._streams and following not in self._followers:
-                break
-            stream = self._open(following, ref)
-            self._followers[following] = since
+            stream = self._open(following, ref)  # first: it forgets a follower of another version
+            self._followers.setdefault(following, self._strange_opens)
             if not self._fetch_first(stream, size_bytes, before_bytes):
                 break
             size_bytes -= ref.size_bytes
@@ -216,7 +213,7 @@ class ReadEngine:
         followers = self._followers
         while followers:
             inode, since = next(iter(followers.items()))
-            patience = _PATIENCE_OPENS // (1 if len(followers) <= _MAX_FOLLOWERS else 2)
+            patience = _PATIENCE_OPENS if len(followers) <= _MAX_FOLLOWERS else _PATIENCE_OPENS // 2
             if self._strange_opens - since < patience:
                 return
             self.release(inode)

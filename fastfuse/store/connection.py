@@ -31,7 +31,7 @@ _WAKING_BYTES = 256 << 10
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 # A call for all of a long body adds up its waits for each packet, so that it ends in time says nothing of the last one;
 # but several without a byte, of an equal part of the time each, do.
-_LOOKS = 4
+_SILENT_CALLS = 4
 
 
 class StallWatch:
@@ -92,7 +92,7 @@ async def connect(
     """A new connection. `OSError` (an `ssl.SSLError`, too) where there is none within `timeout_s`."""
     try:
         with trio.fail_after(timeout_s):
-            sock = await _connected(host, port, watch.stall_s if tls else watch.stall_s / _LOOKS)
+            sock = await _connected(host, port, watch.stall_s if tls else watch.stall_s / _SILENT_CALLS)
             return Connection(sock if tls is None else await _secured(sock, tls, host), watch, receivers)
     except trio.TooSlowError:
         raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
@@ -300,7 +300,7 @@ class Connection:
         """For a thread."""
         sock = self._sock
         try:
-            return sock.receive_all(data) if isinstance(sock, TlsSocket) else _receive_all(sock, data)
+            return sock.receive_all(data) if isinstance(sock, TlsSocket) else _receive_plain(sock, data)
         except BlockingIOError:  # SO_RCVTIMEO
             raise _stalled() from None
         finally:
@@ -309,9 +309,9 @@ class Connection:
                 sock.close()
 
 
-def _receive_all(sock: socket.socket, data: memoryview) -> int:
+def _receive_plain(sock: socket.socket, data: memoryview) -> int:
     """In two calls, if the connection lives so long."""
-    done = looks = 0
+    done = silent_calls = 0
     sock.setblocking(True)
     # The last bytes have none behind them that would wake anybody.
     for waking_bytes, end in ((_WAKING_BYTES, len(data) - _WAKING_BYTES), (1, len(data))):
@@ -320,13 +320,13 @@ def _receive_all(sock: socket.socket, data: memoryview) -> int:
             try:
                 count = sock.recv_into(data[done:end], 0, socket.MSG_WAITALL)
             except BlockingIOError:
-                looks += 1
-                if looks == _LOOKS:
+                silent_calls += 1
+                if silent_calls == _SILENT_CALLS:
                     raise
                 continue
             if not count:
                 break
-            looks = 0
+            silent_calls = 0
             done += count
     sock.setblocking(False)
     return done

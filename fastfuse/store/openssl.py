@@ -56,11 +56,13 @@ class Records:
     """What comes over one TLS connection, for one thread at a time."""
 
     def __init__(self, tls: ssl.SSLObject, fd: int) -> None:
-        """`tls` is the client's end of what comes through the socket `fd`; to be made only if `is_reachable`.
+        """`tls` is the client's end of what comes through the socket `fd`.
 
         Raises:
-            OSError: this connection is not found, or there is no memory.
+            OSError: this connection is not found (never is, unless `is_reachable`), or there is no memory.
         """
+        # For `__del__`, however far this comes.
+        self._buffered = self._socket = None
         library = _library()
         address = _address_of(tls)
         if library is None or not address:
@@ -68,8 +70,6 @@ class Records:
         self._library = library
         self._tls = tls  # its owner
         self._address = address
-        # For `__del__`, however far this comes.
-        self._buffered = self._socket = None
         self._socket = _made(library.BIO_new_socket(fd, _NO_CLOSE))
         self._buffered = _made(library.BIO_new(library.BIO_f_buffer()))
         self._unbuffered = _made(library.BIO_new(library.BIO_f_ssl()))
@@ -79,7 +79,7 @@ class Records:
 
     def __del__(self) -> None:
         # Not before: who has been told to give up may still be in a call.
-        for chain in (getattr(self, "_buffered", None), getattr(self, "_socket", None)):
+        for chain in (self._buffered, self._socket):
             if chain is not None:
                 self._library.BIO_free_all(chain)
 

@@ -56,10 +56,12 @@ def reader_of(session: S3Session, buffers: PartBuffers | None = None) -> "Routin
         direct = DirectRangeReader(session, bucket, buffers, slots, receivers)
         if is_plain(session):
             return direct
+        most_small_bytes = None
         if not is_reachable():
+            most_small_bytes = TASK_BYTES
             logger.info("OpenSSL is out of reach in this Python: large ranges over TLS are read with obstore.")
         large = RustRangeReader(session, bucket, slots, most_at_once=_large_gets(buffers.limit_bytes))
-        return SizedRangeReader(direct, large, most_small_bytes=None if is_reachable() else TASK_BYTES)
+        return SizedRangeReader(direct, large, most_small_bytes=most_small_bytes)
 
     return RoutingReader(
         fast=fast,

@@ -1,10 +1,7 @@
 """One connection, with the other end in the hands of the test."""
 
-import fcntl
 import os
 import socket
-import struct
-import termios
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -12,8 +9,9 @@ from functools import partial
 import pytest
 import trio
 
-from fastfuse.store.connection import _LOOKS, _WAKING_BYTES, TASK_BYTES, Connection, StallWatch, _receive_all
+from fastfuse.store.connection import _SILENT_CALLS, _WAKING_BYTES, TASK_BYTES, Connection, StallWatch, _receive_plain
 from fastfuse.store.receivers import Receivers
+from tests.store.queues import unread_bytes, unsent_bytes
 
 PATIENCE_S = 60.0
 # A thread receives it.
@@ -30,12 +28,6 @@ def ends() -> Iterator[Ends]:
         with server:
             client.setblocking(False)
             yield server, client
-
-
-def queued_bytes(sock: socket.socket, direction: int) -> int:
-    count: int
-    (count,) = struct.unpack("@i", fcntl.ioctl(sock, direction, bytes(4)))
-    return count
 
 
 @pytest.mark.parametrize("left_bytes", [1, _WAKING_BYTES - 1])
@@ -56,7 +48,7 @@ async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_
             nursery.start_soon(receive)
             head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY)
             await trio.to_thread.run_sync(partial(server.sendall, head + BODY[:-left_bytes]), abandon_on_cancel=True)
-            while queued_bytes(server, termios.TIOCOUTQ) or queued_bytes(client, termios.FIONREAD):
+            while unsent_bytes(server) or unread_bytes(client):
                 await trio.lowlevel.checkpoint()
             server.sendall(BODY[-left_bytes:])
         assert body == BODY
@@ -100,12 +92,12 @@ class _Silent(socket.socket):
 @pytest.mark.parametrize(
     ("counts", "is_stalled"),
     [
-        ([1, *[None] * (_LOOKS - 1), 1], False),
-        ([*[None] * (_LOOKS - 1), 1, *[None] * (_LOOKS - 1), 1], False),
-        ([1, *[None] * _LOOKS, 1], True),
+        ([1, *[None] * (_SILENT_CALLS - 1), 1], False),
+        ([*[None] * (_SILENT_CALLS - 1), 1, *[None] * (_SILENT_CALLS - 1), 1], False),
+        ([1, *[None] * _SILENT_CALLS, 1], True),
     ],
 )
 def test_only_a_long_silence_is_a_stall(counts: list[int | None], *, is_stalled: bool) -> None:
     """However little comes at once: the kernel's time for one call is for all waits in it."""
     with _Silent(counts) as sock, pytest.raises(BlockingIOError) if is_stalled else nullcontext():
-        assert _receive_all(sock, memoryview(bytearray(2))) == 2
+        assert _receive_plain(sock, memoryview(bytearray(2))) == 2

@@ -2,14 +2,11 @@
 
 import _ssl
 import ctypes
-import fcntl
 import os
 import random
 import signal
 import socket
 import ssl
-import struct
-import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,10 +24,13 @@ from fastfuse.store.connection import TASK_BYTES, Connection, StallWatch
 from fastfuse.store.receivers import Receivers
 from fastfuse.store.tls import TlsSocket
 from tests.servers import create_chain
+from tests.store.queues import unread_bytes
 
 PATIENCE_S = 60.0
 # A thread receives it.
 LONG_BYTES = 4 * TASK_BYTES
+# Not `is_reachable`: where OpenSSL is a library, that it is not reached is a failure.
+linked = pytest.mark.skipif(not hasattr(_ssl, "__file__"), reason="OpenSSL is part of this Python, without names")
 HEAD = b"HTTP/1.1 206 Partial\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -183,7 +183,7 @@ async def test_what_broke_one_connection_is_no_error_of_the_next(
         secured = TlsSocket(sock, contexts[0], "127.0.0.1")
         await secured.handshake()
         with trio.fail_after(PATIENCE_S):
-            while queued_bytes(sock) < least_bytes:  # part of a record is taken with the one before
+            while unread_bytes(sock) < least_bytes:  # part of a record is taken with the one before
                 await trio.lowlevel.checkpoint()
         connection = Connection(secured, StallWatch(60.0, 60.0), receivers)
         assert await connection.ask(b"?", body_bytes=len(body)) is not None
@@ -201,12 +201,7 @@ async def test_what_broke_one_connection_is_no_error_of_the_next(
         assert data == body
 
 
-def queued_bytes(sock: socket.socket) -> int:
-    count: int
-    (count,) = struct.unpack("@i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))
-    return count
-
-
+@linked
 async def test_a_signal_in_a_long_body_is_outlived(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     body, waits = random.randbytes(LONG_BYTES), threading.Event()
 
@@ -278,11 +273,11 @@ async def test_of_a_long_body_nothing_is_taken_that_is_no_tls(
         connection.close()
 
 
+@linked
 async def test_in_a_long_body_the_keys_may_change(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     """The answer that the server wants to that goes with the next request (RFC 8446, 4.6.3)."""
     library = openssl._library()
-    if library is None:
-        pytest.skip("this Python has no OpenSSL within reach")
+    assert library is not None
     library.SSL_key_update.argtypes = ctypes.c_void_p, ctypes.c_int
     body = random.randbytes(LONG_BYTES)
 
@@ -312,9 +307,8 @@ async def test_where_openssl_is_out_of_reach_the_task_decrypts_all_of_a_long_bod
         connection.close()
 
 
+@linked
 async def test_what_is_within_reach_is_the_connection_itself(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    if not hasattr(_ssl, "__file__"):
-        pytest.skip("OpenSSL is part of this Python")
     assert openssl.is_reachable()
     library = openssl._library()
     assert library is not None
@@ -341,6 +335,7 @@ class _Behind:
         self.a, self.b = (None,) * 10_000, context  # large enough for whatever is looked up in it
 
 
+@linked
 def test_what_is_not_proved_to_be_the_connection_is_not_used(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
@@ -366,6 +361,7 @@ def test_what_is_no_library_is_out_of_reach(monkeypatch: pytest.MonkeyPatch, pat
     assert openssl._library.__wrapped__() is None
 
 
+@linked
 async def test_what_openssl_was_asked_for_is_given_back(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     tls = contexts[0].wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="a.test")
     records = openssl.Records(tls, 0)
@@ -382,6 +378,7 @@ async def test_what_openssl_was_asked_for_is_given_back(contexts: tuple[ssl.SSLC
     assert freed == kept
 
 
+@linked
 @pytest.mark.parametrize("size_bytes", [1, 4096, 4097, 100_000])
 async def test_a_thread_decrypts_what_comes_next_and_no_more_than_it_is_asked_for(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext], size_bytes: int
