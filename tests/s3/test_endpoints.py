@@ -1,0 +1,358 @@
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiobotocore.config import AioConfig
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+from botocore.loaders import JSONFileLoader, Loader, create_loader
+from botocore.session import Session
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.s3.endpoints import Endpoint, client_certificate, resolve_endpoint
+from fastfuse.store.base import ConnectionConfig
+from fastfuse.store.session import S3Session
+
+ACCOUNT = "123456789012"
+OUTPOST_ALIAS = "test-accessp-o0b1d075431d83bebde8xz5w8ijx1qzlbp3i3kuse10--op-s3"
+MRAP = f"arn:aws:s3::{ACCOUNT}:accesspoint/mfzwi23gnjvgw.mrap"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A bucket and everything that decides where botocore looks for it."""
+
+    bucket: str
+    region: str = "eu-west-1"
+    endpoint_url: str | None = None
+    force_path_style: bool = False
+    # Of the profile, and of its "s3 =" section.
+    profile: Mapping[str, str] | None = None
+    s3: Mapping[str, str] | None = None
+
+    def written(self) -> str:
+        lines = ["[default]", *(f"{name} = {value}" for name, value in (self.profile or {}).items())]
+        if self.s3:
+            lines += ["s3 =", *(f"  {name} = {value}" for name, value in self.s3.items())]
+        return "\n".join(lines) + "\n"
+
+    def resolved(self) -> Endpoint:
+        config = ConnectionConfig(endpoint_url=self.endpoint_url, force_path_style=self.force_path_style)
+        return resolve_endpoint(S3Session(config), self.bucket, self.region)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What says where a request goes and how it is signed."""
+
+    scheme: str
+    host: str
+    path: str
+    region: str
+    signing_name: str
+
+
+@cache
+def loader() -> Loader:
+    return create_loader()
+
+
+def sent_by_botocore(case: Case) -> Sent:
+    """Return what a client of botocore's sends for a GET of the object "key"."""
+    session = Session()
+    session.register_component("data_loader", loader())
+    config = Config(s3={"addressing_style": "path"}) if case.force_path_style else None
+    client = session.create_client("s3", region_name=case.region, endpoint_url=case.endpoint_url, config=config)
+    requests: list[AWSPreparedRequest] = []
+
+    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        requests.append(request)
+        return AWSResponse(request.url, 200, {}, io.BytesIO())
+
+    client.meta.events.register("before-send.s3", answer)
+    client.get_object(Bucket=case.bucket, Key="key")
+    url = urlsplit(requests[0].url)
+    credential = requests[0].headers["Authorization"].decode().partition("Credential=")[2].partition(",")[0]
+    _, _, region, signing_name, _ = credential.split("/")
+    default_port = {"http": ":80", "https": ":443"}[url.scheme]
+    host = url.netloc.lower().removesuffix(default_port)
+    return Sent(scheme=url.scheme, host=host, path=url.path, region=region, signing_name=signing_name)
+
+
+def sent_to(endpoint: Endpoint) -> Sent:
+    return Sent(
+        scheme=endpoint.scheme,
+        host=endpoint.host_header,
+        path=f"{endpoint.base_path}/key",
+        region=endpoint.region,
+        signing_name=endpoint.signing_name,
+    )
+
+
+REGIONS = (
+    *("us-east-1", "eu-west-1", "us-west-2", "cn-north-1", "us-gov-west-1", "us-iso-east-1", "aws-global"),
+    *("fips-us-gov-west-1", "us-east-1-fips", "mars-east-1"),
+)
+ENDPOINTS = (
+    *("http://127.0.0.1:9000", "https://s3.example.com", "https://S3.Example.com:443/base/", "http://[::1]:9000/a"),
+    *("http://[::1]:80", "https://s3.local:8443/a/b", "https://s3-accelerate.amazonaws.com"),
+    *("https://s3.example.com/a%20b", "http://localhost"),
+)
+booleans = st.sampled_from(["true", "false"])
+arns = st.builds(
+    "arn:{}:{}:{}:{}:{}".format,
+    st.sampled_from(["aws", "aws", "aws-cn", "aws-us-gov", "awsx"]),
+    st.sampled_from(["s3", "s3", "s3-object-lambda"]),
+    st.sampled_from(["eu-west-1", "us-west-2", "cn-north-1", "us-gov-west-1", "fips-us-gov-west-1"]),
+    st.just(ACCOUNT),
+    st.sampled_from(["accesspoint/points", "accesspoint:points", "accesspoint/with.dot", "accesspoint/a/b", "other/a"]),
+)
+outposts = st.builds(
+    "arn:{}:s3-outposts:{}:{}:outpost{}op-01234567890123456{}accesspoint{}points".format,
+    st.sampled_from(["aws", "aws-us-gov"]),
+    st.sampled_from(["us-west-2", "us-gov-west-1"]),
+    st.just(ACCOUNT),
+    *([st.sampled_from([":", "/"])] * 3),
+)
+names = st.one_of(
+    st.sampled_from(["bucket", "with.dots", "Old_Bucket", "ab", "a-b", "192.168.1.1", "x-1234-s3alias", OUTPOST_ALIAS]),
+    st.sampled_from(["no bucket", "bücket", "a/b", "", "a" * 64, "a" * 256, "arn:aws:s3:::bucket", "-a-"]),
+    st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,70}", fullmatch=True).filter(lambda name: not name.endswith("-s3")),
+)
+cases = st.builds(
+    Case,
+    bucket=st.one_of(names, arns, outposts),
+    region=st.sampled_from(REGIONS),
+    endpoint_url=st.one_of(st.none(), st.sampled_from(ENDPOINTS)),
+    force_path_style=st.booleans(),
+    profile=st.fixed_dictionaries(
+        {},
+        optional={
+            "use_fips_endpoint": booleans,
+            "use_dualstack_endpoint": booleans,
+            "endpoint_url": st.sampled_from(ENDPOINTS),
+            "ignore_configured_endpoint_urls": booleans,
+        },
+    ),
+    s3=st.fixed_dictionaries(
+        # Only here do we differ: the default of botocore is "legacy".
+        {"us_east_1_regional_endpoint": st.sampled_from(["legacy", "regional"])},
+        optional={
+            "addressing_style": st.sampled_from(["auto", "path", "virtual"]),
+            "use_accelerate_endpoint": booleans,
+            "use_dualstack_endpoint": booleans,
+            "use_arn_region": booleans,
+        },
+    ),
+)
+
+
+@given(cases)
+@example(Case(f"arn:aws:s3:us-west-2:{ACCOUNT}:accesspoint/points", s3={"use_dualstack_endpoint": "true"}))
+@example(Case(f"arn:aws:s3:us-west-2:{ACCOUNT}:accesspoint/points", endpoint_url="https://s3.local:8443/base"))
+@example(Case("bucket", s3={"use_accelerate_endpoint": "true"}))
+@example(Case(OUTPOST_ALIAS, region="us-west-2"))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_requests_go_where_botocores_go_and_are_signed_alike(aws_environment: Path, case: Case) -> None:
+    aws_environment.write_text(case.written())
+    try:
+        expected = sent_by_botocore(case)
+    except (BotoCoreError, ValueError):
+        with pytest.raises(ConfigurationError) as caught:
+            case.resolved()
+        assert caught.value.hint
+        return
+    if "[" in expected.host[1:]:  # "points.[::1]", which botocore's HTTP client would then not take
+        with pytest.raises(ConfigurationError, match="not a host name"):
+            case.resolved()
+        return
+    assert sent_to(case.resolved()) == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "url", "signed"),
+    [
+        (Case("bucket"), "https://bucket.s3.eu-west-1.amazonaws.com/key", ("eu-west-1", "s3")),
+        (Case("with.dots"), "https://s3.eu-west-1.amazonaws.com/with.dots/key", ("eu-west-1", "s3")),
+        (Case("bucket", region="us-east-1"), "https://bucket.s3.us-east-1.amazonaws.com/key", ("us-east-1", "s3")),
+        (
+            Case("bucket", region="cn-north-1"),
+            "https://bucket.s3.cn-north-1.amazonaws.com.cn/key",
+            ("cn-north-1", "s3"),
+        ),
+        (
+            Case(f"arn:aws:s3:us-west-2:{ACCOUNT}:accesspoint/points"),
+            f"https://points-{ACCOUNT}.s3-accesspoint.us-west-2.amazonaws.com/key",
+            ("us-west-2", "s3"),
+        ),
+        (
+            Case(f"arn:aws:s3-object-lambda:us-west-2:{ACCOUNT}:accesspoint/points"),
+            f"https://points-{ACCOUNT}.s3-object-lambda.us-west-2.amazonaws.com/key",
+            ("us-west-2", "s3-object-lambda"),
+        ),
+        (
+            Case("bucket", profile={"use_fips_endpoint": "true", "use_dualstack_endpoint": "true"}),
+            "https://bucket.s3-fips.dualstack.eu-west-1.amazonaws.com/key",
+            ("eu-west-1", "s3"),
+        ),
+        (
+            Case("bucket", s3={"use_accelerate_endpoint": "true"}),
+            "https://bucket.s3-accelerate.amazonaws.com/key",
+            ("eu-west-1", "s3"),
+        ),
+        (
+            Case("bucket", endpoint_url="http://[::1]:9000/base/"),
+            "http://[::1]:9000/base/bucket/key",
+            ("eu-west-1", "s3"),
+        ),
+        (
+            Case("bucket", endpoint_url="https://S3.local:443", s3={"addressing_style": "virtual"}),
+            "https://bucket.s3.local/key",
+            ("eu-west-1", "s3"),
+        ),
+    ],
+    ids=lambda value: value.bucket if isinstance(value, Case) else None,
+)
+def test_some_endpoints_by_heart(aws_environment: Path, case: Case, url: str, signed: tuple[str, str]) -> None:
+    aws_environment.write_text(case.written())
+    found = sent_to(case.resolved())
+    assert (f"{found.scheme}://{found.host}{found.path}", (found.region, found.signing_name)) == (url, signed)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "host_header"),
+    [
+        ("http://[::1]:9000", "::1", 9000, "[::1]:9000"),
+        ("https://[::1]:443", "::1", 443, "[::1]"),
+        ("http://S3.Local", "s3.local", 80, "s3.local"),
+        ("http://store_1:9000", "store_1", 9000, "store_1:9000"),  # a name that Docker gives; botocore refuses it
+        ("https://s3.local:8443/base", "s3.local", 8443, "s3.local:8443"),
+    ],
+)
+def test_the_host_to_connect_to_is_plain_and_the_one_to_send_is_not(
+    url: str, host: str, port: int, host_header: str
+) -> None:
+    endpoint = Case("bucket", endpoint_url=url).resolved()
+    assert (endpoint.host, endpoint.port, endpoint.host_header) == (host, port, host_header)
+
+
+def test_the_environment_decides_like_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
+    assert Case("bucket").resolved().host == "bucket.s3-fips.eu-west-1.amazonaws.com"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://own.example.com")
+    assert Case("bucket").resolved().host == "own.example.com"
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert Case("bucket").resolved().host == "bucket.s3-fips.eu-west-1.amazonaws.com"
+
+
+@pytest.mark.parametrize("bucket", ["fast--use1-az4--x-s3", "points--use1-az4--xa-s3"])
+@pytest.mark.parametrize("endpoint_url", [None, "http://127.0.0.1:9000"])
+def test_a_directory_bucket_is_refused_by_its_name(bucket: str, endpoint_url: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"S3 Express One Zone.*not supported") as caught:
+        Case(bucket, endpoint_url=endpoint_url).resolved()
+    assert "general purpose bucket" in caught.value.hint
+
+
+def test_a_multi_region_access_point_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"multi-region access point.*not supported") as caught:
+        Case(MRAP).resolved()
+    assert "one region" in caught.value.hint
+
+
+@pytest.mark.parametrize("bucket", ["no bucket!", "..", ".", "", "bucket\n", "a/b", "arn:aws:s3:::bucket"])
+def test_a_name_that_no_bucket_can_have_is_shown(bucket: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Case(bucket, endpoint_url="http://127.0.0.1:9000").resolved()
+    assert repr(bucket) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (
+            Case("bucket", profile={"use_fips_endpoint": "true"}, s3={"use_accelerate_endpoint": "true"}),
+            "Accelerate cannot be used with FIPS",
+        ),
+        (Case(f"arn:aws:s3:us-west-2:{ACCOUNT}:accesspoint:a.b"), "Invalid ARN"),
+        (
+            Case(f"arn:aws:s3:us-west-2:{ACCOUNT}:accesspoint:a", s3={"use_arn_region": "false"}),
+            "region from ARN `us-west-2` does not match client region `eu-west-1`",
+        ),
+        (Case(f"arn:aws-cn:s3:cn-north-1:{ACCOUNT}:accesspoint:a"), "partition"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_told_in_the_words_of_the_rules(
+    aws_environment: Path, case: Case, reason: str
+) -> None:
+    aws_environment.write_text(case.written())
+    with pytest.raises(ConfigurationError, match="cannot be used with these settings") as caught:
+        case.resolved()
+    assert reason in str(caught.value)
+    assert "--region" in caught.value.hint
+
+
+@pytest.mark.parametrize("region", ["", "evil.example.com/", "eu-west-1\r\nx: y", "-a", "a" * 64])
+@pytest.mark.parametrize("endpoint_url", [None, "http://127.0.0.1:9000"])
+def test_a_region_that_a_server_made_up_reaches_no_host_name(region: str, endpoint_url: str | None) -> None:
+    with pytest.raises(ConfigurationError, match="not the name of a region"):
+        Case("bucket", region=region, endpoint_url=endpoint_url).resolved()
+
+
+@pytest.mark.parametrize("url", ["http://a b", "http://bücher.example", "http://a\x7f"])
+def test_a_host_that_no_request_can_name_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a host name") as caught:
+        Case("bucket", endpoint_url=url).resolved()
+    assert "--endpoint-url" in caught.value.hint
+
+
+def test_a_base_path_is_sent_as_it_is_signed(aws_environment: Path) -> None:
+    virtual = Case("bucket", endpoint_url="http://s3.local/a b/%20", s3={"addressing_style": "virtual"})
+    aws_environment.write_text(virtual.written())
+    assert virtual.resolved().base_path == "/a%20b/%20"
+
+
+def test_the_proxy_of_the_environment_is_the_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.local:3128")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    proxy = Case("bucket").resolved().proxy
+    assert proxy is not None
+    assert (proxy.host, proxy.port) == ("proxy.local", 3128)
+    assert Case("bucket", endpoint_url="https://127.0.0.1").resolved().proxy is None
+
+
+def test_the_model_of_s3_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    load = JSONFileLoader.load_file
+
+    def recorded(self: JSONFileLoader, path: str) -> Any:  # noqa: ANN401 - any JSON
+        read.append(path)
+        return load(self, path)
+
+    monkeypatch.setattr(JSONFileLoader, "load_file", recorded)
+    session = S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:9000"))
+    session.aws.register_component("data_loader", create_loader())
+    resolve_endpoint(session, "bucket", "eu-west-1")
+    loaded = {Path(path).name for path in read}
+    assert {"partitions", "endpoint-rule-set-1"} <= loaded
+    assert "service-2" not in loaded
+    read.clear()
+    resolve_endpoint(session, "other", "eu-west-2")
+    assert not read
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, None), ("both.pem", ("both.pem", None)), (("a.pem", "a.key"), ("a.pem", "a.key"))]
+)
+def test_the_clients_certificate_is_botocores(given: Any, expected: tuple[str, str | None] | None) -> None:  # noqa: ANN401
+    session = S3Session(ConnectionConfig())
+    session.aws.set_default_client_config(AioConfig(client_cert=given))
+    assert client_certificate(session) == expected
