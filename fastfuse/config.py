@@ -17,6 +17,7 @@ from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.settings import MountSettings, PageCacheUse
+from fastfuse.s3.sse import read_customer_key
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
 from fastfuse.sources.augmented import check_attribute_names
 from fastfuse.sources.shard import Shard
@@ -190,6 +191,7 @@ def connection_config(
     ca_bundle: Path | None = None,
     no_verify_ssl: bool = False,
     request_payer: bool = False,
+    sse_c_key_file: Path | None = None,
     max_connections: int = 128,
     environ: Mapping[str, str] = os.environ,
 ) -> ConnectionConfig:
@@ -216,16 +218,19 @@ def connection_config(
         raise ConfigurationError(
             f"--ca-bundle {str(ca_bundle)!r} cannot be read", hint="name a readable file of PEM certificates"
         )
+    if sse_c_key_file is not None:
+        read_customer_key(sse_c_key_file)
     return ConnectionConfig(
         endpoint_url=endpoint_url,
         region=region,
         profile=profile,
         sign_request=not no_sign_request,
         force_path_style=force_path_style,
-        # A daemon changes to the root directory.
+        # A daemon changes to the root directory, so paths are absolute.
         ca_bundle=None if ca_bundle is None else str(ca_bundle.absolute()),
         verify_ssl=not no_verify_ssl,
         request_payer=request_payer,
+        sse_c_key_file=None if sse_c_key_file is None else str(sse_c_key_file.absolute()),
         max_connections=max_connections,
     )
 

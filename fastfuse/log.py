@@ -25,7 +25,10 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 _SECRETS: Final = (
     re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)(?:=|%3D))[^&\s\"']+", re.IGNORECASE),
     re.compile(r"(authorization[\"']?\s*[:=]\s*b?[\"']?)[^\"'\n]+", re.IGNORECASE),
-    re.compile(r"(x-amz-security-token[\"']?\s*[:=]\s*b?[\"']?)[^\"'\s]+", re.IGNORECASE),
+    re.compile(
+        r"(x-amz-(?:security-token|server-side-encryption-customer-key(?:-md5)?)[\"']?\s*[:=]\s*b?[\"']?)[^\"'\s]+",
+        re.IGNORECASE,
+    ),
     re.compile(
         r"((?:secret_?access_?key|session_?token|secret_?key|password)[\"']?\s*[:=]\s*[\"']?)[^\"'\s,;]+",
         re.IGNORECASE,

@@ -95,6 +95,13 @@ RequestPayer = Annotated[
         help="Pay for the requests to a requester-pays bucket.",
     ),
 ]  # fmt: skip
+SseCKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--sse-c-key-file", envvar="FASTFUSE_SSE_C_KEY_FILE", metavar="FILE", rich_help_panel=_CONNECTION,
+        help="File of the key that the objects are encrypted with (SSE-C): 32 bytes, or their Base64.",
+    ),
+]  # fmt: skip
 MaxConnections = Annotated[
     int,
     typer.Option(
@@ -256,6 +263,7 @@ def connection(
     ca_bundle: CaBundle = None,
     no_verify_ssl: NoVerifySsl = False,
     request_payer: RequestPayer = False,
+    sse_c_key_file: SseCKeyFile = None,
     max_connections: MaxConnections = _MAX_CONNECTIONS,
 ) -> ConnectionConfig:
     """The group of connection options."""
@@ -268,6 +276,7 @@ def connection(
         ca_bundle=ca_bundle,
         no_verify_ssl=no_verify_ssl,
         request_payer=request_payer,
+        sse_c_key_file=sse_c_key_file,
         max_connections=max_connections,
     )
 

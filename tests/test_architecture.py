@@ -79,6 +79,7 @@ LAYERS: Mapping[str, Row] = {
     # Botocore's rules, without a socket.
     "s3": row(),
     "s3.proxies": row("errors", "botocore"),
+    "s3.sse": row("errors"),
     "s3.endpoints": row("errors s3.proxies store.session", "botocore"),
     "listing.page": row("errors", "numpy"),
     "listing.keyspace": row(),
@@ -215,7 +216,8 @@ LAYERS: Mapping[str, Row] = {
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
     "config": row(
-        "cgroup errors indexing.origin mount.settings sizes sources.augmented sources.shard sources.uri store.base"
+        "cgroup errors indexing.origin mount.settings s3.sse sizes sources.augmented sources.shard sources.uri "
+        "store.base"
     ),
     "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),

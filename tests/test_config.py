@@ -266,6 +266,16 @@ class TestConnection:
         monkeypatch.chdir(tmp_path)
         assert connection_config(ca_bundle=Path("ca.pem")).ca_bundle == str(tmp_path / "ca.pem")
 
+    def test_an_encryption_key_is_read_at_once_and_kept_as_a_path(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "key").write_bytes(b"k" * 32)
+        (tmp_path / "short").write_bytes(b"k" * 31)
+        monkeypatch.chdir(tmp_path)
+        assert connection_config(sse_c_key_file=Path("key")).sse_c_key_file == str(tmp_path / "key")
+        with pytest.raises(ConfigurationError, match="does not hold an encryption key"):
+            connection_config(sse_c_key_file=Path("short"))
+
     @pytest.mark.parametrize(
         "url", ["s3.example.com", "ftp://h", "https://", "", "http://h:x", "http://h:0", "http://["]
     )

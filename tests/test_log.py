@@ -18,6 +18,7 @@ SECRETS = [
     "{'Authorization': 'AWS4-HMAC-SHA256 Credential=AKIDSECRET/x, Signature=5ec7e7'}",
     "headers: authorization: AWS4-HMAC-SHA256 Credential=AKIDSECRET, Signature=5ec7e7",
     "{'X-Amz-Security-Token': b'AKIDSECRET5ec7e7'}",
+    "{'x-amz-server-side-encryption-customer-key': 'AKIDSECRET5ec7e7='}",
     "aws_secret_access_key = AKIDSECRET5ec7e7",
     '{"SecretAccessKey": "AKIDSECRET5ec7e7"}',
     "connecting to https://user:AKIDSECRET5ec7e7@example.com/",

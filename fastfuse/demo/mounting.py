@@ -39,6 +39,7 @@ def connection_arguments(connection: ConnectionConfig) -> list[str]:
         "--region": connection.region,
         "--profile": connection.profile,
         "--ca-bundle": connection.ca_bundle,
+        "--sse-c-key-file": connection.sse_c_key_file,
         "--max-connections": str(connection.max_connections),
     }
     flags = {

@@ -77,6 +77,10 @@ def resolve_endpoint(session: S3Session, bucket: str, region: str) -> Endpoint:
             f"{bucket!r} is a multi-region access point, which is not supported: its requests need SigV4A signatures.",
             hint="Name the bucket, or an access point of one region.",
         )
+    if session.config.sse_c_key_file and not found.url.startswith("https://"):
+        raise ConfigurationError(
+            "An encryption key (SSE-C) is not sent over plain HTTP.", hint="Name an endpoint of https://, as S3 does."
+        )
     return _endpoint(found.url, schemes["sigv4"]["signingRegion"], schemes["sigv4"]["signingName"])
 
 

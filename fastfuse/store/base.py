@@ -23,6 +23,8 @@ class ConnectionConfig:
     ca_bundle: str | None = None
     verify_ssl: bool = True
     request_payer: bool = False
+    # The file of the key that objects are encrypted with (SSE-C); see `s3.sse`.
+    sse_c_key_file: str | None = None
     # Ranged GETs in flight; also the pool size. A third of these saturate a 10 Gbit/s host where parts are large
     # (90 MB/s per connection); small files are nearly all time to the first byte (20 ms), and three quarters of the
     # connections, which may carry announced ones, bring 4,700 of them a second.

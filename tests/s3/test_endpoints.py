@@ -1,6 +1,6 @@
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -327,6 +327,16 @@ def test_the_proxy_of_the_environment_is_the_endpoints(monkeypatch: pytest.Monke
     assert proxy is not None
     assert (proxy.host, proxy.port) == ("proxy.local", 3128)
     assert Case("bucket", endpoint_url="https://127.0.0.1").resolved().proxy is None
+
+
+@pytest.mark.parametrize("from_environment", [False, True])
+def test_an_encryption_key_is_not_sent_over_plain_http(monkeypatch: pytest.MonkeyPatch, from_environment: bool) -> None:
+    url = "http://s3.example.com"
+    config = ConnectionConfig(sse_c_key_file="key", endpoint_url=None if from_environment else url)
+    assert resolve_endpoint(S3Session(replace(config, endpoint_url=None)), "bucket", "eu-west-1").scheme == "https"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+    with pytest.raises(ConfigurationError, match="not sent over plain HTTP"):
+        resolve_endpoint(S3Session(config), "bucket", "eu-west-1")
 
 
 def test_the_model_of_s3_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

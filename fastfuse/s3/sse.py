@@ -1,0 +1,84 @@
+"""Reads the key of objects that are encrypted with a customer's key (SSE-C), and makes the headers that send it."""
+
+import base64
+import hashlib
+import logging
+import os
+import stat
+from pathlib import Path
+
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["customer_key_headers", "read_customer_key"]
+
+_logger = logging.getLogger(__name__)
+
+_KEY_BYTES = 32
+_BASE64_LETTERS = 44
+_LONGEST_BYTES = _BASE64_LETTERS + len("\r\n")
+
+
+def customer_key_headers(path: Path) -> dict[str, str]:
+    """Return the headers that a GET or HEAD of an object encrypted with the key in `path` carries and signs.
+
+    Logs a warning if every user of this machine may read the key.
+
+    Raises:
+        ConfigurationError: the file holds no key, or cannot be read.
+    """
+    key, mode = _read(path)
+    if mode & stat.S_IROTH:
+        _logger.warning("every user of this machine may read the encryption key in %s (chmod o-r)", path)
+    prefix = "x-amz-server-side-encryption-customer"
+    return {
+        f"{prefix}-algorithm": "AES256",
+        f"{prefix}-key": base64.b64encode(key).decode(),
+        f"{prefix}-key-md5": base64.b64encode(hashlib.md5(key, usedforsecurity=False).digest()).decode(),
+    }
+
+
+def read_customer_key(path: Path) -> bytes:
+    """Return the key in `path`: 32 bytes as they are, or 44 letters of Base64 and perhaps the end of a line.
+
+    Raises:
+        ConfigurationError: the file holds no key, or cannot be read. No message shows its content.
+    """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[bytes, int]:
+    """Return the key and the file's mode."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(_LONGEST_BYTES + 1) if stat.S_ISREG(mode) else None
+    except OSError as error:
+        raise ConfigurationError(
+            f"The encryption key {str(path)!r} cannot be read: {error.strerror}.", hint="Correct --sse-c-key-file."
+        ) from error
+    if content is None:
+        raise ConfigurationError(
+            f"The encryption key {str(path)!r} is not in a regular file.",
+            hint="Every process of a mount reads it again: write it to a file for --sse-c-key-file.",
+        )
+    key = content if len(content) == _KEY_BYTES else _decoded(content)
+    if key is None:
+        raise ConfigurationError(
+            f"The file {str(path)!r} does not hold an encryption key for SSE-C.",
+            hint="--sse-c-key-file names a file of 32 bytes, or of their Base64 (44 letters).",
+        )
+    return key, mode
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a FIFO, too, without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _decoded(content: bytes) -> bytes | None:
+    text = content.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        key = base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return key if len(text) == _BASE64_LETTERS and len(key) == _KEY_BYTES else None

@@ -1,0 +1,86 @@
+import base64
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.s3.sse import customer_key_headers, read_customer_key
+
+KEY = bytes(range(223, 255))
+TEXT = base64.b64encode(KEY)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.touch(0o600)
+    return path
+
+
+@pytest.mark.parametrize("content", [KEY, TEXT, TEXT + b"\n", TEXT + b"\r\n"])
+def test_a_key_is_sent_with_its_digest_in_whichever_form_it_is_kept(
+    path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.write_bytes(content)
+    assert read_customer_key(path) == KEY
+    assert customer_key_headers(path) == {
+        "x-amz-server-side-encryption-customer-algorithm": "AES256",
+        "x-amz-server-side-encryption-customer-key": TEXT.decode(),
+        "x-amz-server-side-encryption-customer-key-md5": base64.b64encode(hashlib.md5(KEY).digest()).decode(),
+    }
+    assert not caplog.records
+
+
+def test_32_letters_are_a_key_as_they_are(path: Path) -> None:
+    path.write_bytes(b"A" * 31 + b"\n")
+    assert read_customer_key(path) == b"A" * 31 + b"\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        KEY[:-1],
+        KEY + b"\n",
+        TEXT[:-1],
+        TEXT + b"\n\n",
+        b" " + TEXT,
+        b"A" * 44,  # the Base64 of 33 bytes
+        b"?" * 44,
+        base64.b64encode(KEY[:-1]),
+        KEY.hex().encode(),
+        TEXT * 1000,
+    ],
+)
+def test_what_is_no_key_is_refused_without_being_shown(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="does not hold an encryption key") as caught:
+        customer_key_headers(path)
+    told = f"{caught.value} {caught.value.hint} {caught.value.__cause__} {caught.value.__context__}"
+    assert str(path) in told
+    assert "--sse-c-key-file" in told
+    assert TEXT[:12].decode() not in told
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"absent.*No such file"):
+        customer_key_headers(tmp_path / "absent")
+
+
+def test_a_fifo_or_a_directory_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for unfit in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(ConfigurationError, match=r"not in a regular file|Is a directory"):
+            customer_key_headers(unfit)
+
+
+def test_a_key_that_everybody_may_read_is_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_bytes(KEY)
+    path.chmod(0o644)
+    assert customer_key_headers(path)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(path) in record.getMessage()
