@@ -11,6 +11,8 @@ __all__ = ["S3Uri"]
 _SHOWN_LETTERS = 120
 # In an address of another kind: who asks, with his password perhaps, and a query, which may be a signature.
 _SECRETS = re.compile(r"(?<=://)[^/?@]*(?=@)|(?<=\?).+", re.DOTALL)
+# An access point stands where a bucket does, and its ARN may hold slashes.
+_ACCESS_POINT = re.compile(r"(arn(?::[^:/]*){4}:(?:outpost[:/][^:/]+[:/])?accesspoint[:/][^:/]+)(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class S3Uri:
     def parse(cls, text: str) -> "S3Uri":
         """Parse ``s3://bucket`` or ``s3://bucket/path``; no percent-decoding, as every S3 tool takes keys verbatim.
 
+        The ARN of an access point may stand in the place of the bucket.
+
         Raises:
             ConfigurationError: not an S3 URI, no bucket in it, or not text that S3 can have.
         """
@@ -31,7 +35,10 @@ class S3Uri:
         if not separator or scheme.lower() != "s3":
             shown = _SECRETS.sub("...", text)
             raise ConfigurationError(f"{_shown(shown)} is not an S3 URI", hint="write it as s3://BUCKET/PREFIX")
-        bucket, _, path = rest.partition("/")
+        if point := _ACCESS_POINT.match(rest):
+            bucket, path = point[1], rest[point.end() :]
+        else:
+            bucket, _, path = rest.partition("/")
         if not bucket:
             raise ConfigurationError(f"{_shown(text)} names no bucket", hint="write it as s3://BUCKET/PREFIX")
         if "\0" in path:

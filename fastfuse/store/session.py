@@ -180,7 +180,7 @@ class S3Session:
         return {"x-amz-request-payer": "requester"} if self.config.request_payer else {}
 
     async def region(self, bucket: str) -> str:
-        """The region to sign for: as configured, or as the service tells for `bucket` (one unsigned request).
+        """The region to sign for: as configured, in an ARN, or as the service tells for `bucket` (an unsigned request).
 
         A server of one's own that does not tell gets `DEFAULT_REGION`. Raises `SourceError` where the bucket does
         not exist, `ConfigurationError` where AWS tells no region or what is configured is no name of one,
@@ -194,6 +194,9 @@ class S3Session:
                     hint="look at AWS_DEFAULT_REGION and the profile; --region overrides both",
                 )
             return given
+        arn = bucket.split(":", 5)
+        if len(arn) == 6:  # its region is the access point's
+            return arn[3] or DEFAULT_REGION
         async with self._region_lock:
             if bucket not in self._regions:
                 self._regions[bucket] = await self._ask_region(bucket)

@@ -24,6 +24,29 @@ def test_a_uri_is_a_bucket_and_the_rest_verbatim(text: str, bucket: str, path: s
     assert S3Uri.parse(text) == S3Uri(bucket, path)
 
 
+@pytest.mark.parametrize("path", ["", "a", "a/b", "/a", "a:b/c"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "arn:aws:s3:eu-west-1:123456789012:accesspoint/point",
+        "arn:aws:s3:eu-west-1:123456789012:accesspoint:point",
+        "arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/point",
+        "arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/point",
+        "arn:aws:s3-outposts:eu-west-1:123456789012:outpost/op-1/accesspoint/point",
+        "arn:aws:s3-outposts:eu-west-1:123456789012:outpost:op-1:accesspoint:point",
+        "arn:aws:s3::123456789012:accesspoint/point.mrap",
+    ],
+)
+def test_the_arn_of_an_access_point_stands_for_a_bucket(point: str, path: str) -> None:
+    uri = S3Uri(point, path)
+    assert S3Uri.parse(str(uri)) == uri
+    assert S3Uri.parse(f"s3://{point}") == S3Uri(point, "")
+
+
+def test_an_arn_that_names_no_access_point_is_a_bucket_to_be_refused() -> None:
+    assert S3Uri.parse("s3://arn:aws:s3:::bucket/a") == S3Uri("arn:aws:s3:::bucket", "a")
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_any_key_survives_being_written_as_a_uri(path: str) -> None:
     uri = S3Uri("bucket", path)

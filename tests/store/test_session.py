@@ -115,6 +115,11 @@ async def test_a_given_region_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert await S3Session(unreachable).region("bucket") == "eu-west-2"
 
 
+async def test_the_arn_of_an_access_point_tells_the_region_without_a_request() -> None:
+    session = S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:1"))
+    assert await session.region("arn:aws:s3:eu-west-2:123456789012:accesspoint/point") == "eu-west-2"
+
+
 @pytest.mark.parametrize("answer", [None, Answer(403, "AccessDenied", "no"), Answer(400, "BadRequest", "no")], ids=str)
 async def test_the_bucket_tells_its_region_once_whatever_the_status(answer: Answer | None) -> None:
     with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(regions={"bucket": "ap-south-1"})) as server:
