@@ -6,7 +6,7 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fastfuse.errors
@@ -83,16 +83,28 @@ def is_over_within(pid: int, timeout_s: float) -> bool:
 
 
 def error_message(error: FastfuseError) -> bytes:
-    """`error` for `heard` on the other side of a pipe or socket."""
-    told = {"error": {"kind": type(error).__name__, "message": str(error), "hint": error.hint}}
-    return json.dumps(told).encode()
+    """Return `error` as bytes that `heard` raises again on the other side of a pipe or socket."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return json.dumps({"error": {"kinds": kinds, "message": str(error), "hint": error.hint}}).encode()
 
 
 def heard(message: bytes) -> dict[str, Any]:
-    """What a child told through its pipe: a JSON object, or an `error_message`, raised again."""
+    """Return the JSON object that another process sent, or raise the error that it made with `error_message`.
+
+    An error whose class `fastfuse.errors` does not have is raised as the nearest base class that it has: another module
+    defines that class, or another version of fastfuse.
+    """
     told: dict[str, Any] = json.loads(message)
     if "error" in told:
         error = told["error"]
-        kind: type[FastfuseError] = getattr(fastfuse.errors, error["kind"])
-        raise kind(error["message"], hint=error["hint"])
+        raise _nearest_kind(error["kinds"])(error["message"], hint=error["hint"])
     return told
+
+
+def _nearest_kind(names: Sequence[str]) -> type[FastfuseError]:
+    for name in names:
+        kind = getattr(fastfuse.errors, name, None)
+        # A class with a constructor of its own may want more than a message and a hint.
+        if isinstance(kind, type) and issubclass(kind, FastfuseError) and kind.__init__ is FastfuseError.__init__:
+            return kind
+    return FastfuseError

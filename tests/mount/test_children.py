@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, ServiceError
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    FastfuseError,
+    MountError,
+    ReadError,
+    ServiceError,
+    StoreUnsuitableError,
+)
 from fastfuse.mount.children import NoRoomError, error_message, fork_child, heard, is_over_within, wait_child
+from fastfuse.mount.mountpoint import BusyMountError
 
 
 def _raise(error: BaseException) -> Callable[[], None]:
@@ -137,6 +146,44 @@ def test_an_error_is_raised_in_the_parent_as_it_was_in_the_child(error: Fastfuse
         heard(message)
     assert type(caught.value) is type(error)
     assert (str(caught.value), caught.value.hint) == (str(error), error.hint)
+
+
+def _with_subclasses(kind: type[FastfuseError]) -> list[type[FastfuseError]]:
+    return [kind, *(found for each in kind.__subclasses__() for found in _with_subclasses(each))]
+
+
+class _OddError(MountError):
+    def __init__(self) -> None:
+        super().__init__("odd", hint="even")
+
+
+@pytest.mark.parametrize("kind", _with_subclasses(FastfuseError), ids=lambda kind: kind.__name__)
+def test_every_error_is_heard_with_its_exit_code_message_and_hint(kind: type[FastfuseError]) -> None:
+    error = kind.__new__(kind)
+    FastfuseError.__init__(error, "why", hint="what to do")
+    with pytest.raises(FastfuseError) as caught:
+        heard(error_message(error))
+    found = caught.value
+    assert isinstance(error, type(found))
+    assert (found.exit_code, str(found), found.hint) == (kind.exit_code, "why", "what to do")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoRoomError("no room"), FastfuseError),
+        (BusyMountError("busy"), MountError),
+        (_OddError(), MountError),
+        (StoreUnsuitableError("unsuitable", whole_server=True), ReadError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, FastfuseError) else value.__name__,
+)
+def test_an_error_of_another_module_is_heard_as_its_nearest_base(
+    error: FastfuseError, kind: type[FastfuseError]
+) -> None:
+    with pytest.raises(FastfuseError) as caught:
+        heard(error_message(error))
+    assert type(caught.value) is kind
 
 
 def test_what_is_no_error_is_what_was_told() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from fastfuse.errors import MountError
 from fastfuse.mount import control
+from fastfuse.mount.children import error_message
 from fastfuse.mount.control import RefreshReport, accept_request, listen, request_refresh
 from fastfuse.mount.mountpoint import MountEntry, listeners
 
@@ -129,9 +130,7 @@ def test_an_impostor_is_not_believed(mountpoint: Path, monkeypatch: pytest.Monke
         request_refresh(mountpoint)
 
 
-@pytest.mark.parametrize(
-    "told", [b"", json.dumps({"error": {"kind": "MountError", "message": "m", "hint": "h"}}).encode()]
-)
+@pytest.mark.parametrize("told", [b"", error_message(MountError("m", hint="h"))])
 def test_a_failure_is_raised_as_it_was_told(mountpoint: Path, told: bytes) -> None:
     with answering(told), pytest.raises(MountError, match="^m$" if told else "does not answer"):
         request_refresh(mountpoint)

@@ -83,7 +83,7 @@ def test_a_refresh_for_which_there_is_no_room_has_failed_and_the_next_one_may_no
         assert here.new_table() is None
         assert here.outcome(SNAPSHOT_FD) == "failed"
     told = json.loads(asked.recv(4096))["error"]
-    assert told["kind"] == "ServiceError"
+    assert told["kinds"][0] == "ServiceError"
     reason = "no process can be started" if what == "process" else "Too many open files"
     assert f"the lister cannot be started: {'' if what == 'process' else '[Errno 24] '}{reason}" in told["message"]
     assert "was not refreshed: the lister cannot be started" in caplog.text
