@@ -19,10 +19,12 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from fastfuse.errors import MountError
@@ -50,6 +52,13 @@ _READ_BYTES = 64 << 10
 # A worker's death is over in less than a second, its mount's new start in a few.
 _ATTEMPTS = 10
 _RETRY_PAUSE_S = 0.5
+
+# The samples that are drawn and announced before a data loader asks for them. A mount takes some 5,000 files of an
+# order before their readers open any, so it never waits for a sampler.
+_LOOK_AHEAD_SAMPLES = 16 << 10
+# The samples that wait to be sent. A loader may draw a whole epoch before its workers open a file; beyond this number
+# the samples of a longer epoch are not announced, so that an endless sampler that nobody hears takes no more memory.
+_MAX_UNSENT_SAMPLES = 1 << 20
 
 # For the thread to see that it is over; it does not while it waits for the next of somebody's paths.
 _JOIN_S = 1.0
@@ -99,12 +108,7 @@ def paths_in(listing: io.BufferedReader, end: bytes) -> Iterator[bytes]:
         yield rest
 
 
-_Index = TypeVar("_Index", covariant=True)
 _Key = TypeVar("_Key", contravariant=True)
-
-
-class _Sampler(Iterable[_Index], Sized, Protocol[_Index]):
-    """What PyTorch calls one."""
 
 
 class _Paths(Protocol[_Key]):
@@ -119,43 +123,81 @@ _Sample = TypeVar("_Sample")
 class HintedSampler(Generic[_Sample]):
     """A PyTorch sampler that announces the files of an epoch in the order in which it draws them.
 
-    ``DataLoader(dataset, sampler=HintedSampler(sampler, paths, mountpoint), num_workers=...)``: the samples of
-    `sampler` are drawn at the start of the epoch, and ``paths[sample]`` is announced for each. Whatever else `sampler`
-    has, such as ``set_epoch``, is there as well. One epoch at a time: the next one withdraws what is left of the last.
+    ``DataLoader(dataset, sampler=HintedSampler(sampler, paths, mountpoint), num_workers=...)`` announces
+    ``paths[sample]`` for each sample. The first 16,384 samples of `sampler` are drawn and announced at the start of the
+    epoch, and then one more for each that the loader takes, so an endless sampler will do. Whatever else `sampler` has,
+    such as ``set_epoch``, is there as well. One epoch at a time: the next one withdraws what is left of the last.
 
     Raises:
         NotADirectoryError: `mountpoint` is none.
     """
 
-    def __init__(self, sampler: _Sampler[_Sample], paths: _Paths[_Sample], mountpoint: AnyPath) -> None:
+    def __init__(self, sampler: Iterable[_Sample], paths: _Paths[_Sample], mountpoint: AnyPath) -> None:
         self._sampler = sampler
         self._paths = paths
         self._mountpoint = _directory(mountpoint)
         self._withdraw: weakref.finalize[Any, Any] | None = None
 
     def __iter__(self) -> Iterator[_Sample]:
-        samples = list(self._sampler)
+        samples = iter(self._sampler)
+        ahead = deque(islice(samples, _LOOK_AHEAD_SAMPLES))
         if self._withdraw is not None:
             self._withdraw()
-        sender = _Sender(map(self._paths.__getitem__, samples), self._mountpoint)
+        epoch = _Epoch(self._paths, self._mountpoint)
         # Not at the end of the iteration: a loader draws long before its workers have opened what it drew.
-        self._withdraw = weakref.finalize(self, sender.close)
-        sender.start()
+        self._withdraw = weakref.finalize(self, epoch.withdraw)
+        epoch.announce(ahead)
         is_whole = False
         try:
-            yield from samples
+            if len(ahead) == _LOOK_AHEAD_SAMPLES:
+                for sample in samples:
+                    epoch.announce([sample])
+                    ahead.append(sample)
+                    yield ahead.popleft()
+            epoch.end()
+            yield from ahead
             is_whole = True
         finally:
             if not is_whole:
-                sender.close()
+                epoch.withdraw()
 
     def __len__(self) -> int:
+        if not isinstance(self._sampler, Sized):
+            raise TypeError(f"the sampler {self._sampler!r} has no length")
         return len(self._sampler)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- whatever the sampler has
         if name.startswith("_"):  # also `_sampler` itself, in an object that is just being unpickled
             raise AttributeError(name)
         return getattr(self._sampler, name)
+
+
+class _Epoch(Generic[_Sample]):
+    """The samples of one epoch on their way from the thread that draws them to the one that sends their paths."""
+
+    def __init__(self, paths: _Paths[_Sample], mountpoint: Path) -> None:
+        # None at its end.
+        self._unsent: SimpleQueue[tuple[_Sample] | None] = SimpleQueue()
+        self._sender = _Sender(_paths_of(self._unsent, paths), mountpoint)
+        self._sender.start()
+
+    def announce(self, samples: Iterable[_Sample]) -> None:
+        for sample in samples:
+            if self._unsent.qsize() < _MAX_UNSENT_SAMPLES:
+                self._unsent.put((sample,))
+
+    def end(self) -> None:
+        """Say that no sample follows: the sender holds back up to 255 paths while it waits for the next."""
+        self._unsent.put(None)
+
+    def withdraw(self) -> None:
+        self.end()
+        self._sender.close()
+
+
+def _paths_of(samples: "SimpleQueue[tuple[_Sample] | None]", paths: _Paths[_Sample]) -> Iterator[AnyPath]:
+    while (taken := samples.get()) is not None:
+        yield paths[taken[0]]
 
 
 class _Sender:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
@@ -387,6 +388,40 @@ class TestHintedSampler:
         assert len(sampler) == 10
         with listener.accept() as connection:
             assert received(connection, 10) == [self.paths[sample].encode() for sample in drawn]
+
+    def test_an_endless_sampler_is_announced_a_bounded_number_of_samples_ahead(
+        self, mountpoint: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hints, "_LOOK_AHEAD_SAMPLES", 10)
+        numbers = itertools.count()
+        samples = iter(HintedSampler(map(int, numbers), self.paths, mountpoint))
+        assert next(samples) == 0
+        assert next(numbers) == 11
+        with listener.accept() as connection:
+            # Up to here the sender does not wait for more: 1, 2 and 4 paths at once, and then 8.
+            assert received(connection, 7) == [path.encode() for path in self.paths[:7]]
+            assert [next(samples) for _ in range(9)] == list(range(1, 10))
+            assert received(connection, 8) == [path.encode() for path in (*self.paths[7:11], *self.paths[12:16])]
+            assert next(numbers) == 21
+            samples.close()  # type: ignore[attr-defined]
+            while connection.recv(1 << 20):
+                pass
+        assert "fastfuse-hints" not in {thread.name for thread in threading.enumerate()}
+
+    def test_an_endless_sampler_that_nobody_hears_takes_no_more_and_more_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hints, "_MAX_UNSENT_SAMPLES", 10)
+        sent: SimpleQueue[tuple[int] | None] = SimpleQueue()
+        monkeypatch.setattr(hints, "SimpleQueue", lambda: sent)
+        monkeypatch.setattr(hints._Sender, "start", lambda _: None)
+        samples = iter(HintedSampler(itertools.count(), self.paths, tmp_path))
+        assert list(itertools.islice(samples, 1000)) == list(range(1000))
+        assert sent.qsize() == 10
+
+    def test_a_sampler_without_a_length_has_none(self, tmp_path: Path) -> None:
+        with pytest.raises(TypeError, match="has no length"):
+            len(HintedSampler(itertools.count(), self.paths, tmp_path))
 
     def test_without_a_mount_it_draws_the_same(self, tmp_path: Path) -> None:
         assert list(HintedSampler(Shuffled(10), self.paths, tmp_path)) == list(Shuffled(10))
