@@ -13,7 +13,7 @@ import socket
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -104,13 +104,15 @@ class Session:
         if allow_other:
             arguments.add("allow_other")
         take_over_waiting(operations.replies)
+        fds_before = _fuse_fds()
         with _captured_stderr() as captured:
             try:
                 pyfuse3.init(operations, str(mountpoint), arguments)
             except RuntimeError as error:
                 raise _mount_error(mountpoint, captured()) from error
         try:
-            fd = _session_fd()
+            # pyfuse3 keeps the descriptor to itself.
+            (fd,) = _fuse_fds() - fds_before
             flags2 = _shake_hands(operations, fd)
             entry = find_mount(mountpoint)
             if entry is None or not entry.is_ours:
@@ -213,16 +215,14 @@ async def _serve_init(operations: InitialisedOperations) -> None:
     operations.handshake_scope = None
 
 
-def _session_fd() -> int:
-    """pyfuse3 keeps the descriptor to itself; it is the newest one on the device."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if entry.readlink() == _DEVICE:
-                found.append(int(entry.name))
-        except FileNotFoundError:
-            pass  # the descriptor that listed the directory
-    return max(found)
+def _fuse_fds() -> set[int]:
+    """Return the descriptors of this process that are open on the FUSE device."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the descriptor that listed the directory
+            if os.fstat(fd).st_rdev == _DEVICE_NUMBER:
+                found.add(fd)
+    return found
 
 
 def _check_device() -> None:

@@ -1,6 +1,8 @@
 """The handshake with the kernel, seen from the kernel's side."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from fastfuse.mount import session
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.session import Session
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mounting import Mount, fuse_connections, mounted
+from tests.mount.waiting import PATIENCE_S
+from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
 
 pytestmark = pytest.mark.fuse
 
@@ -52,6 +55,30 @@ def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
     # Of the socket pair of INIT nothing: the three that are there are the way to the worker, and those on which
     # refreshes are asked for and orders announced.
     assert sum(target.startswith("socket:") for target in targets) == 3
+
+
+_MOUNT_BESIDE_ANOTHER_DESCRIPTOR = """
+import os, sys
+from pathlib import Path
+from fastfuse.mount.session import InitialisedOperations, Session
+
+os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
+session = Session.mount(InitialisedOperations(), Path(sys.argv[1]), source="s3://bucket/", allow_other=False)
+try:
+    assert session.fd < 200
+    assert session.is_connected
+finally:
+    session.unmount()
+assert not session.is_connected
+"""
+
+
+def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _MOUNT_BESIDE_ANOTHER_DESCRIPTOR, str(tmp_path)]
+    done = subprocess.run(
+        command, env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_number(mount: Mount) -> None:
