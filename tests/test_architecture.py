@@ -46,11 +46,12 @@ LAYERS: Mapping[str, Row] = {
     # The pure middle: numpy and nothing that waits.
     "inodes.names": row(),
     "inodes.columns": row("", "numpy"),
-    "inodes.table": row("errors inodes.columns objects", "numpy"),
+    "inodes.totals": row("", "numpy"),
+    "inodes.table": row("errors inodes.columns inodes.totals objects", "numpy"),
     "inodes.tree": row("inodes.names", "numpy"),
-    "inodes.builder": row("errors inodes.columns inodes.names inodes.table inodes.tree", "numpy"),
+    "inodes.builder": row("errors inodes.columns inodes.names inodes.table inodes.totals inodes.tree", "numpy"),
     "inodes.changes": row("inodes.columns inodes.table", "numpy"),
-    "inodes.part": row("inodes.builder inodes.columns inodes.table", "numpy"),
+    "inodes.part": row("inodes.builder inodes.columns inodes.table inodes.totals", "numpy"),
     "inodes.orders": row("inodes.builder inodes.columns inodes.part inodes.table", "numpy"),
     "inodes.order_text": row("inodes.orders inodes.table sources.shuffle", "numpy"),
     "inodes.*": row("inodes.*"),
@@ -90,7 +91,7 @@ LAYERS: Mapping[str, Row] = {
     "indexing.origin": row("sources.shard sources.uri"),
     "indexing.files": row(),
     "indexing.progress": row("listing.sweep sources.uri", "rich"),
-    "indexing.summary": row("inodes.columns inodes.table listing.snapshot sizes", "numpy rich"),
+    "indexing.summary": row("inodes.columns inodes.table inodes.totals listing.snapshot sizes", "numpy rich"),
     "indexing.command": row(
         "indexing.make indexing.origin indexing.saved indexing.summary listing.snapshot sizes sources.uri store.base",
         "rich",
@@ -173,7 +174,9 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.disk": row("errors sagemaker.download.stamps"),
     "sagemaker.download.jobs": row("errors inodes.table objects sagemaker.download.disk"),
     "sagemaker.download.landing": row("errors objects sagemaker.download.*"),
-    "sagemaker.download.survey": row("errors inodes.columns inodes.table objects sagemaker.download.* sizes", "numpy"),
+    "sagemaker.download.survey": row(
+        "errors inodes.columns inodes.table inodes.totals objects sagemaker.download.* sizes", "numpy"
+    ),
     "sagemaker.download.fetch": row("objects sagemaker.download.* store.base", "trio"),
     "sagemaker.download.channel": row(
         "errors inodes.table listing.snapshot sagemaker.download.* store.base store.buffers store.made store.router",
@@ -247,7 +250,7 @@ PURE = {
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.shuffled", "readahead.window"),
     *("inodes.columns", "inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
-    *("inodes.orders", "inodes.order_text", "inodes.part"),
+    *("inodes.orders", "inodes.order_text", "inodes.part", "inodes.totals"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("sagemaker.budget", "sagemaker.usage"),

@@ -1,5 +1,6 @@
 """What an index holds, at a glance."""
 
+import heapq
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from fastfuse.inodes.columns import are_made, are_objects
 from fastfuse.inodes.table import InodeTable
+from fastfuse.inodes.totals import exact_sums
 from fastfuse.listing.snapshot import Snapshot
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 
@@ -128,11 +130,10 @@ def summarise(snapshot: Snapshot) -> Summary:
 
 def _sizes(sizes_bytes: Any) -> tuple[SizeClass, ...]:  # noqa: ANN401 - an array of int64
     classes = np.searchsorted(_BOUNDS_BYTES, sizes_bytes, side="right")
-    totals = np.zeros(len(_BOUNDS_BYTES) + 1, "int64")  # not bincount's weights, which are floats
-    np.add.at(totals, classes, sizes_bytes)
+    totals = exact_sums(sizes_bytes, classes, len(_BOUNDS_BYTES) + 1)
     counts = np.bincount(classes, minlength=len(totals))
     return tuple(
-        SizeClass(below_bytes=below, files=int(count), total_bytes=int(total))
+        SizeClass(below_bytes=below, files=int(count), total_bytes=total)
         for below, count, total in zip((*_BOUNDS_BYTES, None), counts, totals, strict=True)
         if count
     )
@@ -140,14 +141,14 @@ def _sizes(sizes_bytes: Any) -> tuple[SizeClass, ...]:  # noqa: ANN401 - an arra
 
 def _largest_directories(table: InodeTable, is_object: Any) -> tuple[DirectorySummary, ...]:  # noqa: ANN401
     parents = table.columns["parents"][is_object]
-    counts = np.bincount(parents, minlength=len(table))
-    totals = np.zeros(len(table), "int64")
-    np.add.at(totals, parents, table.columns["sizes"][is_object])
-    order = np.lexsort((-counts, -totals))[:_LARGEST_DIRECTORIES]
+    directories, groups, counts = np.unique(parents, return_inverse=True, return_counts=True)
+    totals = exact_sums(table.columns["sizes"][is_object], groups, len(directories))
+    order = heapq.nsmallest(_LARGEST_DIRECTORIES, range(len(totals)), lambda group: (-totals[group], -counts[group]))
     return tuple(
-        DirectorySummary(path=_path(table, int(row)), files=int(counts[row]), total_bytes=int(totals[row]))
-        for row in order
-        if counts[row]
+        DirectorySummary(
+            path=_path(table, int(directories[group])), files=int(counts[group]), total_bytes=totals[group]
+        )
+        for group in order
     )
 
 

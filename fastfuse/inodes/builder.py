@@ -23,6 +23,7 @@ from fastfuse.errors import ServiceError
 from fastfuse.inodes.columns import MADE, Kind, are_objects
 from fastfuse.inodes.names import Reason, Refusals
 from fastfuse.inodes.table import InodeTable, TableMetadata
+from fastfuse.inodes.totals import exact_sum
 from fastfuse.inodes.tree import Layout, Tree
 
 __all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
@@ -242,7 +243,7 @@ class TableBuilder:
             key_prefix=self._key_prefix,
             file_count=int(np.count_nonzero(is_object)),
             directory_count=len(is_file) - len(files),
-            total_bytes=int(columns["sizes"][is_object].sum()),
+            total_bytes=exact_sum(columns["sizes"][is_object]),
             storage_classes=tuple(self._storage_classes) or ("STANDARD",),
             other_etags=tuple(self._other_etags),
         )

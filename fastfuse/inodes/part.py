@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastfuse.inodes.builder import child_spans, raise_directory_mtimes
 from fastfuse.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects
 from fastfuse.inodes.table import InodeTable
+from fastfuse.inodes.totals import exact_sum
 
 __all__ = ["keep_rows", "key_order", "levels_of", "take_part"]
 
@@ -128,7 +129,7 @@ def keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
         table.metadata,
         file_count=int(np.count_nonzero(is_object)),
         directory_count=int(np.count_nonzero(~is_file)),
-        total_bytes=int(columns["sizes"][is_object].sum()),
+        total_bytes=exact_sum(columns["sizes"][is_object]),
     )
     return InodeTable(metadata, columns)
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
 from fastfuse.inodes.columns import MADE, MADE_KINDS, ORDER_RECIPE, Kind, are_objects
+from fastfuse.inodes.totals import exact_sum
 from fastfuse.objects import ObjectRef
 
 __all__ = ["ROOT", "Attributes", "InodeTable", "TableMetadata"]
@@ -349,7 +350,7 @@ class InodeTable:
         is_object = are_objects(self.columns["kinds"])
         assert self.metadata.file_count == int(np.count_nonzero(is_object))
         assert self.metadata.directory_count == int(np.count_nonzero(self.columns["kinds"] == Kind.DIRECTORY))
-        assert self.metadata.total_bytes == int(self.columns["sizes"][is_object].sum())
+        assert self.metadata.total_bytes == exact_sum(self.columns["sizes"][is_object])
         for row in np.flatnonzero(self.columns["kinds"] == Kind.FILE_MADE).tolist():
             assert len(self.made(self.inode(row))) == self._sizes[row]
         order = self.source_order()

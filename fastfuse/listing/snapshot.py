@@ -266,15 +266,15 @@ def _texts(values: object) -> tuple[str, ...]:
     return tuple(map(_text, values))
 
 
-def _number(value: object, least: int = 0) -> int:
-    if type(value) is not int or not least <= value < 1 << 63:
+def _number(value: object, bits: int = 63) -> int:
+    if type(value) is not int or not 0 <= value < 1 << bits:
         raise ValueError(f"{value!r} is no number of the kind")
     return value
 
 
 def _sum(value: object) -> int:
-    """As numpy adds int64: where a service claims more than 8 EiB it may have come out below 0."""
-    return _number(value, -(1 << 63))
+    """Return `value`, the sum of the sizes of up to 2^32 rows."""
+    return _number(value, 63 + 32)
 
 
 _METADATA_FIELDS: Mapping[str, Callable[[Any], Any]] = {

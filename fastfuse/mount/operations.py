@@ -52,6 +52,7 @@ _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
 _DOTS = 2  # "." and ".." come before the children in the offsets of readdir
 _NAME_MAX = 255
 _STATFS_BLOCK_BYTES = 4096
+_STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
 # As much as the kernel asks for at once: more would keep the loop from its next request for longer than a reply does.
 _MOST_STORED_BYTES = 1 << 20
@@ -311,7 +312,7 @@ class MountOperations(InitialisedOperations):
         metadata = self._table.metadata
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _STATFS_BLOCK_BYTES
-        data.f_blocks = -(-metadata.total_bytes // _STATFS_BLOCK_BYTES)
+        data.f_blocks = min(-(-metadata.total_bytes // _STATFS_BLOCK_BYTES), _STATFS_MAX_BLOCKS)
         data.f_bfree = data.f_bavail = 0
         data.f_files = len(self._table)
         data.f_ffree = data.f_favail = 0

@@ -12,7 +12,7 @@ from fastfuse.inodes.names import Reason, Refusals
 from fastfuse.listing.snapshot import Snapshot
 from tests.indexing.indexes import MD5, index_of
 
-_sizes = st.one_of(st.sampled_from([0, 1, 4095, 4096, 2**30, 5 * 2**30]), st.integers(0, 1 << 55))
+_sizes = st.one_of(st.sampled_from([0, 1, 4095, 4096, 2**30, 5 * 2**30]), st.integers(0, (1 << 63) - 1))
 _keys = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3).map(lambda names: "/".join(names) + ".x")
 
 
@@ -36,6 +36,11 @@ def test_the_figures_are_those_of_the_objects(objects: dict[str, int]) -> None:
     for directory in found:
         values = expected[directory.path]
         assert (directory.files, directory.total_bytes) == (len(values), sum(values))
+
+
+def test_two_objects_of_8_eib_are_16_eib() -> None:
+    summary = summarise(index_of(dict.fromkeys(["a", "b"], (1 << 63) - 1)))
+    assert "18,446,744,073,709,551,614 (17179869184 GiB)" in rendered(summary)
 
 
 def rendered(summary: Summary) -> str:

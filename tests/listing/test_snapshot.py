@@ -188,10 +188,11 @@ def test_verifying_finds_any_byte_that_changed(snapshot: bytes, data: st.DataObj
         read(bytes(damaged), verify_snapshot)
 
 
-def test_more_bytes_than_a_number_of_them_can_tell_are_saved_too() -> None:
+def test_more_bytes_than_an_int64_holds_are_saved_too() -> None:
     """As a service may claim."""
     table = table_of(dict.fromkeys("ab", ((1 << 63) - 1, 0, _MD5, "STANDARD")))
     assert opened(saved(table)).metadata == table.metadata
+    assert table.metadata.total_bytes == (1 << 64) - 2
 
 
 def test_a_longer_file_is_refused(snapshot: bytes) -> None:
@@ -289,7 +290,8 @@ def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         _change("metadata.storage_classes", "STANDARD"), _change("metadata.other_etags", [1]),
         _change("metadata.bucket", None), _change("metadata.key_prefix", "prefix"), _change("metadata.key_prefix", 1),
         _change("metadata.file_count", "x"), _change("metadata.file_count", True),
-        _change("metadata.total_bytes", 1 << 63), _change("metadata.directory_count", 1.5),
+        _change("metadata.total_bytes", 1 << 95), _change("metadata.total_bytes", -1),
+        _change("metadata.directory_count", 1.5),
         _change("metadata.next_inode", 1 << 63), _change("source", None),
         _change("refusals.counts", {Reason.NUL: float("inf")}), _change("refusals.counts", {Reason.NUL: -1}),
         _change("refusals.examples", 1), _change("refusals.examples", [[1, Reason.NUL]]), _change("columns_bytes", 0),

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -360,6 +361,13 @@ async def test_attributes_are_the_listings_and_the_owners_a1() -> None:
     assert (file.st_uid, file.st_gid, file.st_blocks) == (7, 8, 1)
     directory = await mounted.operations.lookup(ROOT, b"dir", CONTEXT)
     assert (directory.st_ino, directory.st_mode) == (mounted.directory, 0o040550)
+
+
+async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:
+    mounted = Mounted()
+    most = replace(mounted.table.metadata, total_bytes=1 << 80)
+    mounted.operations.serve(InodeTable(most, mounted.table.columns), mounted.engine, may_store=lambda _: False)
+    assert (await mounted.operations.statfs(CONTEXT)).f_blocks == (1 << 63) - 1
 
 
 async def test_a_question_that_contradicts_the_table_is_an_error_of_that_request(

@@ -11,6 +11,7 @@ __all__ = ["DiskClaim", "DiskClaims"]
 # Of each place: the device, and bytes.
 _FIELDS = 2
 _FIELD_BYTES = 8
+_MAX_CLAIM_BYTES = (1 << 63) - 1  # no disk has as many
 
 
 class DiskClaims:
@@ -27,7 +28,7 @@ class DiskClaims:
 
     def put(self, place: int, device: int, size_bytes: int) -> None:
         self._values[_FIELDS * place] = device
-        self._values[_FIELDS * place + 1] = size_bytes
+        self._values[_FIELDS * place + 1] = min(size_bytes, _MAX_CLAIM_BYTES)
 
     def total_bytes(self, device: int, *, but: int) -> int:
         """What is claimed on `device`, the place `but` left out."""

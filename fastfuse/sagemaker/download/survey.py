@@ -13,6 +13,7 @@ import numpy as np
 from fastfuse.errors import DiskError
 from fastfuse.inodes.columns import Kind
 from fastfuse.inodes.table import ROOT
+from fastfuse.inodes.totals import exact_sum
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, Directory, disk_errors, read_stamp, write_stamp
 from fastfuse.sagemaker.download.disk_claims import DiskClaim
@@ -174,7 +175,7 @@ def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskCla
         block_bytes, device = os.statvfs(root.fd).f_frsize, os.fstat(root.fd).st_dev
     is_missing = np.frombuffer(survey.is_there, "uint8") == 0
     sizes = places.table.columns["sizes"][is_missing].astype("int64")
-    size_bytes = int((-(-sizes // block_bytes)).sum()) * block_bytes
+    size_bytes = exact_sum(-(-sizes // block_bytes)) * block_bytes
     needed_bytes = max(0, size_bytes - halves_bytes - survey.replaced_bytes)
     claim.put(device, needed_bytes)
     with disk_errors(root.path):

@@ -1,12 +1,14 @@
 """What the channels of a job still have to write, as each of them sees it."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastfuse.errors import DiskError
 from fastfuse.inodes.table import InodeTable
+from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download import DiskClaims
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.sagemaker.download.channels import files_below, refs_of, run, table_of
@@ -39,6 +41,16 @@ def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
     assert second.others_bytes == 0
 
 
+def test_a_claim_that_no_disk_could_hold_is_cut_short() -> None:
+    claims = DiskClaims(2)
+    first, second = claims.claim(0), claims.claim(1)
+    second.put(7, 1)
+    first.put(7, 1 << 65)
+    assert second.others_bytes == (1 << 63) - 1
+    first.shrink(0.5)
+    assert second.others_bytes == (1 << 63) - 1
+
+
 def test_claims_are_shared_with_processes_that_are_forked() -> None:
     claims = DiskClaims(2)
     pid = os.fork()
@@ -64,6 +76,12 @@ def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(
         other.shrink(0.5)
         run(server, table, place / "channel", claim=claims.claim(1))
         assert files_below(place / "channel") == OBJECTS
+
+
+def test_objects_of_16_eib_in_all_are_refused_with_their_sum(server: LoopbackServer, tmp_path: Path) -> None:
+    ref = ObjectRef("bucket", "a", (1 << 63) - 1, '"e"', 0)
+    with pytest.raises(DiskError, match=r"the channel needs 17179869184 GiB in "):
+        run(server, table_of([ref, replace(ref, key="b")]), tmp_path)
 
 
 def test_what_is_written_is_claimed_no_more(server: LoopbackServer, table: InodeTable, tmp_path: Path) -> None:
