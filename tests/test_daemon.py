@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-WAIT_S = 30
+WAIT_S = 60
 
 # Stands in for fastfuse.mount.supervisor; `MOUNT` is its body, and `release` a FIFO that ends what reads it.
 DRIVER = """

@@ -59,7 +59,7 @@ def scrape(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
 
 
 def scraped(address: tuple[str, int]) -> str:
-    connection = http.client.HTTPConnection(*address, timeout=30)
+    connection = http.client.HTTPConnection(*address, timeout=60)
     try:
         connection.request("GET", "/metrics")
         reply = connection.getresponse()
@@ -113,7 +113,7 @@ def test_what_a_child_counts_its_parent_and_the_endpoint_see(counters: Counters,
 
 
 def test_a_client_that_says_nothing_does_not_hold_the_endpoint_for_ever(scrape: tuple[str, int]) -> None:
-    with socket.create_connection(scrape, timeout=30) as silent:
+    with socket.create_connection(scrape, timeout=60) as silent:
         assert silent.recv(1) == b""
     assert "fastfuse_requests_total" in scraped(scrape)
 

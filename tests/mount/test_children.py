@@ -85,7 +85,7 @@ def test_whether_a_child_has_ended_is_told_without_reaping_it() -> None:
     child = fork_child(signal.pause)
     assert not is_over_within(child, 0)
     os.kill(child, signal.SIGKILL)
-    assert is_over_within(child, 30)
+    assert is_over_within(child, 60)
     assert wait_child(child) == -signal.SIGKILL
 
 

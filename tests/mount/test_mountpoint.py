@@ -88,7 +88,7 @@ def answering(connection: FileIO, path: Path) -> Iterator[None]:
         yield
     finally:
         _libc.umount2(os.fsencode(path), _MNT_DETACH)
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 

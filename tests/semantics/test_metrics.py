@@ -17,7 +17,7 @@ class Scrape:
     def __init__(self, port: int) -> None:
         # Not `urlopen`: a proxy of the environment would be asked.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+        with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
             families = text_string_to_metric_families(reply.read().decode())
         self._samples = {
             (sample.name, *sample.labels.values()): int(sample.value)

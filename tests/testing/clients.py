@@ -15,7 +15,7 @@ __all__ = ["boto_client", "error_of", "http_get"]
 @contextmanager
 def boto_client(endpoint_url: str, *, region: str = "us-east-1", **options: Any) -> Iterator[Any]:  # noqa: ANN401
     """A boto3 S3 client that never retries."""
-    config = Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}, connect_timeout=5, read_timeout=5)
+    config = Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}, connect_timeout=60, read_timeout=60)
     client = boto3.client(
         "s3",
         endpoint_url=endpoint_url,
@@ -40,7 +40,7 @@ def http_get(
     endpoint_url: str, path: str, headers: dict[str, str] | None = None, method: str = "GET"
 ) -> tuple[http.client.HTTPResponse, bytes]:
     """One request on a connection of its own; `path` is sent as it is."""
-    connection = http.client.HTTPConnection(endpoint_url.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(endpoint_url.removeprefix("http://"), timeout=60)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()

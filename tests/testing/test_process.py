@@ -58,7 +58,7 @@ def test_a_signal_ends_the_command_with_its_workers(number: signal.Signals) -> N
     process, port = _start()
     with process:
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
 

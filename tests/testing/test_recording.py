@@ -86,9 +86,9 @@ def test_any_change_wakes_who_waits_for_it(change: str) -> None:
 
     waiter = threading.Thread(target=log.wait_until, args=(is_changed, 3600.0), daemon=True)
     waiter.start()
-    waiting.wait(10)
+    assert waiting.wait(60)
     changes[change]()
-    waiter.join(10)
+    waiter.join(60)
     assert not waiter.is_alive()
 
 

@@ -101,7 +101,7 @@ def test_a_request_is_in_the_log_when_its_reply_is_there(server: LoopbackServer)
 
 
 def test_one_connection_serves_many_requests(server: LoopbackServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for method in ("GET", "HEAD", "GET"):
         connection.request(method, "/data/key")
         response = connection.getresponse()
@@ -114,7 +114,7 @@ def test_one_connection_serves_many_requests(server: LoopbackServer) -> None:
 
 
 def test_a_connection_is_closed_after_the_reply_where_the_client_asks(server: LoopbackServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"HEAD /data/key HTTP/1.1\r\nConnection: close\r\n\r\n")
         reply = b"".join(iter(lambda: client.recv(65536), b""))
     assert reply.endswith(b"Connection: close\r\n\r\n")
@@ -166,7 +166,7 @@ def test_a_truncated_body_ends_early_in_good_order(server: LoopbackServer) -> No
 
 def test_a_stalled_body_goes_on_when_its_rule_is_removed(server: LoopbackServer) -> None:
     rule = server.faults.add(FaultRule(action=Stall(1000), times=1))
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/data/key")
     response = connection.getresponse()
     assert response.read(1000) == _DATA[:1000]
@@ -236,7 +236,7 @@ def test_a_client_that_leaves_early_is_recorded_with_what_it_took(server: Loopba
 
 
 def test_nonsense_closes_its_own_connection_only(server: LoopbackServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as nonsense:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as nonsense:
         nonsense.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert nonsense.recv(1) == b""
     assert http_get(server.endpoint_url, "/data/key")[1] == _DATA
@@ -252,7 +252,7 @@ def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
     server = LoopbackServer({"made": SyntheticObjects(count=1, size_bytes=1 << 40)})
     with server:
         server.faults.add(FaultRule(action=Stall(0), times=1))
-        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(4)]
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(4)]
         # One stalled by a fault, one that does not read, one idle, one in mid-request.
         clients[0].sendall(b"GET /made/0000 HTTP/1.1\r\n\r\n")
         server.wait_until(lambda now: now.in_flight == 1)

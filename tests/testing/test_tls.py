@@ -39,7 +39,7 @@ def server(certificate: TlsFiles, tmp_path: Path) -> Iterator[LoopbackServer]:
 
 def _get(server: LoopbackServer, certificate: TlsFiles, path: str) -> bytes:
     context = ssl.create_default_context(cafile=str(certificate.certificate))
-    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
     try:
         connection.request("GET", path, headers={"Range": "bytes=5-900000"})
         return connection.getresponse().read()
@@ -62,7 +62,7 @@ def test_a_connection_ends_under_tls_as_the_fault_says(
     server.faults.add(FaultRule(action=action))
     context = ssl.create_default_context(cafile=str(certificate.certificate))
     with (
-        socket.create_connection(("127.0.0.1", server.port), timeout=5) as plain,
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as plain,
         plain.dup() as below,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):

@@ -77,10 +77,15 @@ def run(
     verifies_checksums: bool = False,
     claim: DiskClaim | None = None,
     tell: Callable[[DownloadProgress], None] = lambda _: None,
+    deadline_s: float = 60.0,
 ) -> DownloadReport:
     """Download the channel in this process."""
     connection = ConnectionConfig(
-        endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False, force_path_style=True, deadline_s=5.0
+        endpoint_url=server.endpoint_url,
+        region="us-east-1",
+        sign_request=False,
+        force_path_style=True,
+        deadline_s=deadline_s,
     )
     fd = snapshot_fd(table)
     settings = settings_for(directory, verifies_checksums=verifies_checksums, claim=claim)

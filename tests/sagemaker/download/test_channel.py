@@ -234,7 +234,7 @@ def test_the_first_failure_names_its_key_and_the_next_run_goes_on(
 ) -> None:
     server.faults.add(FaultRule(action=action, operation="GetObject", key="large", skip=3))  # type: ignore[arg-type]
     with pytest.raises(kind, match="'large'"):
-        run(server, table_of(refs_of(objects)), tmp_path)
+        run(server, table_of(refs_of(objects)), tmp_path, deadline_s=5.0)
     assert not (tmp_path / "large").exists()
     server.faults.clear()
     server.clear_requests()

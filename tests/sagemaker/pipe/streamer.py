@@ -33,7 +33,7 @@ def main(
     **settings: Any,  # noqa: ANN401 - those of PipeSettings
 ) -> int:
     connection = ConnectionConfig(
-        endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True, deadline_s=5
+        endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True
     )
     fd = os.memfd_create("index")
     origin = IndexOrigin(kind=SourceKind(kind), attribute_names=tuple(attribute_names), allow_empty=True)
