@@ -102,6 +102,7 @@ LAYERS: Mapping[str, Row] = {
         "trio",
     ),
     "readahead.announced": row(),
+    "readahead.cached": row(),
     "readahead.delivered": row(),
     "readahead.listed": row(),
     "readahead.load": row(),
@@ -246,7 +247,7 @@ LAYERS: Mapping[str, Row] = {
 READS_ENVIRONMENT = {"cli", "cli_run", "config", "options"}
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("readahead.announced", "readahead.cursor", "readahead.delivered", "readahead.listed"),
+    *("readahead.announced", "readahead.cached", "readahead.cursor", "readahead.delivered", "readahead.listed"),
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.shuffled", "readahead.window"),
     *("inodes.columns", "inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),

@@ -9,6 +9,7 @@ from itertools import pairwise
 import trio
 
 from fastfuse.objects import ObjectRef
+from fastfuse.readahead.cached import CachedRanges
 
 __all__ = ["FileParts", "Part", "Shelf"]
 
@@ -23,8 +24,8 @@ class Part:
     """
 
     __slots__ = (
-        *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "readers", "room", "shelf"),
-        *("size_bytes", "start", "unread_bytes", "wanted_at_s"),
+        *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "losses", "readers", "room"),
+        *("shelf", "size_bytes", "start", "unread_bytes", "wanted_at_s"),
     )
 
     def __init__(
@@ -50,6 +51,8 @@ class Part:
         self.readers = 0
         # At zero everybody who wanted it has it, in the kernel's page cache. Reading twice counts twice: a hint.
         self.unread_bytes = end - start
+        # How many times the kernel had lost bytes of the file before: it may have lost these of an older part too.
+        self.losses = file.cached.losses
         # Which of the pool's orders of eviction it is in, if any.
         self.shelf: Shelf | None = None
 
@@ -104,8 +107,8 @@ class FileParts:
     """The parts of one file, held or on their way, by place. Invariant: they do not overlap."""
 
     __slots__ = (
-        *("_parts", "_starts", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_guess", "is_open"),
-        *("is_stale", "reads", "ref", "served_at_s", "waiting"),
+        *("_parts", "_starts", "cached", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_guess"),
+        *("is_open", "is_stale", "reads", "ref", "served_at_s", "waiting"),
     )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
@@ -113,6 +116,8 @@ class FileParts:
         self.ref = ref
         self._starts: list[int] = []
         self._parts: dict[int, Part] = {}
+        # What was read while the file was open, and is not held any more.
+        self.cached = CachedRanges()
         self.in_flight = 0
         self.demanded_in_flight = 0
         # Demanded parts that are not in flight yet, in the order of their reads.
@@ -173,7 +178,9 @@ class FileParts:
         assert 0 <= self.demanded_in_flight <= self.in_flight
 
     def remove(self, part: Part) -> None:
-        """Forget `part`; nothing happens if it is forgotten already."""
+        """Forget `part`, but for where it was if it was read; nothing happens if it is forgotten already."""
         if self._parts.get(part.start) is part:
+            if part.unread_bytes <= 0 and self.is_open and part.losses == self.cached.losses:
+                self.cached.add(part.start, part.end)
             del self._parts[part.start]
             del self._starts[bisect_right(self._starts, part.start) - 1]

@@ -211,12 +211,17 @@ class Stream:
 
     def _demand(self, cursor: Cursor, offset: int, end: int) -> None:
         """Start the fetches of what is missing in ``[offset, end)``."""
+        file = self.file
         while offset < end:
-            part = self.file.at(offset)
+            part = file.at(offset)
             if part is not None:
                 offset = part.end
                 continue
-            for start, part_end in self._window.demand(cursor, offset, end, self.file.gap(offset)):
+            gap = file.gap(offset)
+            if file.cached.overlaps(offset, min(end, gap[1])):  # the kernel has not kept what it was given
+                file.cached.lose()
+                self._window.restart_ahead()
+            for start, part_end in self._window.demand(cursor, offset, end, file.cached.clip(gap, offset)):
                 self._counts.demanded_parts += 1
                 self._fetches.start(self._fetch, self._pool.demand(self.file, start, part_end))
                 offset = part_end
@@ -231,7 +236,11 @@ class Stream:
         window = self._window
         while (wanted := window.next_ahead(cursor)) is not None:
             start, end = wanted
-            part = self.file.at(start) or self._start_ahead(start, end)
+            cached_end = self.file.cached.end_at(start)
+            if cached_end > start:
+                window.commanded(cursor, min(cached_end, end))
+                continue
+            part = self.file.at(start) or self._start_ahead(*self.file.cached.clip((start, end), start))
             if part is None:
                 return
             window.commanded(cursor, part.end)

@@ -203,8 +203,13 @@ class Window:
         return self._config.memory_limit_bytes if is_known else self._size - cursor.position
 
     def commanded(self, cursor: Cursor, until: int) -> None:
-        """Everything ahead of `cursor` up to `until` is held or on its way."""
+        """Everything ahead of `cursor` up to `until` is held, on its way, or not wanted: the kernel has it."""
         cursor.ahead_until = until
+
+    def restart_ahead(self) -> None:
+        """Look at everything ahead of every cursor again: the kernel does not have what was left out."""
+        for cursor in self._runs.values():
+            cursor.ahead_until = min(cursor.ahead_until, cursor.position)
 
     def forget(self) -> None:
         """After a failure: the next read starts clean, as the first one."""

@@ -10,6 +10,7 @@ import trio.testing
 from fastfuse.errors import StaleInodeError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.readahead.config import PAGE_BYTES
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -97,6 +98,28 @@ class ScriptedReader:
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
+
+
+def tensors(seed: int, size_bytes: int, largest_bytes: int) -> list[tuple[int, int]]:
+    """Ranges that make up a file of about `size_bytes`, in the order in which the keys of a checkpoint are read.
+
+    `torch.save` stores tensors in the order of their numbers as strings ("0", "1", "10", "100", "101", …), and
+    `torch.load(mmap=True)` leads to page faults in the order of the numbers.
+    """
+    chances = random.Random(seed)
+    sizes: list[int] = []
+    while sum(sizes) < size_bytes:
+        sizes.append(
+            chances.choice(
+                [PAGE_BYTES, PAGE_BYTES, 4 * PAGE_BYTES, largest_bytes // 16, largest_bytes // 2, largest_bytes]
+            )
+        )
+    ranges = {}
+    position = 0
+    for number in sorted(range(len(sizes)), key=str):
+        ranges[number] = (position, position + sizes[number])
+        position += sizes[number]
+    return [ranges[number] for number in range(len(sizes))]
 
 
 @asynccontextmanager

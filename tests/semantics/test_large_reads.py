@@ -2,8 +2,12 @@
 
 import errno
 import fcntl
+import hashlib
+import json
 import mmap
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +18,8 @@ import pytest
 from fastfuse.testing import FaultRule, Stall
 from tests.mount.waiting import wait_until
 from tests.mounting import fuse_connections
-from tests.semantics.places import block_bytes, direct_read, place
+from tests.readahead.readers import tensors
+from tests.semantics.places import block_bytes, direct_read, gets, place
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -47,6 +52,32 @@ def test_many_large_reads_that_wait_for_one_get_are_answered_although_no_other_r
         assert b"".join(reader.result(PATIENCE_S) for reader in readers) == data
         os.close(descriptor)
         assert here.server.statistics().requests["GetObject"] == 1
+
+
+# In a process of its own, as a page fault lets no thread of that process serve it.
+FAULTS = """
+import hashlib, json, mmap, sys
+ranges = json.load(sys.stdin)
+hashes = hashlib.sha256()
+with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+    for start, end in ranges:
+        hashes.update(mapping[start:end])
+print(hashes.hexdigest())
+"""
+
+
+def test_a_mapped_checkpoint_is_fetched_once_although_the_order_of_its_keys_is_not_the_order_in_the_file() -> None:
+    """D3"""
+    ranges = tensors(1, 128 * MIB, 6 * MIB)
+    data = block_bytes(1, max(end for _, end in ranges))
+    with place({"checkpoint": data}) as here:
+        command = [sys.executable, "-c", FAULTS, str(here.path / "checkpoint")]
+        read = subprocess.run(
+            command, input=json.dumps(ranges), capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
+        assert read.stdout.strip() == hashlib.sha256(b"".join(data[slice(*place)] for place in ranges)).hexdigest()
+        fetched_bytes = sum(record.range[1] - record.range[0] for record in gets(here.server) if record.range)
+    assert fetched_bytes <= 1.05 * len(data)
 
 
 def test_requests_of_all_kinds_among_large_reads_get_their_own_answers() -> None:

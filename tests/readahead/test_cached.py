@@ -1,0 +1,77 @@
+"""What the kernel has of a file, against the set of its pages."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.readahead.cached import CachedRanges
+
+PAGE = 4096
+# A long range has 32 pages.
+PAGES = 200
+additions = st.lists(st.tuples(st.integers(0, PAGES), st.integers(1, 60)), max_size=12)
+
+
+def pages_of(start: int, end: int) -> set[int]:
+    return set(range(start // PAGE, end // PAGE))
+
+
+def cached_of(added: list[tuple[int, int]]) -> tuple[CachedRanges, set[int]]:
+    ranges, pages = CachedRanges(), set[int]()
+    for page, count in added:
+        ranges.add(page * PAGE, (page + count) * PAGE)
+        pages |= set(range(page, page + count))
+    return ranges, pages
+
+
+@given(added=additions, page=st.integers(0, 2 * PAGES), count=st.integers(1, 60))
+def test_ranges_are_where_pages_were_added(added: list[tuple[int, int]], page: int, count: int) -> None:
+    ranges, pages = cached_of(added)
+    assert len(ranges) == sum(page - 1 not in pages for page in pages)
+    end = page
+    while end in pages:
+        end += 1
+    assert ranges.end_at(page * PAGE) == end * PAGE
+    assert ranges.overlaps(page * PAGE, (page + count) * PAGE) == bool(pages & {*range(page, page + count)})
+    ranges.lose()
+    assert len(ranges) == 0
+    assert ranges.end_at(page * PAGE) == page * PAGE
+
+
+@given(added=additions, page=st.integers(0, 2 * PAGES), before=st.integers(0, 60), after=st.integers(1, 60))
+def test_a_gap_ends_at_a_long_range_and_not_within_a_short_one(
+    added: list[tuple[int, int]], page: int, before: int, after: int
+) -> None:
+    ranges, pages = cached_of(added)
+    if page in pages:
+        return
+    gap = max(0, page - before) * PAGE, (page + after) * PAGE
+    start, end = ranges.clip(gap, page * PAGE)
+    assert gap[0] <= start <= page * PAGE < end <= gap[1]
+    assert not pages_of(start, page * PAGE) & pages
+    assert start == gap[0] or start // PAGE - 1 in pages
+    assert end == gap[1] or end // PAGE in pages
+    # A range within the gap is left in it if it is short.
+    for place in pages_of(page * PAGE, end) & pages:
+        first = last = place
+        while first - 1 in pages:
+            first -= 1
+        while last in pages:
+            last += 1
+        assert last - first < 32
+        assert last * PAGE < end
+
+
+def test_short_ranges_are_forgotten_when_there_are_many() -> None:
+    ranges = CachedRanges()
+    ranges.add(0, 64 * PAGE)
+    for number in range(10_000):
+        ranges.add((100 + 2 * number) * PAGE, (101 + 2 * number) * PAGE)
+        assert len(ranges) <= 1024
+    assert ranges.end_at(0) == 64 * PAGE
+
+
+def test_there_are_never_too_many_long_ranges() -> None:
+    ranges = CachedRanges()
+    for number in range(10_000):
+        ranges.add(100 * number * PAGE, (100 * number + 50) * PAGE)
+        assert len(ranges) <= 1024

@@ -1,0 +1,113 @@
+"""Readers that jump about in one file, through the kernel's page cache and past it."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fastfuse.objects import ObjectRef
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from tests.readahead.readers import KIB, MIB, ScriptedReader, content, listed, running, tensors
+from tests.readahead.simulation import SimulatedService, simulated
+
+PAGE = 4 * KIB
+
+
+class PageCache:
+    """The pages of one file that the kernel has. A fault asks for the pages around it that are missing."""
+
+    def __init__(self, engine: ReadEngine, ref: ObjectRef, around_bytes: int) -> None:
+        self.engine = engine
+        self.ref = ref
+        self.around_pages = around_bytes // PAGE
+        self.pages: set[int] = set()
+
+    async def touch(self, start: int, end: int) -> None:
+        for page in range(start // PAGE, -(-end // PAGE)):
+            if page not in self.pages:
+                await self._fault(page)
+
+    async def _fault(self, page: int) -> None:
+        first = max(0, page - self.around_pages // 2)
+        for start, end in self._missing(first, first + self.around_pages):
+            await self.engine.read(1, self.ref, start * PAGE, (end - start) * PAGE)
+            self.pages |= {*range(start, end)}
+
+    def _missing(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Requests of 1 MiB at most."""
+        last = min(last, -(-self.ref.size_bytes // PAGE))
+        start = first
+        while start < last:
+            if start in self.pages:
+                start += 1
+                continue
+            end = start
+            while end < min(last, start + MIB // PAGE) and end not in self.pages:
+                end += 1
+            yield start, end
+            start = end
+
+
+@pytest.mark.parametrize("around_bytes", [128 * KIB, 4 * MIB])
+@pytest.mark.parametrize("memory_target_bytes", [256 * MIB, 1024 * MIB])
+async def test_a_checkpoint_read_in_the_order_of_its_keys_is_fetched_once(
+    autojump_clock: MockClock, memory_target_bytes: int, around_bytes: int
+) -> None:
+    ranges = tensors(1, 256 * MIB, 8 * MIB)
+    ref = listed("checkpoint", max(end for _, end in ranges))
+    config = ReadaheadConfig.within(memory_target_bytes, part_size_bytes=8 * MIB, max_parts_in_flight=64)
+    service = SimulatedService()
+    async with simulated(service, config) as (engine, usage):
+        cache = PageCache(engine, ref, around_bytes)
+        for start, end in ranges:
+            await cache.touch(start, end)
+            await trio.sleep((end - start) / 1e9)
+        engine.check_invariants()
+    assert service.fetched_bytes <= 1.05 * ref.size_bytes
+    assert usage.most_bytes <= config.memory_limit_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_the_kernel_keeps_is_fetched_once_in_any_order(autojump_clock: MockClock, seed: int) -> None:
+    ranges = tensors(seed, 128 * MIB, 8 * MIB)
+    ref = listed("checkpoint", max(end for _, end in ranges))
+    random.Random(seed).shuffle(ranges)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=64 * MIB)) as (engine, _):
+        cache = PageCache(engine, ref, MIB)
+        for start, end in ranges:
+            await cache.touch(start, end)
+        engine.check_invariants()
+    assert service.fetched_bytes <= 1.05 * ref.size_bytes
+
+
+async def test_what_the_kernel_has_dropped_is_read_ahead_again(autojump_clock: MockClock) -> None:
+    """Twice through a file past the page cache: the second time as fast as the first."""
+    ref = listed("file", 512 * MIB)
+    times_s = []
+    async with simulated(SimulatedService(), ReadaheadConfig()) as (engine, _):
+        for _ in range(2):
+            began_s = trio.current_time()
+            for offset in range(0, ref.size_bytes, MIB):
+                await engine.read(1, ref, offset, MIB)
+                await trio.sleep(MIB / 500e6)
+            times_s.append(trio.current_time() - began_s)
+    assert times_s[1] <= 1.05 * times_s[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_every_order_of_reads_gets_its_bytes_while_the_kernel_drops_pages(seed: int) -> None:
+    chances = random.Random(seed)
+    ref = listed("file", 4 * MIB)
+    data = content(ref)
+    async with running(ScriptedReader()) as engine:
+        offset = 0
+        for _ in range(400):
+            if chances.random() < 0.2:
+                offset = chances.randrange(ref.size_bytes)
+            size_bytes = chances.choice([PAGE, 16 * KIB, 60 * KIB])
+            assert await engine.read(1, ref, offset, size_bytes) == data[offset : offset + size_bytes]
+            offset = (offset + size_bytes) % ref.size_bytes
+            engine.check_invariants()
