@@ -43,8 +43,7 @@ def run(
             envvar="FASTFUSE_JOB",
             metavar="FILE",
             rich_help_panel=_JOB,
-            help="A CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array, as JSON in "
-            "AWS's spelling; or a TOML file.",
+            help="A CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array, as JSON.",
         ),
     ] = None,
     channel: Annotated[

@@ -1,4 +1,4 @@
-"""A job description as a file: JSON or TOML, read with suspicion, with the place of each field for errors.
+"""A job description as a file: JSON, read with suspicion, with the place of each field for errors.
 
 Whoever writes the file may be anybody: its size, its nesting, its encoding and its numbers are checked here, and what
 comes out are plain dictionaries, lists, texts and numbers.
@@ -6,7 +6,6 @@ comes out are plain dictionaries, lists, texts and numbers.
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["Document", "FieldError", "FieldPath", "Tree", "read_bytes", "read_json", "read_toml"]
+__all__ = ["Document", "FieldError", "FieldPath", "Tree", "read_bytes", "read_json"]
 
 # The largest request that SageMaker takes is far smaller: 100 hyperparameters of 2500 characters, 20 channels.
 MAX_BYTES: Final = 4 << 20
@@ -25,7 +24,6 @@ MAX_VALUES: Final = 100_000
 # More digits than any number of the API has; Python refuses to convert thousands of them.
 _MAX_DIGITS: Final = 40
 
-_TOML_PLACE: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 Tree = object
@@ -43,15 +41,15 @@ class FieldError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`name` is the file's, for errors; `text` is empty where no places are known."""
+    """`name` is the file's, for errors."""
 
     name: str
     tree: Tree
-    text: str = ""
+    text: str
 
     def place(self, path: FieldPath) -> str:
-        """``FILE:LINE:COLUMN`` where the field is named, or as much of that as is known."""
-        return f"{self.name}:{_line_and_column(self.text, _offset(self.text, path))}" if self.text else self.name
+        """Return ``FILE:LINE:COLUMN`` where the field is named."""
+        return f"{self.name}:{_line_and_column(self.text, _offset(self.text, path))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +106,6 @@ def read_json(data: bytes, name: str) -> Document:
             where, message = problem
             raise ConfigurationError(f"{document.place(where)}: {message}", hint=_JSON_HINT)
     return document
-
-
-def read_toml(data: bytes, name: str) -> Document:
-    """The TOML document in `data`.
-
-    Raises:
-        ConfigurationError: not UTF-8 or not TOML (with line and column), nested too deeply.
-    """
-    try:
-        tree = tomllib.loads(_decoded(data, name))
-    except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        found = _TOML_PLACE.search(message)
-        place = f"{name}:{found[1]}:{found[2]}" if found else name
-        raise ConfigurationError(f"{place}: not TOML: {_TOML_PLACE.sub('', message)}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: a number with thousands of digits
-        what = "nested too deeply for" if isinstance(error, RecursionError) else "a number too long for"
-        raise ConfigurationError(f"{name}: {what} a job description") from error
-    for path, _ in _walk(name, tree):
-        if len(path) > MAX_DEPTH:
-            raise ConfigurationError(f"{name}: nested too deeply for a job description")
-    return Document(name, tree)
 
 
 _JSON_HINT: Final = "the file is a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_bytes, read_json, read_toml
+from fastfuse.sagemaker.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_bytes, read_json
 from fastfuse.sagemaker.job import parse_json_job
 
 
@@ -53,8 +53,6 @@ def test_more_values_than_any_description_has_are_refused() -> None:
     for more in (data.replace(b"1]", b"1,1]"), data.replace(b"1]}", b'1], "b": 2}')):
         with pytest.raises(ConfigurationError, match=r"job\.json: has more than 100000 values"):
             read_json(more, "job.json")
-    with pytest.raises(ConfigurationError, match=r"job\.toml: has more than 100000 values"):
-        read_toml(b"a = [" + b"1," * MAX_VALUES + b"]", "job.toml")
 
 
 def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
@@ -74,24 +72,6 @@ def test_a_nesting_just_deep_enough_is_read() -> None:
 
 def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
     assert read_json(b'\xef\xbb\xbf{"a": 1}', "job.json").tree == {"a": 1}
-    assert read_toml(b"\xef\xbb\xbfa = 1\r\n", "job.toml").tree == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"a = \n", r"job\.toml:1:5: not TOML: Invalid value"),
-        (b"a = 1\na = 2\n", r"job\.toml:2:6: not TOML: Cannot overwrite a value"),
-        (b"[a\n", r"job\.toml:1:3: not TOML: "),
-        (b"a = " + b"[" * 100_000, r"job\.toml: nested too deeply"),
-        (b"a = " + b"[" * 65 + b"]" * 65, r"job\.toml: nested too deeply"),
-        (b"a = " + b"1" * 5000, r"job\.toml: a number too long"),
-        (b"a = '\xff'", r"job\.toml:1:6: not UTF-8"),
-    ],
-)
-def test_what_is_not_toml_is_refused(data: bytes, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        read_toml(data, "job.toml")
 
 
 values = st.recursive(
@@ -125,9 +105,8 @@ def test_every_value_has_its_place(tree: object, indent: int | None, data: st.Da
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_more_than_a_refusal(data: bytes) -> None:
-    for read in (read_json, read_toml):
-        with suppress(ConfigurationError):
-            read(data, "job")
+    with suppress(ConfigurationError):
+        read_json(data, "job")
 
 
 def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
