@@ -420,6 +420,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "fastfuse")
         message, hint, exit_code = error.format_message(), f"see '{command} --help'", ConfigurationError.exit_code
+    except BaseExceptionGroup as group:
+        # Ctrl-C in a run of trio: typer knows a KeyboardInterrupt that stands alone only.
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        return _INTERRUPTED
     sys.stderr.write(log.error_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words)) + "\n")
     return exit_code
 

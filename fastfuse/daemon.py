@@ -5,6 +5,7 @@ start, not from readiness on: whatever it forks before that would keep the calle
 Until it is ready its lines go to the parent's stderr through a pipe; a NUL ends them.
 """
 
+import io
 import logging
 import os
 import select
@@ -65,6 +66,9 @@ def open_standard_streams() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    # Python does so for standard error: a name that the terminal's encoding does not have must not end a command.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def fork() -> Startup:

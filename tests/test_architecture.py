@@ -37,6 +37,7 @@ LAYERS: Mapping[str, Row] = {
     "objects": row(),
     "sizes": row("errors"),
     "notify": row(),
+    "terminal": row("", "rich"),
     "cgroup": row(),
     "daemon": row(),
     "fstab": row("errors"),
@@ -90,7 +91,7 @@ LAYERS: Mapping[str, Row] = {
     # An index, wherever it comes from; nothing here knows of FUSE.
     "indexing.origin": row("sources.shard sources.uri"),
     "indexing.files": row(),
-    "indexing.progress": row("listing.sweep sources.uri", "rich"),
+    "indexing.progress": row("listing.sweep sources.uri terminal", "rich"),
     "indexing.summary": row("inodes.columns inodes.table inodes.totals listing.snapshot sizes", "numpy rich"),
     "indexing.command": row(
         "indexing.make indexing.origin indexing.saved indexing.summary listing.snapshot sizes sources.uri store.base",
@@ -202,7 +203,7 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.budget": row("config errors sagemaker.channel sizes"),
     "sagemaker.usage": row("sizes"),
     "sagemaker.lines": row(),
-    "sagemaker.phases": row("sizes", "rich"),
+    "sagemaker.phases": row("sizes terminal", "rich"),
     "sagemaker.settings": row("indexing.origin sagemaker.channel sagemaker.files store.base"),
     "sagemaker.claim": row("errors sagemaker.files"),
     "sagemaker.command": row("errors mount.children"),
@@ -226,7 +227,8 @@ LAYERS: Mapping[str, Row] = {
     "options": row("config indexing.origin log store.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(
-        "config demo.* errors mount.mountpoint sizes store.base testing.*", "google_crc32c numpy prometheus_client rich"
+        "config demo.* errors mount.mountpoint sizes store.base terminal testing.*",
+        "google_crc32c numpy prometheus_client rich",
     ),
     # For training scripts: nothing but the standard library, far down.
     "hints": row("errors mount.hint_wire mount.mountpoint mount.sockets"),

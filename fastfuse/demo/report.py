@@ -1,15 +1,15 @@
 """What the demo says: steps as they happen, and a table at the end."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fastfuse.demo.reading import Pass
 from fastfuse.sizes import MIB, format_size
+from fastfuse.terminal import can_redraw
 
 __all__ = ["Reporter"]
 
@@ -27,7 +27,8 @@ class Reporter:
     def step(self, text: str) -> Iterator[None]:
         """Say what is being done; on a terminal with a spinner until it is done."""
         self.say(f"==> {text}", style="bold")
-        with self._console.status("working"):
+        # "line": not every encoding has the characters of the other spinners.
+        with self._console.status("working", spinner="line") if can_redraw(self._console) else nullcontext():
             yield
 
     def say(self, text: str, style: str = "") -> None:
@@ -36,7 +37,7 @@ class Reporter:
 
     def table(self, rows: Sequence[tuple[str, Pass, int]]) -> None:
         """A row per pass: what it was, how it went, and how many GETs it took."""
-        table = Table(box=box.SIMPLE_HEAD if self._console.is_terminal else None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         table.add_column("")
         for heading in ("readers", "files", "MB", "seconds", "MB/s", "files/s", "first byte", "GETs"):
             table.add_column(heading, justify="right")

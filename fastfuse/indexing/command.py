@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from fastfuse.indexing.make import make_index
 from fastfuse.indexing.origin import IndexOrigin
@@ -40,11 +41,11 @@ def run(
             store_index(output, connection, fd)
             written = f"wrote {output}: {report}, {format_size(os.fstat(fd).st_size)}"
             # Standard output is the summary's.
-            Console(stderr=True).print(written, markup=False, highlight=False, soft_wrap=True)
+            Console(stderr=True).print(Text(written), soft_wrap=True)
         if summary:
             found = summarise(open_snapshot(fd))
             if as_json:
-                console.print_json(json.dumps(found.as_json()))
+                console.print_json(json.dumps(found.as_json()), ensure_ascii=True)
             else:
                 console.print(found.render())
     finally:

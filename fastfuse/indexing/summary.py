@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
-from rich.markup import escape
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from fastfuse.inodes.columns import are_made, are_objects
 from fastfuse.inodes.table import InodeTable
@@ -64,7 +64,7 @@ class Summary:
         """For a terminal."""
         rates = Table(box=None, show_header=False)
         for name, value in (
-            ("source", escape(self.source)),
+            ("source", self.source),
             ("listed", self.listed_at),
             ("objects", f"{self.objects:,}"),
             *([("made files", f"{self.made_files:,}")] if self.made_files else []),
@@ -72,7 +72,7 @@ class Summary:
             ("bytes", f"{self.total_bytes:,} ({format_size(self.total_bytes)})"),
             *((f"  {name}", f"{count:,} objects") for name, count in self.storage_classes.items()),
         ):
-            rates.add_row(name, value)
+            rates.add_row(name, Text(value))
         return Group(rates, "", self._size_table(), "", self._directory_table(), *self._refused_table())
 
     def _size_table(self) -> Table:
@@ -89,7 +89,7 @@ class Summary:
         for heading in ("files", "bytes"):
             table.add_column(heading, justify="right")
         for directory in self.largest_directories:
-            table.add_row(escape(directory.path), f"{directory.files:,}", format_size(directory.total_bytes))
+            table.add_row(Text(directory.path), f"{directory.files:,}", format_size(directory.total_bytes))
         return table
 
     def _refused_table(self) -> list[RenderableType]:
@@ -99,7 +99,7 @@ class Summary:
         table.add_column("keys", justify="right")
         for reason, count in self.refused.items():
             table.add_row(reason, f"{count:,}")
-        examples = [Console().render_str(f"  {escape(key)}: {reason}") for key, reason in self.refused_examples]
+        examples = [Text(f"  {key}: {reason}") for key, reason in self.refused_examples]
         return ["", table, *examples]
 
 

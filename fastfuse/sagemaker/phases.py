@@ -16,8 +16,10 @@ from enum import StrEnum
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.text import Text
 
 from fastfuse.sizes import format_size
+from fastfuse.terminal import can_redraw
 
 __all__ = ["Phase", "Phases"]
 
@@ -78,7 +80,7 @@ class Phases:
 
     def download(self, channel: str, done_bytes: int, total_bytes: int) -> None:
         """How far a download is."""
-        if not self._is_json and sys.stderr.isatty():
+        if not self._is_json and can_redraw(Console(stderr=True)):
             self._draw(channel, done_bytes, total_bytes)
             return
         now_s = time.monotonic()
@@ -113,7 +115,7 @@ class Phases:
 
     def _write(self, line: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(Text(line), soft_wrap=True)
         else:
             with suppress(OSError):  # the terminal is gone; the job is not
                 sys.stderr.write(line + "\n")

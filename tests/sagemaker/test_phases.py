@@ -1,11 +1,39 @@
 import json
 import logging
+import os
 import re
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from fastfuse.log import JsonFormatter
+from fastfuse.sagemaker import phases as module
 from fastfuse.sagemaker.phases import Phase, Phases
+
+
+@contextmanager
+def stderr_on_terminal(monkeypatch: pytest.MonkeyPatch, kind: str) -> Iterator[int]:
+    """Make standard error a terminal of this kind, of which the descriptor is the other end."""
+    fd, stderr_fd = os.openpty()
+    # Not in a fixture: between one and the test pytest sets its own stream.
+    with os.fdopen(stderr_fd, "w", buffering=1) as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        patch.setenv("TERM", kind)
+        yield fd
+    os.close(fd)
+
+
+def read_until(fd: int, text: bytes) -> bytes:
+    """Return what is written up to `text`, which has been written already."""
+    found = b""
+    while text not in found:
+        readable, _, _ = select.select([fd], [], [], 10)
+        assert readable, found
+        found += os.read(fd, 4096)
+    return found
 
 
 def test_lines_have_time_phase_and_text_and_the_end_has_the_seconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,3 +77,21 @@ def test_without_a_terminal_a_download_is_told_seldom(capsys: pytest.CaptureFixt
     for done_bytes in range(100):
         phases.download("train", done_bytes, 100)
     assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_that_cannot_redraw_a_download_is_told_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LINE_EVERY_S", 0)
+    phases = Phases(is_json=False)
+    with stderr_on_terminal(monkeypatch, "dumb") as fd:
+        phases.enter(Phase.DOWNLOADING, "x")
+        phases.download("train", 50, 100)
+        read_until(fd, b" Downloading - train: 50 B of 100 B (50%)\r\n")
+
+
+def test_the_lines_of_channels_stay_as_they_are_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = Phases(is_json=False)
+    with stderr_on_terminal(monkeypatch, "xterm") as fd:
+        phases.download("train", 50, 100)
+        phases.relay(b"key :dog:[bold]")
+        phases.finish_bar()
+        assert b"train " in read_until(fd, b"\x1b[2Kkey :dog:[bold]\r\n")

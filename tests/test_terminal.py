@@ -1,0 +1,218 @@
+"""Every command on a terminal, from its start to its end: what it draws, at which width, and its exit code."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from fastfuse.testing.config import Pace
+from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.terminals import finished_on_terminal, lines_on_screen, terminal
+
+URI = "s3://bucket/train"
+OBJECTS = {f"train/d/{at}": b"x" for at in range(2000)} | {"train/bad//name": b"", "train/:dog:[bold]/ü": bytes(3000)}
+PLAIN: Mapping[str, str] = {}
+NO_COLOR = {"NO_COLOR": "1"}
+FORCE_COLOR = {"FORCE_COLOR": "1"}
+DUMB = {"TERM": "dumb"}
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+# As the log has it: at the beginning of a line.
+_WARNING = re.compile(r"^\S+Z WARNING fastfuse\.listing\.acceptance: left out: key b'train/bad//name' has .* segment$")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as server:
+        yield server
+
+
+def connection(server: LoopbackServer) -> list[str]:
+    return ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
+
+
+def assert_sane(output: str, settings: Mapping[str, str]) -> None:
+    assert "Traceback" not in output
+    if settings.get("TERM") == "dumb":
+        assert "\x1b" not in output
+    if "NO_COLOR" in settings:
+        # Bold (1), dim (2) and their end (0) are no colours.
+        assert {each for found in re.findall(r"\x1b\[([0-9;]*)m", output) for each in found.split(";")} <= {
+            "0",
+            "1",
+            "2",
+        }
+    assert output.count(_HIDE_CURSOR) <= output.count(_SHOW_CURSOR)
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings"),
+    [(80, PLAIN), (200, FORCE_COLOR), (80, NO_COLOR), (80, DUMB)],
+    ids=["80", "200-FORCE_COLOR", "80-NO_COLOR", "80-dumb"],
+)
+def test_an_index_is_made_and_summed_up(
+    server: LoopbackServer, tmp_path: Path, columns: int, settings: Mapping[str, str]
+) -> None:
+    output = tmp_path / ":dog:"
+    words = ["index", URI, "-o", str(output), "--summary", *connection(server)]
+    code, text = finished_on_terminal(*words, columns=columns, settings=settings)
+    assert code == 0, text
+    assert_sane(text, settings)
+    lines = lines_on_screen(text)
+    [warning] = [line for line in lines if "WARNING" in line]
+    assert _WARNING.match(warning)
+    assert sum(line.startswith(f"wrote {output}: 2,001 objects") for line in lines) == 1
+    assert any(line.startswith(" /:dog:[bold]/ ") for line in lines)
+    drawn = [line for line in lines if "requests in flight" in line]
+    assert bool(drawn) == (settings != DUMB)
+    assert all(re.match(r"\d+ s: [\d,]+ objects \(about \d+%\), [\d,]+/s, \d+ requests in flight", at) for at in drawn)
+    # Nothing is wrapped but the log and the one line that names a file of any length.
+    assert max(len(line) for line in lines if line != warning and "wrote" not in line) <= columns
+    if columns == 200:
+        assert any(line.endswith(f" throttled, {URI}") for line in drawn)
+
+
+def test_the_objects_of_a_list_of_keys_are_counted(server: LoopbackServer, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("train/d/1\ntrain/d/2\n")
+    words = ["index", URI, "--keys-from", str(tmp_path / "keys"), "--summary", *connection(server)]
+    code, text = finished_on_terminal(*words)
+    assert code == 0, text
+    assert_sane(text, PLAIN)
+    assert any(re.fullmatch(r" objects +2 +", line) for line in lines_on_screen(text))
+
+
+def test_a_name_that_the_terminal_has_no_letters_for_is_escaped() -> None:
+    settings = {"PYTHONIOENCODING": "ascii"}
+    with LoopbackServer({"bucket": MemoryObjects({"train/ü/a": b"a"})}) as server:
+        words = ["index", URI, "--summary", *connection(server)]
+        code, text = finished_on_terminal(*words, settings=settings)
+        assert code == 0, text
+        assert " /\\xfc/ " in text
+        done = run_fastfuse(*words, "--json", environment={**ENVIRONMENT, **settings})
+    assert json.loads(done.stdout)["largest_directories"][0]["path"] == "/ü/"
+
+
+def test_where_there_is_no_terminal_colours_are_written_and_no_bar(server: LoopbackServer) -> None:
+    environment = {**ENVIRONMENT, "TERM": "xterm", **FORCE_COLOR}
+    done = run_fastfuse("index", URI, "--summary", *connection(server), environment=environment)
+    assert done.returncode == 0
+    assert "\x1b[1m" in done.stdout
+    assert "\x1b" not in done.stderr
+
+
+def test_an_interrupted_index_leaves_no_traceback_and_a_cursor(server: LoopbackServer) -> None:
+    # The first page comes at once, and no other.
+    objects = MemoryObjects({f"train/{at}": b"" for at in range(3000)})
+    with (
+        LoopbackServer({"bucket": objects}, ServerConfig(pace=Pace(list_delay_s=0.5))) as slow,
+        terminal("index", URI, "--summary", *connection(slow)) as index,
+    ):
+        index.read_until("1,000 objects")
+        index.interrupt()
+        assert index.finished() == 130
+    assert_sane(index.output, PLAIN)
+    assert "CRITICAL" not in index.output
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("settings", [PLAIN, DUMB | NO_COLOR], ids=["plain", "dumb"])
+def test_a_mount_is_served_refreshed_hinted_and_unmounted(
+    server: LoopbackServer, tmp_path: Path, settings: Mapping[str, str]
+) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    (tmp_path / "paths").write_text("d/1\n")
+    with terminal("mount", URI, str(place), *connection(server), settings=settings) as mount:
+        mount.read_until(f"mounted {URI} at {place}")
+        assert len(os.listdir(place / "d")) == 2000
+        for words, told in (
+            (["refresh", str(place)], "0 added, 0 removed, 0 replaced; 2,001 objects now, "),
+            (["hint", str(place), "--file", str(tmp_path / "paths")], ""),
+            (["unmount", str(place)], f"unmounted {place}\r\n"),
+        ):
+            code, text = finished_on_terminal(*words, settings=settings)
+            assert (code, text[: len(told)]) == (0, told)
+            assert "\x1b" not in text
+        assert mount.finished() == 0, mount.output
+    assert find_mount(place) is None
+    assert_sane(mount.output, settings)
+    lines = lines_on_screen(mount.output)
+    assert any(_WARNING.match(line) for line in lines)
+    # The lister is killed where the mount is: it must not have hidden the cursor.
+    assert _HIDE_CURSOR not in mount.output
+    drawn = [line for line in lines if line.startswith(("0 s:", "1 s:"))]
+    assert bool(drawn) == (settings == PLAIN)
+    assert max(map(len, drawn), default=0) <= 80
+
+
+@pytest.mark.fuse
+def test_a_daemon_returns_to_its_terminal(server: LoopbackServer, tmp_path: Path) -> None:
+    code, text = finished_on_terminal("mount", URI, str(tmp_path), "--daemon", *connection(server))
+    assert code == 0, text
+    assert_sane(text, PLAIN)
+    assert "\x1b" not in text
+    assert finished_on_terminal("unmount", str(tmp_path)) == (0, f"unmounted {tmp_path}\r\n")
+
+
+@pytest.mark.parametrize("settings", [PLAIN, DUMB | NO_COLOR], ids=["plain", "dumb"])
+def test_a_job_downloads_and_runs_its_command(
+    server: LoopbackServer, tmp_path: Path, settings: Mapping[str, str]
+) -> None:
+    channel = f"a-channel-of-twenty-six-le={URI},mode=File"
+    words = ["run", "--base-dir", str(tmp_path), "--channel", channel, *connection(server), "--", "tty"]
+    code, text = finished_on_terminal(*words, settings=settings)
+    assert code == 0, text
+    assert_sane(text, settings)
+    lines = lines_on_screen(text)
+    assert any(line.startswith("/dev/pts/") for line in lines)
+    drawn = [line for line in lines if line.startswith("a-channel-of-twenty-six-le ")]
+    assert bool(drawn) == (settings == PLAIN)
+    assert max(map(len, drawn), default=0) <= 80
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("settings", [{"PYTHONIOENCODING": "latin-1"}, DUMB], ids=["latin-1", "dumb"])
+def test_the_demo_fits_into_eighty_columns(tmp_path: Path, settings: Mapping[str, str]) -> None:
+    words = ["demo", "--shards", "2", "--shard-size", "9MiB", "--small-files", "5", "--small-file-size", "10KiB"]
+    code, text = finished_on_terminal(*words, settings={"TMPDIR": str(tmp_path), **settings})
+    assert code == 0, text
+    assert_sane(text, settings)
+    lines = lines_on_screen(text)
+    [head] = [line for line in lines if "readers" in line and "first byte" in line]
+    rows = [line for line in lines if re.match(r"(one shard|other shards|small files|all again) +\d", line)]
+    assert len(rows) == 4
+    assert {len(line.rstrip()) for line in (head, *rows)} == {len(head.rstrip())}
+    assert len(head) <= 80
+
+
+@pytest.mark.parametrize("command", ["", "mount", "run"])
+def test_help_is_as_wide_as_the_terminal_and_plain_where_that_is_dumb(command: str) -> None:
+    words = [command, "--help"] if command else ["--help"]
+    code, text = finished_on_terminal(*words, settings=DUMB | NO_COLOR)
+    assert (code, "\x1b" in text) == (0, False)
+    lines = lines_on_screen(text)
+    assert len(max(lines, key=len)) == 80
+    assert any(line.startswith(f" Usage: {' '.join(['fastfuse', command]).strip()} ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ((), 2, "fastfuse [OPTIONS] COMMAND"),
+        (("version",), 0, "fastfuse "),
+        (("nonsense",), 2, "fastfuse: error: No such command 'nonsense'.\r\nhint: see 'fastfuse --help'\r\n"),
+        (("mount",), 2, "fastfuse: error: Missing argument 'S3_URI'.\r\nhint: see 'fastfuse mount --help'\r\n"),
+        (("unmount", "/nowhere"), 5, "fastfuse: error: nothing is mounted at /nowhere\r\nhint: "),
+        (("refresh", "/tmp"), 5, "fastfuse: error: nothing of fastfuse is mounted at /tmp\r\nhint: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_results_and_errors_are_plain_lines(words: tuple[str, ...], code: int, told: str) -> None:
+    found, text = finished_on_terminal(*words, settings=NO_COLOR)
+    assert found == code
+    assert_sane(text, NO_COLOR)
+    assert told in text
