@@ -1,8 +1,8 @@
 """Which bytes of one open file the kernel's page cache most likely has: readers have read them, the pool let them go.
 
 A reader that jumps back and forth comes with its window to places that were read before. The kernel does not ask for
-them again, so nobody would read what was fetched there. If it does ask for one of them, it does not keep what it gets
-(a file larger than the page cache, or a reader past it), and all of them are forgotten: it has lost them. Pure.
+them again, so nobody would read what was fetched there. If it does ask for more than single pages of them, it does not
+keep what it gets (a file larger than the page cache, or a reader past it), and all of them are forgotten. Pure.
 """
 
 from bisect import bisect_right
@@ -13,15 +13,20 @@ __all__ = ["CachedRanges"]
 _MAX_RANGES = 1024
 # Readahead goes around a range of so much, the kernel's default request, but does not make two GETs of one for less.
 _LONG_BYTES = 128 << 10
+# The kernel drops single pages here and there when memory is short, and `drop_caches` drops those that nobody has
+# mapped. A reader that comes back for the whole file asks for more than this with its first GET.
+_MAX_LOST_BYTES = 128 << 10
 
 
 class CachedRanges:
     """Ranges of one file, in order. Invariant: they are not empty and do not touch."""
 
-    __slots__ = ("_ends", "_starts", "losses")
+    __slots__ = ("_ends", "_lost_bytes", "_starts", "losses")
 
     def __init__(self) -> None:
-        # How many times the kernel asked again for what it was given.
+        # What was fetched again since the ranges were forgotten last.
+        self._lost_bytes = 0
+        # How many times they were forgotten because the kernel does not keep them.
         self.losses = 0
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -65,11 +70,16 @@ class CachedRanges:
         index = self._first_after(start)
         return index < len(self) and self._starts[index] < end
 
-    def lose(self) -> None:
-        """Forget all ranges: the kernel does not keep them."""
+    def lose(self, size_bytes: int) -> bool:
+        """Note that so much is fetched again. Return whether it is too much: then all ranges are forgotten."""
+        self._lost_bytes += size_bytes
+        if self._lost_bytes < _MAX_LOST_BYTES:
+            return False
+        self._lost_bytes = 0
         self.losses += 1
         self._starts.clear()
         self._ends.clear()
+        return True
 
     def _first_after(self, offset: int) -> int:
         """Return the index of the first range that ends after `offset`."""

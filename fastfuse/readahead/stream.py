@@ -9,7 +9,7 @@ import trio
 
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.config import ReadaheadConfig
+from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.pace import ServicePace
@@ -217,14 +217,15 @@ class Stream:
             if part is not None:
                 offset = part.end
                 continue
-            gap = file.gap(offset)
-            if file.cached.overlaps(offset, min(end, gap[1])):  # the kernel has not kept what it was given
-                file.cached.lose()
-                self._window.restart_ahead()
-            for start, part_end in self._window.demand(cursor, offset, end, file.cached.clip(gap, offset)):
+            gap, first = file.gap(offset), offset
+            is_lost = file.cached.overlaps(offset, min(end, gap[1]))
+            gap = (max(gap[0], offset - offset % PAGE_BYTES), gap[1]) if is_lost else file.cached.clip(gap, offset)
+            for start, part_end in self._window.demand(cursor, offset, end, gap):
                 self._counts.demanded_parts += 1
-                self._fetches.start(self._fetch, self._pool.demand(self.file, start, part_end))
+                self._fetches.start(self._fetch, self._pool.demand(file, start, part_end))
                 offset = part_end
+            if is_lost and file.cached.lose(offset - first):
+                self._window.restart_ahead()
 
     def _resize(self) -> None:
         share = self._pool.share

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.readahead.cached import CachedRanges
+from tests.readahead.readers import KIB
 
-PAGE = 4096
+PAGE = 4 * KIB
 # A long range has 32 pages.
 PAGES = 200
 additions = st.lists(st.tuples(st.integers(0, PAGES), st.integers(1, 60)), max_size=12)
@@ -32,7 +33,7 @@ def test_ranges_are_where_pages_were_added(added: list[tuple[int, int]], page: i
         end += 1
     assert ranges.end_at(page * PAGE) == end * PAGE
     assert ranges.overlaps(page * PAGE, (page + count) * PAGE) == bool(pages & {*range(page, page + count)})
-    ranges.lose()
+    assert ranges.lose(128 * KIB)
     assert len(ranges) == 0
     assert ranges.end_at(page * PAGE) == page * PAGE
 
@@ -75,3 +76,11 @@ def test_there_are_never_too_many_long_ranges() -> None:
     for number in range(10_000):
         ranges.add(100 * number * PAGE, (100 * number + 50) * PAGE)
         assert len(ranges) <= 1024
+
+
+def test_single_pages_that_are_lost_say_nothing_of_the_others() -> None:
+    ranges = CachedRanges()
+    ranges.add(0, 64 * PAGE)
+    assert [ranges.lose(PAGE) for _ in range(32)] == [False] * 31 + [True]
+    assert (len(ranges), ranges.losses) == (0, 1)
+    assert not ranges.lose(PAGE)

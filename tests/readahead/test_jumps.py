@@ -97,6 +97,21 @@ async def test_what_the_kernel_has_dropped_is_read_ahead_again(autojump_clock: M
     assert times_s[1] <= 1.05 * times_s[0]
 
 
+async def test_single_pages_that_the_kernel_dropped_are_all_that_is_fetched_again(autojump_clock: MockClock) -> None:
+    ranges = tensors(1, 128 * MIB, 8 * MIB)
+    ref = listed("checkpoint", max(end for _, end in ranges))
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=64 * MIB)) as (engine, _):
+        cache = PageCache(engine, ref, MIB)
+        for index, (start, end) in enumerate(ranges):
+            await cache.touch(start, end)
+            if index == len(ranges) // 2:
+                dropped = {page * PAGE for page in random.Random(1).sample(sorted(cache.pages), 20)}
+                for place in dropped:
+                    await engine.read(1, ref, place, PAGE)
+    assert ref.size_bytes <= service.fetched_bytes <= ref.size_bytes + 20 * PAGE
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_every_order_of_reads_gets_its_bytes_while_the_kernel_drops_pages(seed: int) -> None:
     chances = random.Random(seed)
