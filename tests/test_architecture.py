@@ -53,8 +53,6 @@ LAYERS: Mapping[str, Row] = {
     "inodes.builder": row("errors inodes.columns inodes.names inodes.table inodes.totals inodes.tree", "numpy"),
     "inodes.changes": row("inodes.columns inodes.table", "numpy"),
     "inodes.part": row("inodes.builder inodes.columns inodes.table inodes.totals", "numpy"),
-    "inodes.orders": row("inodes.builder inodes.columns inodes.part inodes.table", "numpy"),
-    "inodes.order_text": row("inodes.orders inodes.table sources.shuffle", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
     "sources.shuffle": row("", "numpy"),
@@ -67,7 +65,7 @@ LAYERS: Mapping[str, Row] = {
     "store.buffers": row("malloc store.blocks", "numpy"),
     "store.trimmed": row("malloc objects store.base"),
     "store.direct": row("errors objects store.*", "botocore trio"),
-    "store.made": row("errors inodes.order_text inodes.table objects store.base", "cachetools numpy trio"),
+    "store.made": row("errors inodes.table objects store.base", "trio"),
     "store.http1": row(),
     "store.openssl": row(),
     "store.tls": row("store.openssl", "trio"),
@@ -98,8 +96,7 @@ LAYERS: Mapping[str, Row] = {
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* inodes.orders inodes.part listing.* sources.uri store.base store.pages store.session "
-        "store.whole",
+        "errors indexing.* inodes.part listing.* sources.uri store.base store.pages store.session store.whole",
         "trio",
     ),
     "readahead.announced": row(),
@@ -124,7 +121,6 @@ LAYERS: Mapping[str, Row] = {
     "mount.sockets": row(),
     "mount.hint_wire": row(),
     "mount.hints": row("inodes.table metrics mount.hint_wire mount.sockets", "trio"),
-    "mount.orders": row("errors metrics", "numpy trio"),
     "mount.notices": row("inodes.changes mount.protocol"),
     "mount.refresh": row(
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
@@ -139,7 +135,7 @@ LAYERS: Mapping[str, Row] = {
     ),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "cgroup errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders "
+        "cgroup errors listing.snapshot malloc metrics mount.children mount.hints mount.operations "
         "mount.replies readahead store.base store.buffers store.counted store.made store.router store.trimmed",
         "pyfuse3 trio",
     ),
@@ -253,7 +249,7 @@ PURE = {
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.shuffled", "readahead.window"),
     *("inodes.columns", "inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
-    *("inodes.orders", "inodes.order_text", "inodes.part", "inodes.totals"),
+    *("inodes.part", "inodes.totals"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("sagemaker.budget", "sagemaker.usage"),

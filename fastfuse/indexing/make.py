@@ -14,7 +14,6 @@ from fastfuse.indexing.cache import IndexCache
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.indexing.progress import shown_progress
 from fastfuse.indexing.saved import load_index
-from fastfuse.inodes.orders import with_orders
 from fastfuse.inodes.part import take_part
 from fastfuse.listing.acceptance import accept
 from fastfuse.listing.inventory import list_inventory
@@ -60,8 +59,6 @@ def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig,
     gc.disable()  # millions of objects are made that all live until the process exits
     started_s = time.monotonic()
     snapshot, requests = _snapshot(source, origin, connection, fd)
-    if origin.shuffle_seed is not None:
-        snapshot = _with_orders(snapshot, origin.shuffle_seed, fd)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -89,17 +86,6 @@ def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, 
         return snapshot, requests
     finally:
         os.close(whole_fd)
-
-
-def _with_orders(snapshot: Snapshot, seed: int, fd: int) -> Snapshot:
-    """`snapshot` with the orders of epochs, in `fd` instead of what it held: no listing is kept with them."""
-    table, left_out = with_orders(snapshot.table, seed)
-    if left_out:
-        _log.warning("%d objects are in no order of an epoch: their names have line ends", left_out)
-    snapshot = replace(snapshot, table=table)
-    os.ftruncate(fd, 0)  # nothing of the new table lies in the file that is mapped
-    save_snapshot(snapshot, fd)
-    return snapshot
 
 
 def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:

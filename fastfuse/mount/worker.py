@@ -43,7 +43,6 @@ from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
 from fastfuse.mount.hints import HintTaker
 from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.orders import OrderFollower
 from fastfuse.mount.replies import threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.store.base import ConnectionConfig
@@ -118,14 +117,13 @@ async def _serve(task: WorkerTask) -> None:
         fetching = TrimmingReader(CountingReader(reader, counters), readahead.memory_limit_bytes)
         made = MadeReader(fetching, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
-        follower = OrderFollower(made.order_of, engine.new_order, counters, nursery)
         may_store = lru_cache(_MAX_REMEMBERED_READERS)(shares_memory)
-        buckets = _serve_table(operations, task.snapshot_fd, engine, follower, may_store)
+        buckets = _serve_table(operations, task.snapshot_fd, engine, may_store)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
         nursery.start_soon(_measure_pool, engine, counters)
-        nursery.start_soon(_take_tables, task.tables, operations, made)
+        nursery.start_soon(_take_tables, task.tables, operations)
         nursery.start_soon(_begin, task, engine, reader, buckets)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
@@ -138,7 +136,6 @@ def _serve_table(
     operations: MountOperations,
     snapshot_fd: int,
     engine: ReadEngine,
-    follower: OrderFollower,
     may_store: Callable[[int], bool],
 ) -> list[str]:
     """Answer from the snapshot in `snapshot_fd`, which is closed, and return its buckets.
@@ -147,7 +144,7 @@ def _serve_table(
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    operations.serve(table, engine, follower.opened, may_store)
+    operations.serve(table, engine, may_store)
     return table.buckets()
 
 
@@ -163,14 +160,13 @@ async def _begin(task: WorkerTask, engine: ReadEngine, reader: RoutingReader, bu
             nursery.start_soon(reader.prepare, bucket)
 
 
-async def _take_tables(tables: socket.socket, operations: MountOperations, made: MadeReader) -> None:
+async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
     while True:
         await trio.lowlevel.wait_readable(tables)
         _, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
         if not descriptors:
             return  # the supervisor is dead, and so will we be
         operations.swap(open_snapshot(descriptors[0]).table)
-        made.forget()
         os.close(descriptors[0])
         tables.send(SWAPPED)
 
