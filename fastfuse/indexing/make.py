@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 from fastfuse.indexing.cache import IndexCache
-from fastfuse.indexing.origin import IndexOrigin, SourceKind
+from fastfuse.indexing.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.indexing.progress import shown_progress
 from fastfuse.indexing.saved import load_index
 from fastfuse.inodes.part import take_part
@@ -90,7 +90,7 @@ def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, 
 
 def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
     """As `_snapshot`, of all of a prefix, or of what of it the index to take has."""
-    view = "" if origin.kind is SourceKind.PREFIX else origin.view
+    view = origin.listed_view
     if origin.saved is not None:
         snapshot = load_index(origin.saved, connection, source, fd, {view, origin.view})
         _accept(source, origin, snapshot)
@@ -116,7 +116,7 @@ def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd:
 
 
 def _accept(source: S3Uri, origin: IndexOrigin, snapshot: Snapshot) -> None:
-    allow_empty = _may_be_empty(origin) or bool(snapshot.view)
+    allow_empty = _may_be_empty(origin) or snapshot.view not in ("", KEY_NAME_PREFIX)
     accept(source, snapshot.table, snapshot.refusals, strict=origin.strict, allow_empty=allow_empty)
     listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
     _log.info("using the listing of %s, made at %s", snapshot.source, listed_at.isoformat(timespec="seconds"))
@@ -136,7 +136,12 @@ async def _list(
         pages = open_pages(session, source.bucket)
         try:
             return await list_source(
-                pages, source, strict=origin.strict, allow_empty=origin.allow_empty, progress=progress
+                pages,
+                source,
+                is_key_name_prefix=origin.is_key_name_prefix,
+                strict=origin.strict,
+                allow_empty=origin.allow_empty,
+                progress=progress,
             )
         finally:
             await pages.aclose()
