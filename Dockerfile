@@ -11,7 +11,7 @@
 
 FROM debian:bookworm-slim AS build
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev libfuse3-dev pkg-config python3-dev python3-venv \
+    && apt-get install -y --no-install-recommends gcc libc6-dev libfuse3-dev libssl-dev pkg-config python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/fastfuse
 WORKDIR /src
@@ -22,7 +22,7 @@ RUN /opt/fastfuse/bin/pip install --no-cache-dir . \
 
 FROM debian:bookworm-slim
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates fuse3 python3 \
+    && apt-get install -y --no-install-recommends ca-certificates fuse3 libssl3 python3 \
     && rm -rf /var/lib/apt/lists/*
 # At the path it was built for: the scripts of a virtual environment name their interpreter.
 COPY --from=build /opt/fastfuse /opt/fastfuse

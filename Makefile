@@ -25,23 +25,23 @@ bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 m
 	$(BIN)/python -m bench --check
 
 clean: ## Remove what was installed and built here.
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: an environment is made again only when pyproject.toml changes.
-$(VENV)/.demo: pyproject.toml | system-run
-	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 is compiled)"
+# The stamps: an environment is made again only when pyproject.toml or what is compiled changes.
+$(VENV)/.demo: pyproject.toml fastfuse/s3/tls.pyx | system-run
+	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and a module of our own are compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | system-run system-dev
+$(VENV)/.dev: pyproject.toml fastfuse/s3/tls.pyx | system-run system-dev
 	@echo "== installing fastfuse and its development tools into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
 	@touch $@ $(VENV)/.demo
 
-$(VENV)/.bench: pyproject.toml | system-run system-bench
+$(VENV)/.bench: pyproject.toml fastfuse/s3/tls.pyx | system-run system-bench
 	@echo "== installing fastfuse and what its bench needs into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[demo,bench]'
@@ -55,6 +55,7 @@ system-run:
 	need fuse3 command -v fusermount3; \
 	need pkg-config command -v pkg-config; \
 	need libfuse3-dev pkg-config --exists fuse3; \
+	need libssl-dev pkg-config --exists openssl; \
 	need gcc command -v gcc; \
 	need libc6-dev test -e /usr/include/stdlib.h; \
 	need python3 command -v $(PYTHON); \

@@ -11,10 +11,9 @@ _NEW = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_pa
 
 
 def create_chain(directory: Path) -> tuple[Path, TlsFiles]:
-    """The authority's certificate, and the chain and key of a server at 127.0.0.1, as files in `directory`.
+    """Write an authority's certificate, and the chain and key of a server at 127.0.0.1, into `directory`.
 
-    Not the self-signed one of `fastfuse.testing`: rustls takes no authority for a server, and obstore is what is
-    measured.
+    `fastfuse.testing` has a self-signed one, which peers do not accept.
     """
     authority, authority_key = directory / "authority.pem", directory / "authority-key.pem"
     issued = TlsFiles(directory / "issued.pem", directory / "issued-key.pem")

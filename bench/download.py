@@ -23,10 +23,11 @@ from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.mount.children import fork_child
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
 from fastfuse.sagemaker.download import DownloadSettings, download_channel
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.router import open_reader
 from fastfuse.testing import Pace, ServerProcess
 
 __all__ = ["main"]
@@ -62,11 +63,11 @@ def _index(connection: ConnectionConfig, bucket: str) -> int:
 
 
 async def _get_all(table: InodeTable, connection: ConnectionConfig) -> None:
-    reader = open_reader(connection)
+    reader = S3Client(S3Session(connection))
     limiter = trio.CapacityLimiter(connection.max_connections)
 
     async def get(inode: int, start: int, end: int) -> None:
-        await reader.get_range(table.ref(inode), start, end)
+        await reader.get(table.ref(inode), start, end)
         limiter.release_on_behalf_of((inode, start))
 
     async with trio.open_nursery() as nursery:

@@ -20,8 +20,8 @@ from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.replies import threads_for
 from fastfuse.mount.session import Session
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 # The kernel asks for at most 1 MiB (256 pages) at once.
 _BLOCK = memoryview(os.urandom(1 << 20))

@@ -10,8 +10,8 @@ import statistics
 
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.mount.indexing import IndexReport, run_lister
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import Pace, ServerProcess
 
 _LAYOUTS = {

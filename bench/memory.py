@@ -20,8 +20,8 @@ from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.indexing.saved import load_index
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.mount.indexing import run_lister
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import ServerProcess
 
 

@@ -30,9 +30,9 @@ from fastfuse.indexing.make import make_index
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.pipe import PipeProgress, PipeSettings, stream_channel
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["Figures", "main", "measure_fifo", "measure_pipe", "measure_raw"]
 

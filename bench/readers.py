@@ -1,7 +1,7 @@
 """Reader processes: the training job's side of a run, and the raw client's.
 
-They are forks of a small server process (obstore does not survive the fork of whoever has used it; a fresh interpreter
-for each of 64 readers takes seconds) and wait at a barrier until all are ready.
+They are forks of a small server process (a fresh interpreter for each of 64 readers takes seconds) and wait at a
+barrier until all are ready.
 """
 
 import multiprocessing

@@ -17,8 +17,8 @@ from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.log import LogConfig
 from fastfuse.mount.settings import MountSettings, PageCacheUse
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["app", "main"]
 

@@ -12,9 +12,9 @@ from fastfuse import log, options
 from fastfuse.config import index_origin, job_memory_bytes, parse_part_size
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.budget import divide_memory, minimum_job_bytes
 from fastfuse.sagemaker.channel import TrainingJob
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["EPILOG", "run"]
 

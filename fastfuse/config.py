@@ -17,12 +17,12 @@ from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.settings import MountSettings, PageCacheUse
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.sse import read_customer_key
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
 from fastfuse.sources.augmented import check_attribute_names
 from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = [
     "CHANNELS_ROOT",

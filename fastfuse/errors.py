@@ -2,7 +2,7 @@
 
 Two families share the root: errors that stop a command (`exit_code`, shown to the user as one sentence and a hint)
 and errors of one read (`errno`, answered to the kernel). Foreign exceptions are translated at the edge
-(`store/*` for S3 clients, `mount/*` for FUSE) with ``raise ... from``; nothing above the edge sees them.
+(`s3/*` for S3, `mount/*` for FUSE) with ``raise ... from``; nothing above the edge sees them.
 """
 
 import errno as _errno
@@ -25,7 +25,6 @@ __all__ = [
     "ServiceError",
     "SourceError",
     "StaleInodeError",
-    "StoreUnsuitableError",
     "ThrottledError",
     "UnavailableError",
     "errno_for",
@@ -134,17 +133,6 @@ class DeadlineError(ReadError):
 
 class BadReplyError(ReadError):
     """The service answered with the wrong bytes: too few, too many, another range."""
-
-
-class StoreUnsuitableError(ReadError):
-    """This client cannot fetch this object or speak to this server; another one may.
-
-    `whole_server` tells whether every object of the server is concerned or only this key.
-    """
-
-    def __init__(self, message: str, *, whole_server: bool, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.whole_server = whole_server
 
 
 def first_of(error: Exception) -> Exception:

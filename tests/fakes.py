@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.store.base import RangeReader
+from fastfuse.s3.base import RangeReader
 
 __all__ = ["BlockingReader", "CountingReader", "FailingReader", "SlowReader"]
 
@@ -20,12 +20,12 @@ class CountingReader:
     in_flight: int = 0
     most_in_flight: int = 0
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         self.calls.append((ref.key, start, end))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            return await self.inner.get_range(ref, start, end)
+            return await self.inner.get(ref, start, end)
         finally:
             self.in_flight -= 1
 
@@ -40,9 +40,9 @@ class SlowReader:
     inner: RangeReader
     delay_s: float
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         await trio.sleep(self.delay_s)
-        return await self.inner.get_range(ref, start, end)
+        return await self.inner.get(ref, start, end)
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -61,7 +61,7 @@ class BlockingReader:
     blocked: int = 0
     cancelled: int = 0
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         if self.blocks(ref, start, end):
             self.blocked += 1
             try:
@@ -71,7 +71,7 @@ class BlockingReader:
                 raise
             finally:
                 self.blocked -= 1
-        return await self.inner.get_range(ref, start, end)
+        return await self.inner.get(ref, start, end)
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -86,12 +86,12 @@ class FailingReader:
     times: int
     fails: Callable[[ObjectRef, int, int], bool] = lambda ref, start, end: True
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         await trio.lowlevel.checkpoint()
         if self.times > 0 and self.fails(ref, start, end):
             self.times -= 1
             raise self.error()
-        return await self.inner.get_range(ref, start, end)
+        return await self.inner.get(ref, start, end)
 
     async def aclose(self) -> None:
         await self.inner.aclose()

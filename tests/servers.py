@@ -20,7 +20,7 @@ import pytest
 from botocore.config import Config
 
 from fastfuse.objects import ObjectRef
-from fastfuse.store.base import ConnectionConfig
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import TlsFiles
 
 __all__ = [

@@ -1,6 +1,6 @@
 """The import rules and the sizes of the package, checked by reading the source (nothing is imported).
 
-`LAYERS` says for each module, or for a whole package (``store.*``), what of this package and which third-party
+`LAYERS` says for each module, or for a whole package (``s3.*``), what of this package and which third-party
 packages it may import. A module's own row goes before its package's; one without either fails: it needs a decision.
 """
 
@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 
 
 class Row(NamedTuple):
-    """What a module may import; ``own`` names modules, or packages with everything in them (``store.*``)."""
+    """What a module may import; ``own`` names modules, or packages with everything in them (``s3.*``)."""
 
     own: frozenset[str] = frozenset()
     third_party: frozenset[str] = frozenset()
@@ -53,50 +53,41 @@ LAYERS: Mapping[str, Row] = {
     "inodes.builder": row("errors inodes.columns inodes.names inodes.table inodes.totals inodes.tree", "numpy"),
     "inodes.changes": row("inodes.columns inodes.table", "numpy"),
     "inodes.part": row("inodes.builder inodes.columns inodes.table inodes.totals", "numpy"),
+    "inodes.orders": row("inodes.builder inodes.columns inodes.part inodes.table", "numpy"),
+    "inodes.order_text": row("inodes.orders inodes.table sources.shuffle", "numpy"),
     "inodes.*": row("inodes.*"),
     "sources.inventory": row("errors", "pyarrow"),
     "sources.shuffle": row("", "numpy"),
     "sources.shard": row("errors"),
     "sources.*": row("errors sources.located sources.uri"),
-    # S3: only here is a client library known, and obstore only in one module.
-    "store.base": row("objects"),
-    "store.counted": row("errors metrics objects store.base", "trio"),
-    "store.blocks": row(),
-    "store.buffers": row("malloc store.blocks", "numpy"),
-    "store.trimmed": row("malloc objects store.base"),
-    "store.direct": row("errors objects store.*", "botocore trio"),
-    "store.made": row("errors inodes.table objects store.base", "trio"),
-    "store.http1": row(),
-    "store.openssl": row(),
-    "store.tls": row("store.openssl", "trio"),
-    "store.receivers": row("", "trio"),
-    "store.connection": row("store.http1 store.openssl store.receivers store.tls", "trio"),
-    "store.rust": row("errors objects store.*", "obstore trio"),
-    "store.rust_client": row("errors store.*", "obstore trio"),
-    "store.asyncio_calls": row("", "trio"),
-    "store.memory": row("errors objects store.replies", "trio"),
-    "store.*": row("errors objects store.*", "aiobotocore botocore httpx2 trio"),
-    # Botocore's rules, without a socket.
-    "s3": row(),
+    # S3: only here is a client library known.
+    "s3.base": row("objects"),
+    "s3.blocks": row(),
+    "s3.http1": row(),
     "s3.proxies": row("errors", "botocore"),
+    "s3.receivers": row("", "trio"),
     "s3.sse": row("errors"),
-    "s3.endpoints": row("errors s3.proxies store.session", "botocore"),
+    "s3.made": row("errors inodes.order_text inodes.table objects s3.base", "cachetools numpy trio"),
+    "s3.buffers": row("malloc s3.blocks s3.trimmed", "numpy"),
+    "s3.trimmed": row("malloc"),
+    "s3.*": row("errors metrics objects s3.*", "aiobotocore botocore httpx2 trio"),
     "listing.page": row("errors", "numpy"),
     "listing.keyspace": row(),
     "listing.frontier": row("listing.keyspace"),
     "listing.snapshot": row("errors inodes.columns inodes.names inodes.table", "numpy"),
-    "listing.*": row("errors inodes.* listing.* objects sources.* store.base", "trio"),
+    "listing.*": row("errors inodes.* listing.* objects sources.* s3.base s3.whole", "trio"),
     # An index, wherever it comes from; nothing here knows of FUSE.
     "indexing.origin": row("sources.shard sources.uri"),
     "indexing.files": row(),
     "indexing.progress": row("listing.sweep sources.uri terminal", "rich"),
     "indexing.summary": row("inodes.columns inodes.table inodes.totals listing.snapshot sizes", "numpy rich"),
     "indexing.command": row(
-        "indexing.make indexing.origin indexing.saved indexing.summary listing.snapshot sizes sources.uri store.base",
+        "indexing.make indexing.origin indexing.saved indexing.summary listing.snapshot sizes sources.uri s3.base",
         "rich",
     ),
     "indexing.*": row(
-        "errors indexing.* inodes.part listing.* sources.uri store.base store.pages store.session store.whole",
+        "errors indexing.* inodes.orders inodes.part listing.* sources.uri s3.base s3.client s3.session "
+        "s3.upload s3.whole",
         "trio",
     ),
     "readahead.announced": row(),
@@ -109,22 +100,23 @@ LAYERS: Mapping[str, Row] = {
     "readahead.shuffled": row(),
     "readahead.cursor": row("readahead.pace"),
     "readahead.window": row("readahead.config readahead.cursor readahead.pace readahead.ranges readahead.runs"),
-    "readahead.*": row("errors objects readahead.* store.base", "trio"),
+    "readahead.*": row("errors objects readahead.* s3.base", "trio"),
     # FUSE: pyfuse3 is imported in `mount` only, and there only by those that talk to the kernel.
-    "mount.settings": row("indexing.origin sources.uri store.base"),
+    "mount.settings": row("indexing.origin sources.uri s3.base"),
     "mount.kernel": row(),
     "mount.mountpoint": row("errors mount.children"),
     "mount.deaths": row("errors"),
     "mount.children": row("errors"),
-    "mount.indexing": row("errors indexing.make indexing.origin mount.children sources.uri store.base"),
+    "mount.indexing": row("errors indexing.make indexing.origin mount.children sources.uri s3.base"),
     "mount.control": row("errors mount.children mount.mountpoint"),
     "mount.sockets": row(),
     "mount.hint_wire": row(),
     "mount.hints": row("inodes.table metrics mount.hint_wire mount.sockets", "trio"),
+    "mount.orders": row("errors metrics", "numpy trio"),
     "mount.notices": row("inodes.changes mount.protocol"),
     "mount.refresh": row(
         "errors indexing.make indexing.origin inodes.changes listing.snapshot mount.children mount.control "
-        "mount.notices sources.uri store.base"
+        "mount.notices sources.uri s3.base"
     ),
     "mount.protocol": row(),
     "mount.syscalls": row(),
@@ -135,8 +127,8 @@ LAYERS: Mapping[str, Row] = {
     ),
     "mount.operations": row("errors inodes.table metrics mount.session objects", "pyfuse3"),
     "mount.worker": row(
-        "cgroup errors listing.snapshot malloc metrics mount.children mount.hints mount.operations "
-        "mount.replies readahead store.base store.buffers store.counted store.made store.router store.trimmed",
+        "cgroup errors listing.snapshot malloc metrics mount.children mount.hints mount.operations mount.orders "
+        "mount.replies readahead s3.base s3.buffers s3.client s3.made s3.session s3.trimmed",
         "pyfuse3 trio",
     ),
     # No trio and no S3 client: it forks for as long as it lives.
@@ -175,9 +167,9 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.download.survey": row(
         "errors inodes.columns inodes.table inodes.totals objects sagemaker.download.* sizes", "numpy"
     ),
-    "sagemaker.download.fetch": row("objects sagemaker.download.* store.base", "trio"),
+    "sagemaker.download.fetch": row("objects sagemaker.download.* s3.base", "trio"),
     "sagemaker.download.channel": row(
-        "errors inodes.table listing.snapshot sagemaker.download.* store.base store.buffers store.made store.router",
+        "errors inodes.table listing.snapshot sagemaker.download.* s3.base s3.buffers s3.client s3.made s3.session",
         "trio",
     ),
     "sagemaker.pipe.settings": row("errors"),
@@ -191,7 +183,7 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.pipe.epoch": row("errors objects sagemaker.pipe.*", "trio"),
     "sagemaker.pipe.sequence": row("errors inodes.table sagemaker.pipe.* sources.uri", "numpy"),
     "sagemaker.pipe.channel": row(
-        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* store.base store.buffers store.router",
+        "errors listing.snapshot malloc objects readahead sagemaker.pipe.* s3.base s3.buffers s3.client s3.session",
         "trio",
     ),
     "sagemaker.pipe": row(),
@@ -200,7 +192,7 @@ LAYERS: Mapping[str, Row] = {
     "sagemaker.usage": row("sizes"),
     "sagemaker.lines": row(),
     "sagemaker.phases": row("sizes terminal", "rich"),
-    "sagemaker.settings": row("indexing.origin sagemaker.channel sagemaker.files store.base"),
+    "sagemaker.settings": row("indexing.origin sagemaker.channel sagemaker.files s3.base"),
     "sagemaker.claim": row("errors sagemaker.files"),
     "sagemaker.command": row("errors mount.children"),
     "sagemaker.guardian": row("errors mount.children mount.mountpoint sagemaker.channel sagemaker.pipe"),
@@ -212,30 +204,29 @@ LAYERS: Mapping[str, Row] = {
         "errors indexing.origin metrics mount.children sagemaker.channel sagemaker.lines sagemaker.phases "
         "sagemaker.serving sagemaker.usage"
     ),
-    "sagemaker.run": row("errors indexing.origin sagemaker.* store.preload"),
+    "sagemaker.run": row("errors sagemaker.*"),
     # The server for tests, benches and the demo knows nothing of the mount.
     "testing.*": row("errors objects testing.*", "google_crc32c numpy"),
     # The edge.
     "config": row(
-        "cgroup errors indexing.origin mount.settings s3.sse sizes sources.augmented sources.shard sources.uri "
-        "store.base"
+        "cgroup errors indexing.origin mount.settings s3.sse sizes sources.augmented sources.shard sources.uri s3.base"
     ),
-    "options": row("config indexing.origin log store.base", "typer"),
+    "options": row("config indexing.origin log s3.base", "typer"),
     "demo": row("config demo.* errors"),
     "demo.*": row(
-        "config demo.* errors mount.mountpoint sizes store.base terminal testing.*",
+        "config demo.* errors mount.mountpoint sizes s3.base terminal testing.*",
         "google_crc32c numpy prometheus_client rich",
     ),
     # For training scripts: nothing but the standard library, far down.
     "hints": row("errors mount.hint_wire mount.mountpoint mount.sockets"),
     "cli_run": row(
         "config errors log options sagemaker.budget sagemaker.channel sagemaker.cluster sagemaker.job sagemaker.run "
-        "sagemaker.settings store.base",
+        "sagemaker.settings s3.base",
         "typer",
     ),
     "cli": row(
         "__init__ cli_run config daemon demo errors fstab hints indexing.command indexing.origin log mount.control "
-        "mount.mountpoint mount.settings mount.supervisor options sources.uri store.base",
+        "mount.mountpoint mount.settings mount.supervisor options sources.uri s3.base",
         "typer",
     ),
     "__main__": row("cli"),
@@ -249,7 +240,7 @@ PURE = {
     *("readahead.load", "readahead.pace", "readahead.runs", "readahead.shuffled", "readahead.window"),
     *("inodes.columns", "inodes.names", "inodes.table", "inodes.tree", "inodes.builder", "inodes.changes"),
     *("sagemaker.pipe.gunzip", "sagemaker.pipe.lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
-    *("inodes.part", "inodes.totals"),
+    *("inodes.orders", "inodes.order_text", "inodes.part", "inodes.totals"),
     *("listing.keyspace", "listing.frontier", "mount.deaths", "sources.shard", "sources.shuffle", "sources.uri"),
     *("sagemaker.channel", "sagemaker.contradictions", "sagemaker.request", "sagemaker.spelling", "sagemaker.cluster"),
     *("sagemaker.budget", "sagemaker.usage"),
@@ -394,7 +385,7 @@ def size_violations(modules: Mapping[str, Module]) -> list[str]:
 @pytest.fixture(scope="module")
 def modules() -> dict[str, Module]:
     found = modules_of(PACKAGE)
-    assert {"errors", "mount.supervisor", "store.rust", "__init__"} <= found.keys()
+    assert {"errors", "mount.supervisor", "s3.client", "__init__"} <= found.keys()
     return found
 
 
@@ -410,7 +401,6 @@ def test_imports_form_no_cycle(modules: dict[str, Module]) -> None:
     ("library", "users"),
     [
         ("pyfuse3", {"mount.loop", "mount.operations", "mount.session", "mount.worker"}),
-        ("obstore", {"store.rust", "store.rust_client"}),
         # The demo reads the endpoint of the mount that it shows.
         ("prometheus_client", {"metrics", "demo.mounting"}),
         ("typer", {"cli", "cli_run", "options"}),
@@ -427,10 +417,10 @@ def test_a_library_is_imported_where_it_belongs_and_nowhere_else(
     assert found == users
 
 
-def test_s3_clients_are_known_to_the_stores_alone(modules: dict[str, Module]) -> None:
-    clients = {"aiobotocore", "botocore", "httpx2", "obstore", "boto3"}
+def test_s3_libraries_are_known_below_the_seam_alone(modules: dict[str, Module]) -> None:
+    clients = {"aiobotocore", "botocore", "httpx2", "boto3"}
     for module in modules.values():
-        if not module.name.startswith(("s3.", "store.")):
+        if not module.name.startswith("s3."):
             assert not {imported.partition(".")[0] for imported in module.imports()} & clients, module.name
 
 
@@ -467,8 +457,8 @@ def planted(tmp_path: Path, files: Mapping[str, str]) -> dict[str, Module]:
         ("errors.py", "import fastfuse.log", "errors may not import fastfuse.log"),
         ("log.py", "from fastfuse.metrics import Counters", "log may not import fastfuse.metrics.Counters"),
         ("readahead/window.py", "from fastfuse.readahead import pool", "readahead.window may not import"),
-        ("store/boto.py", "import obstore.store", "store.boto may not import obstore.store"),
-        ("store/rust.py", "from fastfuse.mount import worker", "store.rust may not import fastfuse.mount.worker"),
+        ("s3/client.py", "import boto3.session", "s3.client may not import boto3.session"),
+        ("s3/client.py", "from fastfuse.mount import worker", "s3.client may not import fastfuse.mount.worker"),
         ("listing/lister.py", "def f():\n    import pyfuse3", "listing.lister may not import pyfuse3"),
         ("mount/supervisor.py", "from trio import run", "mount.supervisor may not import trio.run"),
         ("objects.py", "import numpy as np", "objects may not import numpy"),

@@ -20,8 +20,8 @@ from fastfuse.config import DemoSettings
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.mount.settings import MountSettings, PageCacheUse
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 COMMANDS: list[str] = list(vars(typer.main.get_command(app))["commands"])
 
@@ -359,7 +359,7 @@ class TestProcess:
     def test_the_command_line_loads_neither_fuse_nor_an_s3_client(self) -> None:
         script = "import sys, fastfuse.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-        assert not set(done.stdout.split()) & {"pyfuse3", "trio", "obstore", "aiobotocore", "botocore", "numpy"}
+        assert not set(done.stdout.split()) & {"pyfuse3", "trio", "aiobotocore", "botocore", "numpy"}
 
 
 def test_no_threads_are_started_for_arithmetic_unless_the_user_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ from fastfuse.config import (
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.settings import PageCacheUse
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 MIB = 2**20
 GIB = 2**30

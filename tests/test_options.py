@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.log import LogConfig
 from fastfuse.options import LogFormat, connection, logs, origin, takes
-from fastfuse.store.base import ConnectionConfig
+from fastfuse.s3.base import ConnectionConfig
 
 
 def pair(left: Annotated[int, typer.Option(envvar="PAIR_LEFT")] = 1, right: int = 2) -> tuple[int, int]:

@@ -13,8 +13,8 @@ from fastfuse.config import DemoSettings
 from fastfuse.demo.dataset import DataFile, create_shards, create_small_files, require_space
 from fastfuse.demo.mounting import connection_arguments
 from fastfuse.demo.report import Reporter
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import MIB, format_size
-from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing.process import ServerProcess
 
 __all__ = ["Source", "files_below", "open_source"]

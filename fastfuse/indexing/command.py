@@ -12,9 +12,9 @@ from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.indexing.saved import store_index
 from fastfuse.indexing.summary import summarise
 from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import format_size
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["run"]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import trio
 
 from fastfuse.indexing.cache import IndexCache
-from fastfuse.indexing.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
+from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.indexing.progress import shown_progress
 from fastfuse.indexing.saved import load_index
+from fastfuse.inodes.orders import with_orders
 from fastfuse.inodes.part import take_part
 from fastfuse.listing.acceptance import accept
 from fastfuse.listing.inventory import list_inventory
@@ -22,11 +23,10 @@ from fastfuse.listing.lister import Listing, list_source
 from fastfuse.listing.manifest import list_augmented_manifest, list_manifest
 from fastfuse.listing.snapshot import Snapshot, save_snapshot
 from fastfuse.listing.sweep import ProgressCallback
+from fastfuse.s3.base import ConnectionConfig, ObjectSource
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.pages import open_pages
-from fastfuse.store.session import S3Session
-from fastfuse.store.whole import WholeObjects
 
 __all__ = ["IndexReport", "make_index"]
 
@@ -59,6 +59,8 @@ def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig,
     gc.disable()  # millions of objects are made that all live until the process exits
     started_s = time.monotonic()
     snapshot, requests = _snapshot(source, origin, connection, fd)
+    if origin.shuffle_seed is not None:
+        snapshot = _with_orders(snapshot, origin.shuffle_seed, fd)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -88,9 +90,20 @@ def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, 
         os.close(whole_fd)
 
 
+def _with_orders(snapshot: Snapshot, seed: int, fd: int) -> Snapshot:
+    """`snapshot` with the orders of epochs, in `fd` instead of what it held: no listing is kept with them."""
+    table, left_out = with_orders(snapshot.table, seed)
+    if left_out:
+        _log.warning("%d objects are in no order of an epoch: their names have line ends", left_out)
+    snapshot = replace(snapshot, table=table)
+    os.ftruncate(fd, 0)  # nothing of the new table lies in the file that is mapped
+    save_snapshot(snapshot, fd)
+    return snapshot
+
+
 def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
     """As `_snapshot`, of all of a prefix, or of what of it the index to take has."""
-    view = origin.listed_view
+    view = "" if origin.kind is SourceKind.PREFIX else origin.view
     if origin.saved is not None:
         snapshot = load_index(origin.saved, connection, source, fd, {view, origin.view})
         _accept(source, origin, snapshot)
@@ -116,7 +129,7 @@ def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd:
 
 
 def _accept(source: S3Uri, origin: IndexOrigin, snapshot: Snapshot) -> None:
-    allow_empty = _may_be_empty(origin) or snapshot.view not in ("", KEY_NAME_PREFIX)
+    allow_empty = _may_be_empty(origin) or bool(snapshot.view)
     accept(source, snapshot.table, snapshot.refusals, strict=origin.strict, allow_empty=allow_empty)
     listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
     _log.info("using the listing of %s, made at %s", snapshot.source, listed_at.isoformat(timespec="seconds"))
@@ -131,31 +144,21 @@ def _may_be_empty(origin: IndexOrigin) -> bool:
 async def _list(
     source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, progress: ProgressCallback
 ) -> Listing:
-    session = S3Session(connection)
-    if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
-        pages = open_pages(session, source.bucket)
-        try:
-            return await list_source(
-                pages,
-                source,
-                is_key_name_prefix=origin.is_key_name_prefix,
-                strict=origin.strict,
-                allow_empty=origin.allow_empty,
-                progress=progress,
-            )
-        finally:
-            await pages.aclose()
-    objects = WholeObjects(session)
+    client = S3Client(S3Session(connection))
     try:
-        listing = await _list_named(objects, source, origin, progress)
+        if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
+            return await list_source(
+                client, source, strict=origin.strict, allow_empty=origin.allow_empty, progress=progress
+            )
+        listing = await _list_named(client, source, origin, progress)
     finally:
-        await objects.aclose()
+        await client.aclose()
     allow_empty = _may_be_empty(origin)
     accept(source, listing.table, listing.refusals, strict=origin.strict, allow_empty=allow_empty)
     return listing
 
 
-async def _list_named(objects: WholeObjects, source: S3Uri, origin: IndexOrigin, progress: ProgressCallback) -> Listing:
+async def _list_named(objects: ObjectSource, source: S3Uri, origin: IndexOrigin, progress: ProgressCallback) -> Listing:
     """What a file names, of whatever kind it is."""
     if origin.kind is SourceKind.MANIFEST:
         return await list_manifest(

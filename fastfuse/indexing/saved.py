@@ -11,10 +11,12 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.files import copy_into, open_file, replace_file
 from fastfuse.indexing.verified import verify_index
 from fastfuse.listing.snapshot import Snapshot
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
+from fastfuse.s3.upload import upload
+from fastfuse.s3.whole import read_into
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.session import S3Session
-from fastfuse.store.whole import WholeObjects
 
 __all__ = ["load_index", "store_index"]
 
@@ -63,18 +65,18 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
 
 
 async def _download(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
-    objects = WholeObjects(S3Session(connection))
+    client = S3Client(S3Session(connection))
     try:
-        ref = await objects.head(place.bucket, place.path)
+        ref = await client.head(place.bucket, place.path)
         os.ftruncate(fd, ref.size_bytes)
-        await objects.read_into(ref, fd)
+        await read_into(client, ref, fd)
     finally:
-        await objects.aclose()
+        await client.aclose()
 
 
 async def _upload(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
-    objects = WholeObjects(S3Session(connection))
+    client = S3Client(S3Session(connection))
     try:
-        await objects.write_from(fd, place.bucket, place.path)
+        await upload(client, fd, place.bucket, place.path)
     finally:
-        await objects.aclose()
+        await client.aclose()

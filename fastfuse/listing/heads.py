@@ -8,8 +8,8 @@ from fastfuse.errors import AccessError, ForbiddenObjectError, MissingObjectErro
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.listing.sweep import ListingProgress, ProgressCallback
 from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import ObjectSource
 from fastfuse.sources.located import Reference
-from fastfuse.store.base import ObjectSource
 
 __all__ = ["add_found", "head_all"]
 

@@ -11,9 +11,10 @@ from fastfuse.errors import ConfigurationError, ForbiddenObjectError, MissingObj
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.listing.acceptance import Listing, partial_name
 from fastfuse.listing.sweep import ListingProgress, ProgressCallback
+from fastfuse.s3.base import ObjectSource
+from fastfuse.s3.whole import read_into, read_small
 from fastfuse.sources.inventory import DataFile, InventoryRows, Manifest, parse_manifest, read_rows
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ObjectSource
 
 __all__ = ["list_inventory"]
 
@@ -37,7 +38,7 @@ async def list_inventory(
         AccessError, ServiceError: S3 does not give it.
     """
     ref = await objects.head(manifest_uri.bucket, manifest_uri.path)
-    text = await objects.read(ref, limit_bytes=_MAX_MANIFEST_BYTES)
+    text = await read_small(objects, ref, limit_bytes=_MAX_MANIFEST_BYTES)
     requests = 2 + await _check_manifest(objects, manifest_uri, text)
     manifest = parse_manifest(text, str(manifest_uri))
     if manifest.source_bucket != source.bucket:
@@ -59,7 +60,7 @@ async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int
         ref = await objects.head(uri.bucket, f"{stem}.checksum")
     except (MissingObjectError, ForbiddenObjectError):
         return 1
-    told = await objects.read(ref, limit_bytes=_MAX_CHECKSUM_BYTES)
+    told = await read_small(objects, ref, limit_bytes=_MAX_CHECKSUM_BYTES)
     if told.strip().lower() != hashlib.md5(text, usedforsecurity=False).hexdigest().encode():
         raise ConfigurationError(
             f"{uri} is not the manifest that its {stem.rpartition('/')[2]}.checksum is of (MD5)",
@@ -116,7 +117,7 @@ class _Report:
                 raise self._is_another(file, "size")
             fd = os.memfd_create("fastfuse-inventory", os.MFD_CLOEXEC)
             try:
-                await self._objects.read_into(ref, fd)
+                await read_into(self._objects, ref, fd)
                 self.request_count += 2
                 await trio.to_thread.run_sync(partial(self._parse, file, fd))
             finally:

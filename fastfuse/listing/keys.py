@@ -8,10 +8,10 @@ from fastfuse.inodes.builder import TableBuilder
 from fastfuse.listing.acceptance import Listing
 from fastfuse.listing.heads import add_found, head_all
 from fastfuse.listing.sweep import ProgressCallback
+from fastfuse.s3.base import ObjectSource
 from fastfuse.sources.keys import ListedKey, parse_keys
 from fastfuse.sources.located import Reference
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ObjectSource
 
 __all__ = ["list_keys"]
 

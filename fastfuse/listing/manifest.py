@@ -10,12 +10,13 @@ from fastfuse.listing.acceptance import ALLOW_EMPTY_HINT, Listing
 from fastfuse.listing.heads import add_found, head_all
 from fastfuse.listing.sweep import ProgressCallback
 from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import ObjectSource
+from fastfuse.s3.whole import read_into
 from fastfuse.sources.augmented import AugmentedLine, filtered_manifest, read_augmented_manifest
 from fastfuse.sources.located import Reference
 from fastfuse.sources.manifest import read_manifest
 from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ObjectSource
 
 __all__ = ["list_augmented_manifest", "list_manifest"]
 
@@ -109,7 +110,7 @@ async def _manifest(objects: ObjectSource, source: S3Uri) -> tuple[ObjectRef, by
         )
     fd = os.memfd_create("fastfuse-manifest", os.MFD_CLOEXEC)
     try:
-        await objects.read_into(ref, fd)
+        await read_into(objects, ref, fd)
         return ref, os.pread(fd, ref.size_bytes, 0)
     finally:
         os.close(fd)

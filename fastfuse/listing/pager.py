@@ -11,7 +11,7 @@ import trio
 
 from fastfuse.errors import ServiceError, ThrottledError
 from fastfuse.listing.page import Page, parse_page
-from fastfuse.store.base import PageSource
+from fastfuse.s3.base import PageSource
 
 __all__ = ["MAX_IN_FLIGHT", "Pager"]
 
@@ -25,10 +25,11 @@ _LONGEST_PAUSE_S: Final = 10.0
 
 
 class Pager:
-    """Asks a `PageSource`, which stays the caller's, for pages."""
+    """Asks a `PageSource`, which stays the caller's, for pages of one bucket."""
 
-    def __init__(self, source: PageSource) -> None:
+    def __init__(self, source: PageSource, bucket: str) -> None:
         self._source = source
+        self._bucket = bucket
         self._limiter = trio.CapacityLimiter(MAX_IN_FLIGHT)
         self._came_since_growth = 0
         self._halved_at_s = -1.0
@@ -51,8 +52,8 @@ class Pager:
 
         Raises:
             ServiceError: a page with a key that was not asked for, or one that is not to be had: throttled for minutes,
-                or as `PageSource.list_page`.
-            AccessError, SourceError, ConfigurationError: as `PageSource.list_page`.
+                or as `PageSource.list`.
+            AccessError, SourceError, ConfigurationError: as `PageSource.list`.
         """
         deadline_s = trio.current_time() + _DEADLINE_S
         attempt = 0
@@ -61,7 +62,8 @@ class Pager:
                 async with self._limiter:
                     begun_s = trio.current_time()
                     self.request_count += 1
-                    body = await self._source.list_page(
+                    body = await self._source.list(
+                        self._bucket,
                         prefix=prefix,
                         start_after=start_after,
                         continuation_token=continuation_token,

@@ -62,7 +62,7 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     except BaseException:  # noqa: BLE001 - there is no caller to raise it to
         _log.exception("a process of the mount failed for an unforeseen reason")
     finally:
-        # Not sys.exit: the parent's stack is not ours to unwind, and threads that wait for the network (obstore's)
+        # Not sys.exit: the parent's stack is not ours to unwind, and threads that wait for the network
         # must not hold the process back.
         os._exit(status)
 

@@ -12,8 +12,8 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.indexing.make import IndexReport, make_index
 from fastfuse.indexing.origin import IndexOrigin
 from fastfuse.mount.children import error_message, fork_child, heard, wait_child
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["IndexReport", "run_lister"]
 

@@ -24,8 +24,8 @@ from fastfuse.listing.snapshot import open_snapshot, save_snapshot
 from fastfuse.mount.children import Fork, error_message, heard
 from fastfuse.mount.control import RefreshReport
 from fastfuse.mount.notices import pack_notices
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["NewTable", "Refresher"]
 

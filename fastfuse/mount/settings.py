@@ -5,8 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["MountSettings", "PageCacheUse"]
 

@@ -29,6 +29,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,14 +44,15 @@ from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
 from fastfuse.mount.hints import HintTaker
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.orders import OrderFollower
 from fastfuse.mount.replies import threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.buffers import PartBuffers
-from fastfuse.store.counted import CountingReader
-from fastfuse.store.made import MadeReader
-from fastfuse.store.router import RoutingReader, open_reader
-from fastfuse.store.trimmed import TrimmingReader
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.made import MadeReader
+from fastfuse.s3.session import S3Session
+from fastfuse.s3.trimmed import Trimmer
 
 __all__ = ["READY", "SWAPPED", "WorkerTask", "run_worker"]
 
@@ -111,20 +113,21 @@ def run_worker(task: WorkerTask) -> None:
 
 async def _serve(task: WorkerTask) -> None:
     operations, counters, readahead = task.operations, task.counters, task.readahead
-    buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=readahead.memory_limit_bytes)
-    reader = open_reader(task.connection, buffers)
+    limit_bytes = readahead.memory_limit_bytes
+    buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
+    client = S3Client(S3Session(task.connection), buffers=buffers, counters=counters)
     async with trio.open_nursery() as nursery:
-        fetching = TrimmingReader(CountingReader(reader, counters), readahead.memory_limit_bytes)
-        made = MadeReader(fetching, lambda: operations.table)
+        made = MadeReader(client, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
+        follower = OrderFollower(made.order_of, engine.new_order, counters, nursery)
         may_store = lru_cache(_MAX_REMEMBERED_READERS)(shares_memory)
-        buckets = _serve_table(operations, task.snapshot_fd, engine, may_store)
+        buckets = _serve_table(operations, task.snapshot_fd, engine, follower, may_store)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
         nursery.start_soon(_measure_pool, engine, counters)
-        nursery.start_soon(_take_tables, task.tables, operations)
-        nursery.start_soon(_begin, task, engine, reader, buckets)
+        nursery.start_soon(_take_tables, task.tables, operations, made)
+        nursery.start_soon(_begin, task, engine, client, buckets)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
         with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), task.session_fd):
@@ -136,6 +139,7 @@ def _serve_table(
     operations: MountOperations,
     snapshot_fd: int,
     engine: ReadEngine,
+    follower: OrderFollower,
     may_store: Callable[[int], bool],
 ) -> list[str]:
     """Answer from the snapshot in `snapshot_fd`, which is closed, and return its buckets.
@@ -144,11 +148,11 @@ def _serve_table(
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    operations.serve(table, engine, may_store)
+    operations.serve(table, engine, follower.opened, may_store)
     return table.buckets()
 
 
-async def _begin(task: WorkerTask, engine: ReadEngine, reader: RoutingReader, buckets: Iterable[str]) -> None:
+async def _begin(task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str]) -> None:
     """Do what the first reads would otherwise wait for, which costs CPU time that others may need until `begin_fd`."""
     if task.begin_fd is not None:
         await trio.lowlevel.wait_readable(task.begin_fd)
@@ -157,16 +161,23 @@ async def _begin(task: WorkerTask, engine: ReadEngine, reader: RoutingReader, bu
         engine.begin()
     async with trio.open_nursery() as nursery:
         for bucket in buckets:
-            nursery.start_soon(reader.prepare, bucket)
+            nursery.start_soon(_prepare, client, bucket)
 
 
-async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
+async def _prepare(client: S3Client, bucket: str) -> None:
+    """Leave it to the first read to say what goes wrong."""
+    with suppress(FastfuseError):
+        await client.prepare(bucket)
+
+
+async def _take_tables(tables: socket.socket, operations: MountOperations, made: MadeReader) -> None:
     while True:
         await trio.lowlevel.wait_readable(tables)
         _, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
         if not descriptors:
             return  # the supervisor is dead, and so will we be
         operations.swap(open_snapshot(descriptors[0]).table)
+        made.forget()
         os.close(descriptors[0])
         tables.send(SWAPPED)
 

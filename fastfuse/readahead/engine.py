@@ -15,7 +15,7 @@ from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.statistics import ReadCounts, ReadStatistics
 from fastfuse.readahead.stream import Stream
-from fastfuse.store.base import RangeReader
+from fastfuse.s3.base import RangeReader
 
 __all__ = ["ReadEngine"]
 

@@ -22,7 +22,7 @@ from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.shuffled import ShuffledEpoch
 from fastfuse.readahead.statistics import ReadCounts
-from fastfuse.store.base import RangeReader
+from fastfuse.s3.base import RangeReader
 
 __all__ = ["Listing", "Order", "Prefetcher"]
 
@@ -361,7 +361,7 @@ class Prefetcher:
 
     async def _fetch_one(self, part: Part) -> None:
         try:
-            data = await self._reader.get_range(part.file.ref, part.start, part.end)
+            data = await self._reader.get(part.file.ref, part.start, part.end)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
             raise

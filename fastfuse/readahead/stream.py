@@ -17,7 +17,7 @@ from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.statistics import ReadCounts
 from fastfuse.readahead.window import Window
-from fastfuse.store.base import RangeReader
+from fastfuse.s3.base import RangeReader
 
 __all__ = ["Stream"]
 
@@ -262,7 +262,7 @@ class Stream:
     async def _get(self, part: Part) -> Buffer:
         """The GET itself, timed."""
         began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
-        data = await self._reader.get_range(self.file.ref, part.start, part.end)
+        data = await self._reader.get(self.file.ref, part.start, part.end)
         took_s = trio.current_time() - began_s
         self._service.landed(part.size_bytes, took_s, (in_flight + self._pool.parts_in_flight) // 2)
         return data

@@ -17,11 +17,15 @@ from botocore.utils import should_bypass_proxies
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORTS", "Proxy", "is_host", "proxy_for"]
+__all__ = ["DEFAULT_PORTS", "Proxy", "ProxyRefusalError", "is_host", "proxy_for"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # A name or an address: what may stand in a request's head and be looked up. Underscores occur in networks of one's own.
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?", re.ASCII)
+
+
+class ProxyRefusalError(OSError):
+    """The proxy did not open a tunnel; the text says what it answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

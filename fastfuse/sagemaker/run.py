@@ -15,7 +15,6 @@ import time
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
-from fastfuse.indexing.origin import SourceKind
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
 from fastfuse.sagemaker.claim import claim
@@ -28,7 +27,6 @@ from fastfuse.sagemaker.phases import Phase, Phases
 from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.serving import ChannelTask
 from fastfuse.sagemaker.settings import RunSettings
-from fastfuse.store.preload import preload_lister
 
 __all__ = ["run"]
 
@@ -113,9 +111,6 @@ class _Run:
         # An event that the channels' processes inherit: all channels are ready.
         begin_fd = os.eventfd(0)
         try:
-            if len(settings.channels) > 1:
-                is_for_prefixes = all(each.source_kind is SourceKind.PREFIX for each in settings.channels)
-                preload_lister(settings.connection, is_for_prefixes=is_for_prefixes)
             claims = DiskClaims(len(settings.channels))
             for place, channel in enumerate(settings.channels):
                 task = ChannelTask(channel, settings, begin_fd, claims.claim(place), guards.get(channel.name))

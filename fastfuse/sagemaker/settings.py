@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.channel import Channel, Cluster, TrainingJob
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.store.base import ConnectionConfig
 
 __all__ = ["RunSettings"]
 

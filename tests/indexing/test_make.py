@@ -14,9 +14,9 @@ from fastfuse.indexing.make import make_index
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.indexing.saved import store_index
 from fastfuse.listing.snapshot import Snapshot, open_snapshot
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.shard import Shard
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import LoopbackServer, MemoryObjects
 
 MANIFEST = S3Uri("lists", "m.json")
@@ -94,29 +94,6 @@ def test_the_parts_of_a_prefix_come_from_one_kept_listing(server: LoopbackServer
     second = made(server, PREFIX, replace(origin, shard=Shard(index=1, count=2)))
     assert sorted(keys(first) + keys(second), key=str.encode) == SHOWN == keys(made(server, PREFIX, origin))
     assert requests(server, "ListObjectsV2") == lists
-
-
-def test_a_folder_and_a_key_name_prefix_are_kept_for_themselves(server: LoopbackServer, tmp_path: Path) -> None:
-    source = S3Uri("data", "set/a")
-    folder = IndexOrigin(cache=tmp_path / "cache", max_age_s=600)
-    begun = replace(folder, is_key_name_prefix=True)
-    views = [folder, begun, *(replace(begun, shard=Shard(index=at, count=3)) for at in range(3))]
-    first = [keys(made(server, source, view)) for view in views]
-    # The object 'set/a' has the name of a directory.
-    assert first == [["set/a/x"], ["set/a!b", "set/a/x"], ["set/a!b"], ["set/a/x"], []]
-    lists = requests(server, "ListObjectsV2")
-    assert [keys(made(server, source, view)) for view in views] == first
-    assert requests(server, "ListObjectsV2") == lists
-
-
-def test_a_kept_listing_of_key_names_is_refused_where_nothing_can_be_shown(
-    server: LoopbackServer, tmp_path: Path
-) -> None:
-    source = S3Uri("data", "set/bad")
-    origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600, is_key_name_prefix=True)
-    assert keys(made(server, source, replace(origin, allow_empty=True))) == []
-    with pytest.raises(EmptySourceError, match="holds no object that can be shown"):
-        made(server, source, origin)
 
 
 def test_each_view_of_a_manifest_is_kept_for_itself(server: LoopbackServer, tmp_path: Path) -> None:

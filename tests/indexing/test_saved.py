@@ -8,8 +8,8 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.indexing.saved import load_index, store_index
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 from tests.indexing.indexes import index_bytes, index_of, memfd
 
 

@@ -13,10 +13,10 @@ from fastfuse.inodes.builder import TableBuilder
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.lister import list_source
 from fastfuse.listing.page import parse_page
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.boto import BotoPageSource
-from fastfuse.store.session import S3Session
 from tests.servers import ACCESS_KEY, SECRET_KEY, aws_environment, running
 
 __all__ = ["aws_environment"]
@@ -70,10 +70,10 @@ def columns(table: InodeTable) -> dict[str, bytes]:
     return {name: column.tobytes() for name, column in table.columns.items()}
 
 
-async def listed_serially(pages: BotoPageSource, bucket: str) -> tuple[InodeTable, set[bytes]]:
+async def listed_serially(pages: S3Client, bucket: str) -> tuple[InodeTable, set[bytes]]:
     builder, keys, token = TableBuilder(bucket, ""), set[bytes](), ""
     while True:
-        page = parse_page(await pages.list_page(prefix="", continuation_token=token))
+        page = parse_page(await pages.list(bucket, prefix="", continuation_token=token))
         builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
         keys |= {*page.keys}
         if not page.is_truncated:
@@ -88,7 +88,7 @@ async def test_the_parallel_listing_is_the_serial_one(
 ) -> None:
     url = request.getfixturevalue(server)
     config = ConnectionConfig(endpoint_url=url, region="us-east-1", force_path_style=True)
-    pages = BotoPageSource(S3Session(config), shape)
+    pages = S3Client(S3Session(config))
     try:
         table, keys = await listed_serially(pages, shape)
         assert keys == {key.encode() for key in SHAPES[shape]}

@@ -9,11 +9,10 @@ from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.acceptance import Listing
 from fastfuse.listing.inventory import list_inventory
 from fastfuse.listing.lister import list_source
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.boto import BotoPageSource
-from fastfuse.store.session import S3Session
-from fastfuse.store.whole import WholeObjects
 from fastfuse.testing import ACCESS_DENIED, Answer, FaultRule, LoopbackServer, MemoryObjects
 from tests.sources.reports import Row, csv_file, manifest, parquet_file
 
@@ -46,23 +45,22 @@ async def tables(objects: MemoryObjects, source: S3Uri) -> tuple[InodeTable, Ino
     """By inventory, and by LIST."""
     with LoopbackServer({"bucket": objects}) as server:
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
-        whole, pages = WholeObjects(session), BotoPageSource(session, "bucket")
+        client = S3Client(session)
         try:
-            by_inventory = await list_inventory(whole, MANIFEST, source)
-            by_list = await list_source(pages, source)
+            by_inventory = await list_inventory(client, MANIFEST, source)
+            by_list = await list_source(client, source)
         finally:
-            await whole.aclose()
-            await pages.aclose()
+            await client.aclose()
     return by_inventory.table, by_list.table
 
 
 async def listed(objects: MemoryObjects, source: S3Uri, *faults: FaultRule) -> Listing:
     with LoopbackServer({"bucket": objects}, faults=faults) as server:
-        whole = WholeObjects(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")))
+        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")))
         try:
-            return await list_inventory(whole, MANIFEST, source)
+            return await list_inventory(client, MANIFEST, source)
         finally:
-            await whole.aclose()
+            await client.aclose()
 
 
 @pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
@@ -130,7 +128,7 @@ async def test_a_checksum_that_may_not_be_read_is_done_without(aws_environment: 
 
 
 async def test_a_service_that_fails_at_the_checksum_is_no_missing_one(aws_environment: object) -> None:
-    with pytest.raises(ServiceError, match="failed to tell about 's3://bucket/inventory/manifest"):
+    with pytest.raises(ServiceError, match="failed to read 's3://bucket/inventory/manifest"):
         await listed(
             held("CSV"), S3Uri("bucket", "train"), FaultRule(action=Answer(400, "InvalidRequest", "No."), key=CHECKSUM)
         )

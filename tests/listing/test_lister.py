@@ -1,6 +1,6 @@
 """The lister over pages that a test writes, and over the loopback server."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -9,11 +9,11 @@ import pytest
 from fastfuse.errors import EmptySourceError, ServiceError, SourceError
 from fastfuse.inodes.table import ROOT, InodeTable
 from fastfuse.listing.lister import Listing, list_source
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.memory import MemoryStore
+from fastfuse.s3.session import S3Session
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.boto import BotoPageSource
-from fastfuse.store.memory import MemoryStore
-from fastfuse.store.session import S3Session
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, ShortPage
 
 
@@ -28,8 +28,9 @@ class PagedStore:
     first_pages: list[int] = field(default_factory=list)
     requests: list[dict[str, str]] = field(default_factory=list)
 
-    async def list_page(
+    async def list(
         self,
+        bucket: str,
         *,
         prefix: str,
         start_after: str = "",
@@ -49,7 +50,7 @@ class PagedStore:
         token = f"{end}:{len(self.requests)}" if self.by_token and end < len(names) else ""
         return page_body(names[first:end], truncated=end < len(names), token=token)
 
-    def _names(self, prefix: bytes, delimiter: bytes) -> list[bytes]:
+    def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
         names = set()
         for key in self.keys:
             if key.startswith(prefix):
@@ -61,7 +62,7 @@ class PagedStore:
         raise AssertionError("the lister does not own the source")
 
 
-def page_body(names: list[bytes], *, truncated: bool = False, token: str = "", size: int = 1) -> bytes:
+def page_body(names: Sequence[bytes], *, truncated: bool = False, token: str = "", size: int = 1) -> bytes:
     rows = [
         f"<CommonPrefixes><Prefix>{quote(name[:-1])}</Prefix></CommonPrefixes>"
         if name.endswith(b"\0")
@@ -84,7 +85,7 @@ class ScriptedSource:
     pages: list[bytes]
     count: int = 0
 
-    async def list_page(self, **_: object) -> bytes:
+    async def list(self, bucket: str, **_: object) -> bytes:
         self.count += 1
         assert self.count < 100, "the lister goes round in circles"
         return self.pages[min(self.count, len(self.pages)) - 1]
@@ -144,16 +145,9 @@ async def test_one_object_is_found_behind_empty_pages() -> None:
     assert paths((await list_source(store, S3Uri("b", "dir/a.bin"))).table) == ["a.bin"]
 
 
-@pytest.mark.parametrize("first_pages", [[1, 1000], [0, 1, 0, 1000], [1000, 0, 1, 1]])
-async def test_keys_beside_the_folder_of_a_key_name_prefix_are_found_on_later_pages(first_pages: list[int]) -> None:
-    store = PagedStore([b"dir/a/x", b"dir/a0", b"dir/b"], first_pages=first_pages)
-    listing = await list_source(store, S3Uri("b", "dir/a"), is_key_name_prefix=True)
-    assert paths(listing.table) == ["a/x", "a0"]
-
-
 async def test_a_folder_without_objects_behind_an_empty_page_is_not_taken_for_one() -> None:
     class Source(PagedStore):
-        async def list_page(self, *, prefix: str, **arguments: str | int) -> bytes:
+        async def list(self, bucket: str, *, prefix: str, **arguments: str | int) -> bytes:
             if prefix == "a.bin/":
                 is_first = not arguments.get("continuation_token")
                 return page_body([], truncated=is_first, token="t" if is_first else "")
@@ -241,29 +235,19 @@ async def test_of_many_candidates_five_are_shown() -> None:
         await list_source(store, S3Uri("bucket", "train"))
 
 
-@pytest.mark.parametrize(
-    ("keys", "taken_as"),
-    [(["train/a", "train-01/b"], "the folder train/"), (["train", "train-01/b"], "the object train")],
-    ids=["folder", "object"],
-)
-async def test_what_begins_with_the_name_of_the_mounted_folder_or_object_is_told(
-    keys: list[str], taken_as: str, caplog: pytest.LogCaptureFixture
+async def test_neighbours_of_a_folder_that_was_named_without_its_slash_are_told(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = MemoryStore(dict.fromkeys(keys, b"x"))
+    store = MemoryStore(dict.fromkeys(["train/a", "train-01/b"], b"x"))
     await list_source(store, S3Uri("bucket", "train"))
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        f"s3://bucket/train is taken as {taken_as}, as in FastFile mode; "
-        "File and Pipe mode take every key that begins with it, also s3://bucket/train-01/"
-    )
+    assert "s3://bucket/train is taken as the folder train/; s3://bucket/train-01/ is not mounted" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("path", "keys"), [("train/", ["train/a", "train-01/b"]), ("train", ["train/a"]), ("train", ["train"])]
-)
-async def test_a_folder_or_object_without_neighbours_or_named_exactly_is_mounted_in_silence(
-    path: str, keys: list[str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("path", ["train/", "train"])
+async def test_a_folder_without_neighbours_or_named_exactly_is_mounted_in_silence(
+    path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    keys = ["train/a"] if path == "train" else ["train/a", "train-01/b"]
     await list_source(MemoryStore(dict.fromkeys(keys, b"x")), S3Uri("bucket", path))
     assert not caplog.records
 
@@ -351,7 +335,7 @@ def server(request: pytest.FixtureRequest, aws_environment: object) -> Iterator[
 
 async def listed(server: LoopbackServer, path: str) -> Listing:
     session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
-    pages = BotoPageSource(session, "bucket")
+    pages = S3Client(session)
     try:
         return await list_source(pages, S3Uri("bucket", path))
     finally:

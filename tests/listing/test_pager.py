@@ -20,7 +20,7 @@ class Busy:
     in_flight: int = 0
     most_in_flight: list[int] = field(default_factory=list)
 
-    async def list_page(self, **_: object) -> bytes:
+    async def list(self, bucket: str, **_: object) -> bytes:
         self.in_flight += 1
         self.most_in_flight.append(self.in_flight)
         try:
@@ -43,7 +43,7 @@ async def pages(pager: Pager, count: int) -> None:
 
 
 async def test_a_burst_of_throttling_halves_the_requests_in_flight_once(autojump_clock: object) -> None:
-    pager = Pager(Busy(throttles=MAX_IN_FLIGHT))
+    pager = Pager(Busy(throttles=MAX_IN_FLIGHT), "bucket")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pages, pager, MAX_IN_FLIGHT)
         await trio.sleep(1.0001)  # the whole first round has been throttled, and nothing of the second is back
@@ -54,7 +54,7 @@ async def test_a_burst_of_throttling_halves_the_requests_in_flight_once(autojump
 
 async def test_a_service_that_goes_on_throttling_is_left_one_request(autojump_clock: object) -> None:
     source = Busy(throttles=10**6)
-    pager = Pager(source)
+    pager = Pager(source, "bucket")
     with trio.move_on_after(100):
         await pages(pager, MAX_IN_FLIGHT)
     assert pager.capacity == 1
@@ -62,7 +62,7 @@ async def test_a_service_that_goes_on_throttling_is_left_one_request(autojump_cl
 
 
 async def test_requests_in_flight_recover_by_one_a_round(autojump_clock: object) -> None:
-    pager = Pager(Busy(throttles=1))
+    pager = Pager(Busy(throttles=1), "bucket")
     await pager.page("p/")
     assert pager.capacity == MAX_IN_FLIGHT // 2
     await pages(pager, MAX_IN_FLIGHT // 2 - 1)
@@ -73,4 +73,4 @@ async def test_requests_in_flight_recover_by_one_a_round(autojump_clock: object)
 
 async def test_a_page_that_is_throttled_for_minutes_is_given_up(autojump_clock: object) -> None:
     with trio.fail_after(400), pytest.raises(ThrottledError):
-        await Pager(Busy(throttles=10**6)).page("p/")
+        await Pager(Busy(throttles=10**6), "bucket").page("p/")

@@ -1,6 +1,6 @@
 """Listing with many requests at once: the same table as serially, or an error, whatever the service does."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,10 @@ from fastfuse.inodes.builder import TableBuilder
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.lister import Listing, ListingProgress, ProgressCallback, list_source
 from fastfuse.listing.page import parse_page
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
-from fastfuse.store.boto import BotoPageSource
-from fastfuse.store.session import S3Session
 from fastfuse.testing import (
     ACCESS_DENIED,
     INTERNAL_ERROR,
@@ -46,9 +46,9 @@ def server(request: pytest.FixtureRequest, aws_environment: object) -> Iterator[
 
 
 @asynccontextmanager
-async def source(server: LoopbackServer) -> AsyncIterator[BotoPageSource]:
+async def source(server: LoopbackServer) -> AsyncIterator[S3Client]:
     config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
-    pages = BotoPageSource(S3Session(config), "bucket")
+    pages = S3Client(S3Session(config))
     try:
         yield pages
     finally:
@@ -66,7 +66,7 @@ async def listed_serially(server: LoopbackServer) -> InodeTable:
     builder, token = TableBuilder("bucket", ""), ""
     async with source(server) as pages:
         while True:
-            page = parse_page(await pages.list_page(prefix="", continuation_token=token))
+            page = parse_page(await pages.list("bucket", prefix="", continuation_token=token))
             builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
             if not page.is_truncated:
                 return builder.build()[0]
@@ -96,7 +96,7 @@ async def test_pages_that_fail_are_asked_for_again(
     server: LoopbackServer, action: Action, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastfuse.listing.pager._FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("fastfuse.store.retries.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("fastfuse.s3.retries.FIRST_PAUSE_S", 0.001)
     server.faults.add(FaultRule(action=action, operation="ListObjectsV2", bucket="bucket", probability=0.3, seed=3))
     assert columns((await listed(server)).table) == columns(await listed_serially(server))
 
@@ -114,12 +114,12 @@ class WithoutFolders(PagedStore):
 
     is_silent: bool = False
 
-    async def list_page(self, *, delimiter: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+    async def list(self, bucket: str, *, delimiter: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
         if delimiter and self.is_silent:
             await trio.sleep_forever()
         if delimiter:
             raise AccessError("no delimiter here")
-        return await super().list_page(**arguments)
+        return await super().list(bucket, **arguments)
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "never answered"])
@@ -139,15 +139,15 @@ async def test_empty_pages_in_between_lead_to_the_same_table(server: LoopbackSer
 class WithoutStartAfter(PagedStore):
     """A service that continues by tokens only, as directory buckets do."""
 
-    async def list_page(self, *, start_after: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
-        return await super().list_page(**arguments)
+    async def list(self, bucket: str, *, start_after: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+        return await super().list(bucket, **arguments)
 
 
 @dataclass
 class Unordered(PagedStore):
     """Pages in an order of the service's own."""
 
-    def _names(self, prefix: bytes, delimiter: bytes) -> list[bytes]:
+    def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
         return super()._names(prefix, delimiter)[::-1]
 
 
@@ -170,7 +170,7 @@ async def test_keys_that_are_not_utf8_are_listed_by_tokens() -> None:
 
 async def test_a_key_that_was_not_asked_for_ends_a_parallel_listing() -> None:
     class Lying(PagedStore):
-        def _names(self, prefix: bytes, delimiter: bytes) -> list[bytes]:
+        def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
             names = super()._names(prefix, delimiter)
             return [*names, b"elsewhere"] if len(self.requests) > 5 and not delimiter else names
 

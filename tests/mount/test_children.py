@@ -16,9 +16,7 @@ from fastfuse.errors import (
     ConfigurationError,
     FastfuseError,
     MountError,
-    ReadError,
     ServiceError,
-    StoreUnsuitableError,
 )
 from fastfuse.mount.children import NoRoomError, error_message, fork_child, heard, is_over_within, wait_child
 from fastfuse.mount.mountpoint import BusyMountError
@@ -174,7 +172,6 @@ def test_every_error_is_heard_with_its_exit_code_message_and_hint(kind: type[Fas
         (NoRoomError("no room"), FastfuseError),
         (BusyMountError("busy"), MountError),
         (_OddError(), MountError),
-        (StoreUnsuitableError("unsuitable", whole_server=True), ReadError),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FastfuseError) else value.__name__,
 )

@@ -78,7 +78,7 @@ class ScriptedReader:
     def ranges(self, key: str) -> list[tuple[int, int]]:
         return [(start, end) for name, start, end in self.gets if name == key]
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         assert 0 <= start < end <= ref.size_bytes
         self.gets.append((ref.key, start, end))
         self.in_flight_bytes += end - start

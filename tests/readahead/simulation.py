@@ -34,7 +34,7 @@ class SimulatedService:
     in_flight: int = 0
     chances: random.Random = field(default_factory=lambda: random.Random(1))
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         self.gets.append((ref.key, start, end))
         self.in_flight += 1
         late = self.late_factor if self.chances.random() < self.late_chance else 1.0

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import aws_environment
+from tests.servers import aws_environment, moto_server, rclone_server
 
-__all__ = ["aws_environment", "no_settings_of_this_machine"]
+__all__ = ["aws_environment", "moto_server", "no_settings_of_this_machine", "rclone_server"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from fastfuse import log
 from fastfuse.config import mount_settings
 from fastfuse.log import LogConfig
 from fastfuse.mount import supervisor
-from fastfuse.store.base import ConnectionConfig
+from fastfuse.s3.base import ConnectionConfig
 from tests import mounting
 
 __all__ = ["DEADLINE_S", "shorten_deadline"]

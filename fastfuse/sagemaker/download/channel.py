@@ -19,16 +19,17 @@ from fastfuse.errors import (
 )
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.s3.base import ConnectionConfig, RangeReader
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.made import MadeReader
+from fastfuse.s3.session import S3Session
 from fastfuse.sagemaker.download.disk import Directory, disk_errors, open_private, open_root, read_trust, settle
 from fastfuse.sagemaker.download.fetch import Fetch
 from fastfuse.sagemaker.download.jobs import Places, jobs
 from fastfuse.sagemaker.download.landing import Landing
 from fastfuse.sagemaker.download.survey import Survey, check_room, clear_private, private_name, take_survey
 from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
-from fastfuse.store.base import ConnectionConfig, RangeReader
-from fastfuse.store.buffers import PartBuffers
-from fastfuse.store.made import MadeReader
-from fastfuse.store.router import open_reader
 
 __all__ = ["download", "download_channel", "settle_channel"]
 
@@ -87,7 +88,7 @@ async def _download_and_close(
     report: Callable[[DownloadProgress], None],
 ) -> DownloadReport:
     buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
-    reader = MadeReader(open_reader(connection, buffers), lambda: table)
+    reader = MadeReader(S3Client(S3Session(connection), buffers=buffers), lambda: table)
     try:
         return await download(table, reader, settings, report, most_gets=connection.max_connections)
     finally:

@@ -12,11 +12,11 @@ from typing import TypeVar
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.base import RangeReader
 from fastfuse.sagemaker.download.jobs import Job
 from fastfuse.sagemaker.download.landing import Half, Landing
 from fastfuse.sagemaker.download.pace import Pace
 from fastfuse.sagemaker.download.parts import Part
-from fastfuse.store.base import RangeReader
 
 __all__ = ["Fetch", "Room"]
 
@@ -147,7 +147,7 @@ class Fetch:
         data: Buffer = b""
         if start < end:
             self.requests += 1
-            data = await self._reader.get_range(ref, start, end)
+            data = await self._reader.get(ref, start, end)
             self.fetched_bytes += len(data)
         self._room.landed(started_s)
         return data

@@ -13,15 +13,16 @@ from fastfuse.listing.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.s3.base import ConnectionConfig, RangeReader
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
 from fastfuse.sagemaker.pipe.epoch import EpochWriter
 from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
 from fastfuse.sagemaker.pipe.guard import Guard
 from fastfuse.sagemaker.pipe.lookahead import Lookahead
 from fastfuse.sagemaker.pipe.sequence import Sequence, sequence_of
 from fastfuse.sagemaker.pipe.settings import PipeProgress, PipeSettings
-from fastfuse.store.base import ConnectionConfig, RangeReader
-from fastfuse.store.buffers import PartBuffers
-from fastfuse.store.router import open_reader
 
 __all__ = ["stream_channel"]
 
@@ -81,11 +82,11 @@ class _CountingReader:
         self._ended = ended
         self.requests = self.fetched_bytes = 0
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        """See `RangeReader.get_range`."""
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """See `RangeReader.get`."""
         self.requests += 1
         try:
-            data = await self._reader.get_range(ref, start, end)
+            data = await self._reader.get(ref, start, end)
         finally:
             # Heard when this task, which goes on to put the bytes where they belong, waits again.
             self._ended()
@@ -121,7 +122,7 @@ class _Channel:
         self._buffers = PartBuffers(
             part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
         )
-        self._reader = _CountingReader(open_reader(connection, self._buffers), self._wake)
+        self._reader = _CountingReader(S3Client(S3Session(connection), buffers=self._buffers), self._wake)
         self._report = report
         self._guard = guard
         self._begin_fd = begin_fd

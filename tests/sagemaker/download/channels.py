@@ -9,6 +9,7 @@ from fastfuse.inodes.names import Refusals
 from fastfuse.inodes.table import InodeTable
 from fastfuse.listing.snapshot import Snapshot, save_snapshot
 from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import (
     DiskClaim,
     DiskClaims,
@@ -17,7 +18,6 @@ from fastfuse.sagemaker.download import (
     DownloadSettings,
     download_channel,
 )
-from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import LoopbackServer, MemoryObjects
 
 __all__ = ["MEMORY_BYTES", "PART_BYTES", "files_below", "refs_of", "run", "settings_for", "snapshot_fd", "table_of"]

@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import DownloadProgress, download_channel
-from fastfuse.store.base import ConnectionConfig
 from tests.sagemaker.download.channels import settings_for
 
 

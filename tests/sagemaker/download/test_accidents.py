@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import DiskError
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import DownloadProgress, disk, download_channel, settle_channel
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
-from fastfuse.store.base import ConnectionConfig
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.sagemaker.download.channels import (
     PART_BYTES,

@@ -11,13 +11,13 @@ import trio.testing
 from fastfuse.errors import UnavailableError, first_of
 from fastfuse.inodes.builder import TableBuilder
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.base import RangeReader
+from fastfuse.s3.made import MadeReader
+from fastfuse.s3.memory import MemoryStore
 from fastfuse.sagemaker.download.channel import download
 from fastfuse.sagemaker.download.fetch import Room
 from fastfuse.sagemaker.download.pace import Pace
 from fastfuse.sagemaker.download.values import DownloadProgress
-from fastfuse.store.base import RangeReader
-from fastfuse.store.made import MadeReader
-from fastfuse.store.memory import MemoryStore
 from tests.descriptors import open_descriptors
 from tests.fakes import CountingReader, FailingReader, SlowReader
 from tests.sagemaker.download.channels import MEMORY_BYTES, PART_BYTES, files_below, settings_for, table_of
@@ -33,13 +33,13 @@ class WeighingReader:
     most_descriptors: int = 0
     order: list[str] = field(default_factory=list)
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         self.bytes_in_flight += end - start
         self.most_bytes = max(self.most_bytes, self.bytes_in_flight)
         self.most_descriptors = max(self.most_descriptors, len(os.listdir("/proc/self/fd")))
         self.order.append(ref.key)
         try:
-            return await self.inner.get_range(ref, start, end)
+            return await self.inner.get(ref, start, end)
         finally:
             self.bytes_in_flight -= end - start
 

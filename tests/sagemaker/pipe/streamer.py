@@ -13,9 +13,9 @@ from fastfuse.errors import FastfuseError
 from fastfuse.indexing.make import make_index
 from fastfuse.indexing.origin import IndexOrigin, SourceKind
 from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 from fastfuse.sources.uri import S3Uri
-from fastfuse.store.base import ConnectionConfig
 
 
 def tell(**told: Any) -> None:  # noqa: ANN401 - whatever JSON can carry

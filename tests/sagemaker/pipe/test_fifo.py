@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from fastfuse.errors import ConfigurationError, MountError
+from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
-from fastfuse.store.buffers import PartBuffers
 from tests.descriptors import open_descriptors
 
 PIPE_MAX = int(Path("/proc/sys/fs/pipe-max-size").read_text())

@@ -59,9 +59,9 @@ class _Waking:
         self._reader = reader
         self.lookahead: Lookahead | None = None
 
-    async def get_range(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         try:
-            return await self._reader.get_range(ref, start, end)
+            return await self._reader.get(ref, start, end)
         finally:
             if self.lookahead is not None:
                 self.lookahead.wake()

@@ -1,0 +1,448 @@
+"""The one S3 client for reading: GET into the caller's memory, HEAD and LIST, over connections of its own.
+
+A client's own copies are what a read costs, so bytes go straight from the socket into the part's memory. Each verb
+sends a signed request over a connection to its bucket (`routes`, `connection`), checks that the reply is of the listed
+version and of the right length (`replies`), and classifies what went wrong (`failures`), which `retries` tries again
+until the deadline. Uploads are not here: see `upload`.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+from urllib.parse import quote
+
+import trio
+
+from fastfuse.errors import (
+    AccessError,
+    BadReplyError,
+    ConfigurationError,
+    DeadlineError,
+    FastfuseError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    ServiceError,
+    UnavailableError,
+)
+from fastfuse.metrics import Counters
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.connection import TASK_BYTES, Connection
+from fastfuse.s3.credentials import Credentials
+from fastfuse.s3.failures import (
+    Failure,
+    Kind,
+    failure_of_network,
+    failure_of_reply,
+    object_error,
+    read_error,
+    start_error,
+)
+from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
+from fastfuse.s3.replies import (
+    body_start,
+    check_range_arguments,
+    condition_line,
+    error_code,
+    error_region,
+    is_whole_page,
+    object_of,
+    unzipped,
+)
+from fastfuse.s3.retries import UNTIL_DEADLINE, RetryableError, attempts, retrying
+from fastfuse.s3.routes import NotConnectedError, Route, Routes, unanswered
+from fastfuse.s3.session import DEFAULT_REGION, S3Session, stall_timeout_s
+from fastfuse.s3.stalls import StallWatch
+
+__all__ = ["LIST_DEADLINE_S", "MAX_PAGE_BYTES", "S3Client"]
+
+# A LIST over many delete markers was seen to take 120 s before its first byte (xuanwo.io, 2025-02).
+_LIST_STALL_S = 130.0
+# One page with all its retries; a listing that cannot get a page for so long has no service to wait for.
+LIST_DEADLINE_S = 300.0
+# A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.
+MAX_PAGE_BYTES = 8 << 20
+# A longer error document is not read.
+_MAX_ERROR_BYTES = 64 << 10
+# A server that ignores Range sends the object from its start: this much is read past before a read is refused.
+_LONGEST_SKIP_BYTES = 64 << 20
+_SKIPPED_AT_ONCE_BYTES = 256 << 10
+# The search for a bucket's region, retries included: it delays the start of the mount.
+_REGION_DEADLINE_S = 20.0
+
+_OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
+    (ObjectChangedError, "changed"),
+    (ObjectDeniedError, "denied"),
+    (UnavailableError, "unavailable"),
+    (DeadlineError, "deadline"),
+    (BadReplyError, "bad_reply"),
+    (trio.Cancelled, "cancelled"),
+)
+
+
+class S3Client:
+    """Reads objects of every bucket that `session` reaches. Constructing it does no I/O and starts no thread."""
+
+    def __init__(
+        self, session: S3Session, *, buffers: PartBuffers | None = None, counters: Counters | None = None
+    ) -> None:
+        """`get` returns memory of `buffers`; `counters` count each GET as it ends."""
+        config = session.config
+        self.session = session
+        self._buffers = buffers or PartBuffers(part_bytes=0, limit_bytes=0)
+        self._counters = counters
+        self._slots = trio.Semaphore(config.max_connections)
+        self._read_watch = StallWatch(stall_timeout_s(config), config.deadline_s)
+        self._list_watch = StallWatch(_LIST_STALL_S, LIST_DEADLINE_S)
+        self._routes = Routes(session, self._read_watch, self._ask_region)
+        self._closed = False
+
+    @property
+    def max_connections(self) -> int:
+        """How many requests are worth having in flight."""
+        return self.session.config.max_connections
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """Return the bytes from `start` to `end` (exclusive) of the listed version; see `RangeReader.get`.
+
+        Raises `ReadError` only, beside `ValueError` for a range that is not inside the object. Cancelling it stops
+        the request.
+        """
+        check_range_arguments(ref, start, end)
+        try:
+            data = await self._get(ref, start, end)
+        except BaseException as error:
+            self._count(next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "other"))
+            if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
+                _raise_as_read_error(error, ref)
+            raise
+        self._count("ok", end - start)
+        return data
+
+    async def head(self, bucket: str, key: str) -> ObjectRef:
+        """Return what the object is now.
+
+        Raises:
+            MissingObjectError: there is none.
+            ForbiddenObjectError: these credentials may not read it.
+            AccessError, SourceError, ConfigurationError, ServiceError: as `list`.
+        """
+        deadline_s = self.session.config.deadline_s
+        with trio.move_on_after(deadline_s):
+            head, _ = await retrying(partial(self._ask_once, bucket, key=key))
+            ref = object_of(head, bucket, key)
+            if ref is not None:
+                return ref
+            raise ServiceError(
+                f"The service's reply for {_shown(bucket, key)} has no length or no time that makes sense.",
+                hint="Check that --endpoint-url is an S3 service.",
+            )
+        raise ServiceError(f"The S3 service did not answer for {_shown(bucket, key)} within {deadline_s:g} s.")
+
+    async def list(
+        self,
+        bucket: str,
+        *,
+        prefix: str,
+        start_after: str = "",
+        continuation_token: str = "",
+        delimiter: str = "",
+        max_keys: int = 1000,
+    ) -> bytes:
+        """Return the unparsed XML of one ListObjectsV2 reply, at most `MAX_PAGE_BYTES`; see `PageSource.list`."""
+        optional = {"start-after": start_after, "continuation-token": continuation_token, "delimiter": delimiter}
+        asked = {"list-type": "2", "prefix": prefix, "max-keys": str(max_keys), "encoding-type": "url"}
+        asked |= {name: value for name, value in optional.items() if value}
+        # In the order in which they are signed.
+        query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
+        with trio.move_on_after(LIST_DEADLINE_S):
+            _, page = await retrying(partial(self._ask_once, bucket, query=query))
+            return page
+        raise ServiceError(
+            f"The S3 service did not list a page of the bucket {bucket!r} within {LIST_DEADLINE_S:.0f} s."
+        )
+
+    async def prepare(self, bucket: str) -> None:
+        """Find credentials, region and address, which the first request would otherwise wait for. Raises as `list`."""
+        await self._prepared(bucket)
+
+    async def region(self, bucket: str) -> str:
+        """Return the region of `bucket`. Raises as `list`."""
+        return (await self._routes.find(bucket)).endpoint.region
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent; a request in flight fails or finishes, and none may be started."""
+        self._closed = True
+        self._routes.close()
+        await trio.lowlevel.checkpoint()
+
+    async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        failed = None
+        if end - start <= TASK_BYTES:
+            try:
+                data = await self._get_at_once(ref, start, end)
+            except RetryableError as error:
+                failed = error
+            else:
+                if data is not None:
+                    return data
+        deadline_s = self.session.config.deadline_s
+        with trio.move_on_after(deadline_s):
+            return await retrying(partial(self._get_once, ref, start, end), failed=failed)
+        raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
+
+    async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> Buffer | None:
+        """Return a small range over an idle connection, or None where there is none or the server has closed it.
+
+        No deadline guards it, for its connection's watch does: a cancel scope costs as much as sending and receiving.
+        """
+        route, source = self._routes.known(ref.bucket), self.session.credentials
+        is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
+        connection = route.fresh_connection() if route is not None and is_ready else None
+        if route is None or connection is None:
+            return None
+        self._slots.acquire_nowait()
+        try:
+            return await self._get_over(connection, route, source.latest if source else None, ref, start, end)
+        finally:
+            self._slots.release()
+
+    async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        route, credentials = await self._prepared(ref.bucket)
+        async with self._slots:
+            # The server may close an idle connection at this very moment: then it has not begun to answer.
+            while (connection := route.fresh_connection()) is not None:
+                data = await self._get_over(connection, route, credentials, ref, start, end)
+                if data is not None:
+                    return data
+            try:
+                connection = await self._routes.connect(route)
+            except OSError as error:
+                raise _broken_read(error, ref, is_connected=False) from error
+            data = await self._get_over(connection, route, credentials, ref, start, end)
+        if data is None:
+            raise _broken_read(unanswered(), ref, is_connected=True)
+        return data
+
+    async def _get_over(
+        self,
+        connection: Connection,
+        route: Route,
+        credentials: Credentials | None,
+        ref: ObjectRef,
+        start: int,
+        end: int,
+    ) -> Buffer | None:
+        """Return the range; None where the connection ended before the server answered."""
+        try:
+            lines = f"range: bytes={start}-{end - 1}\r\n{condition_line(ref)}"
+            request = route.request("GET", credentials, key=ref.key, lines=lines)
+            head = await connection.ask(request, self._read_watch, expected_bytes=end - start)
+            if head is None:
+                return None
+            if head.status not in (200, 206):
+                failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
+                count = UNTIL_DEADLINE if is_mended else attempts(failure.kind, is_read=True)
+                raise RetryableError(read_error(failure, ref), attempts=count)
+            sent_from = body_start(head, ref, start, end)
+            if sent_from < start:
+                await _skip(connection, start - sent_from, ref)
+            data = self._buffers.take(end - start)
+            if await connection.read_into(data) < len(data):
+                raise ConnectionResetError("the connection was cut off")
+            # The head told no length. More than a range is wrong; more than the beginning of an object is not.
+            if head.body_bytes is None and "content-range" in head.headers and not await connection.is_at_end():
+                raise BadReplyError(f"The service sent more of {ref.key!r} than the {len(data)} bytes asked for.")
+        except BadReplyHeadError as error:
+            raise BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.") from error
+        except OSError as error:
+            raise _broken_read(error, ref, is_connected=True) from error
+        finally:
+            self._put_back(route, connection)
+        return data.toreadonly()
+
+    async def _ask_once(self, bucket: str, *, key: str = "", query: str = "") -> tuple[ReplyHead, bytes]:
+        """Return the head of a reply of 200 to a HEAD for `key`, or to a LIST with `query` and its whole page.
+
+        Raises:
+            RetryableError: it failed, and may be tried again.
+            FastfuseError: it failed for good.
+        """
+        route, credentials = await self._prepared(bucket)
+        request = route.request("GET" if query else "HEAD", credentials, key=key, query=query)
+        is_mended = False
+        async with self._slots:
+            connection = None
+            try:
+                connection, head = await self._routes.ask(
+                    route, request, self._list_watch if query else self._read_watch
+                )
+                if head.status == 200:
+                    page = await _page(connection, head, bucket) if query else b""
+                    if not query or is_whole_page(page):
+                        return head, page
+                    # S3 may report an error that came late with a status of 200.
+                    failure = failure_of_reply(500, error_code(page))
+                else:
+                    failure, is_mended = await self._refusal(
+                        connection, head, bucket, route, credentials, has_body=bool(query)
+                    )
+            except BadReplyHeadError as error:
+                raise _no_service(route, error) from error
+            except NotConnectedError as error:
+                failure = failure_of_network(error.reason, is_connected=False)
+            except OSError as error:
+                failure = failure_of_network(error, is_connected=True)
+            finally:
+                if connection is not None:
+                    self._put_back(route, connection)
+        final = self._command_error(failure, bucket, key, route.endpoint.region)
+        if query and failure.is_throttled:
+            raise final  # the lister answers it, with fewer requests
+        raise RetryableError(final, attempts=UNTIL_DEADLINE if is_mended else attempts(failure.kind, is_read=False))
+
+    async def _ask_region(self, bucket: str, route: Route) -> str:
+        """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.
+
+        A server of one's own that names none gets `DEFAULT_REGION`.
+
+        Raises:
+            SourceError: there is no such bucket.
+            ConfigurationError: AWS names no region.
+            ServiceError: nothing answers.
+        """
+        with trio.move_on_after(_REGION_DEADLINE_S):
+            return await retrying(partial(self._ask_region_once, bucket, route))
+        raise self._command_error(failure_of_reply(408, ""), bucket, "", DEFAULT_REGION)
+
+    async def _ask_region_once(self, bucket: str, route: Route) -> str:
+        try:
+            # Unsigned: S3 names the region on 200, 301, 400 and 403 alike, and a signature would need the region.
+            connection, head = await self._routes.ask(route, route.request("HEAD", None), self._read_watch)
+            self._put_back(route, connection)
+            failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
+        except BadReplyHeadError as error:
+            raise _no_service(route, error) from error
+        except NotConnectedError as error:
+            failure = failure_of_network(error.reason, is_connected=False)
+        except OSError as error:
+            failure = failure_of_network(error, is_connected=True)
+        if failure.region:
+            return failure.region
+        final = self._command_error(failure, bucket, "", DEFAULT_REGION)
+        if failure.kind in (Kind.BUSY, Kind.UNREACHABLE, Kind.TLS):
+            raise RetryableError(final, attempts=attempts(failure.kind, is_read=False))
+        if self.session.endpoint_url is not None:
+            return DEFAULT_REGION
+        if failure.kind is Kind.CHANGED:
+            raise final
+        raise ConfigurationError(
+            f"The region of the bucket {bucket!r} could not be found out ({failure.detail}).",
+            hint="Name it with --region.",
+        )
+
+    async def _prepared(self, bucket: str) -> tuple[Route, Credentials | None]:
+        """Return how to reach `bucket` and what to sign with."""
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        source = self.session.credentials
+        credentials = None if source is None else await source.current()
+        return await self._routes.find(bucket), credentials
+
+    async def _refusal(
+        self,
+        connection: Connection,
+        head: ReplyHead,
+        bucket: str,
+        route: Route,
+        credentials: Credentials | None,
+        *,
+        has_body: bool = True,
+    ) -> tuple[Failure, bool]:
+        """Return what the service replied in place of what was asked for, and whether its reason is removed now.
+
+        New credentials or the right region remove it.
+        """
+        document = b""
+        # Without a document that can be read, the status tells enough.
+        with suppress(BadReplyHeadError, OSError):
+            if has_body:
+                document = unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)
+        region = head.headers.get("x-amz-bucket-region") or error_region(document)
+        failure = failure_of_reply(head.status, error_code(document), region, head.headers.get("location", ""))
+        source = self.session.credentials
+        if not has_body and head.status == 400 and not region and credentials is not None and credentials.token:
+            # A HEAD has no error code; this is how S3 refuses an expired token there.
+            failure = replace(failure, kind=Kind.EXPIRED)
+        if failure.kind in (Kind.EXPIRED, Kind.BAD_KEYS) and source is not None and credentials is not None:
+            return failure, await source.replace(credentials)
+        if failure.kind is Kind.WRONG_REGION:
+            return failure, await self._routes.correct(bucket, failure.region, route)
+        return failure, False
+
+    def _put_back(self, route: Route, connection: Connection) -> None:
+        if self._closed:
+            connection.close()
+        else:
+            route.put_back(connection)
+
+    def _count(self, outcome: str, fetched_bytes: int = 0) -> None:
+        if self._counters is not None:
+            self._counters.add(self._counters.slot("fastfuse_fetch_requests", outcome))
+            self._counters.add(self._counters.slot("fastfuse_fetched_bytes"), fetched_bytes)
+
+    def _command_error(self, failure: Failure, bucket: str, key: str, region: str) -> FastfuseError:
+        error = object_error(failure, bucket=bucket, key=key, operation="read") if key else None
+        endpoint = self.session.endpoint_url or ""
+        return error or start_error(failure, bucket=bucket, endpoint=endpoint, region=region)
+
+
+async def _page(connection: Connection, head: ReplyHead, bucket: str) -> bytes:
+    page = await connection.read_all(MAX_PAGE_BYTES + 1)
+    if head.body_bytes is not None and len(page) < head.body_bytes <= MAX_PAGE_BYTES:
+        raise ConnectionResetError("the connection was cut off")
+    page = unzipped(head, page, MAX_PAGE_BYTES + 1)
+    if len(page) > MAX_PAGE_BYTES:
+        raise ServiceError(
+            f"The service sent a page of the bucket {bucket!r} of more than {MAX_PAGE_BYTES >> 20} MiB.",
+            hint="Check that --endpoint-url is an S3 service.",
+        )
+    return page
+
+
+async def _skip(connection: Connection, size_bytes: int, ref: ObjectRef) -> None:
+    """Read past the beginning of an object that a server sends from its start."""
+    if size_bytes > _LONGEST_SKIP_BYTES:
+        raise BadReplyError(
+            f"The service ignores Range: {ref.key!r} cannot be read at {size_bytes} without all before it."
+        )
+    scratch = memoryview(bytearray(min(size_bytes, _SKIPPED_AT_ONCE_BYTES)))
+    while size_bytes:
+        count = await connection.read_into(scratch[:size_bytes])
+        if not count:
+            raise ConnectionResetError("the connection was cut off")
+        size_bytes -= count
+
+
+def _broken_read(error: OSError, ref: ObjectRef, *, is_connected: bool) -> RetryableError:
+    failure = failure_of_network(error, is_connected=is_connected)
+    return RetryableError(read_error(failure, ref), attempts=attempts(failure.kind, is_read=True))
+
+
+def _no_service(route: Route, error: BadReplyHeadError) -> ServiceError:
+    return ServiceError(
+        f"What answers at {route.endpoint.host_header} is not an S3 service: {error}.", hint="Check --endpoint-url."
+    )
+
+
+def _raise_as_read_error(error: FastfuseError, ref: ObjectRef) -> NoReturn:
+    if isinstance(error, AccessError | ConfigurationError):
+        raise ObjectDeniedError(f"{ref.key!r} could not be read: {error}", hint=error.hint) from error
+    raise UnavailableError(f"{ref.key!r} could not be read: {error}", hint=error.hint) from error
+
+
+def _shown(bucket: str, key: str) -> str:
+    """Return an object's URI as Python writes it: a key may hold what a terminal obeys."""
+    return repr(f"s3://{bucket}/{key}")

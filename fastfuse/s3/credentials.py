@@ -1,0 +1,168 @@
+"""Keeps the AWS credentials: resolved once, renewed ahead of their expiry, resolved anew when the service refuses them.
+
+aiobotocore walks its whole chain (environment, shared files and profiles, SSO, assume-role, web identity, container,
+process, IMDS). What it finds is kept here as one immutable value.
+"""
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from math import inf
+
+import trio
+from aiobotocore.session import AioSession
+from botocore.exceptions import BotoCoreError, ClientError
+
+from fastfuse.errors import AccessError, FastfuseError
+from fastfuse.s3.failures import resolution_error, safe_cause
+
+__all__ = ["CredentialSource", "Credentials", "resolve_credentials"]
+
+logger = logging.getLogger(__name__)
+# Its warnings of a failed refresh come with a traceback, in which what a credential process printed may stand. What
+# it raises, and what it does not, is told here.
+logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
+
+# botocore itself refreshes only in the last 15 minutes (`_DEFAULT_ADVISORY_REFRESH_TIMEOUT`): asking earlier is idle.
+# The 30 s keep us inside that window whatever the clocks' rounding.
+_RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
+# A renewal that failed is tried again after half of the time left, but not in a tight loop.
+_LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
+# No header can carry it.
+_UNSENDABLE = re.compile(r"[^\x20-\x7e]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a request is signed with. `expires_at` is None for keys that do not expire. The repr shows no secret."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    token: str | None = field(default=None, repr=False)
+    expires_at: datetime | None = None
+
+
+async def resolve_credentials(session: AioSession) -> Credentials:
+    """Return the credentials that `session` has now, refreshed by botocore where they are about to expire.
+
+    Raises `AccessError` where there are none or they cannot be had, `ConfigurationError` for a bad profile.
+    """
+    try:
+        found = await session.get_credentials()
+        if found is None:
+            raise AccessError(
+                "No AWS credentials were found.",
+                hint="Configure them (environment, profile, role), name a --profile, "
+                "or use --no-sign-request for a public bucket.",
+            )
+        frozen = await found.get_frozen_credentials()
+    except (BotoCoreError, ClientError, OSError, RuntimeError, ValueError) as error:
+        # OSError: no token file, or no credential program. RuntimeError: refreshed credentials that are already
+        # expired. ValueError: an unreadable expiry time.
+        raise resolution_error(error) from safe_cause(error)
+    if any(_UNSENDABLE.search(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)):
+        raise AccessError(
+            "The AWS credentials hold a character that no key has, such as a line break.",
+            hint="Copy them again into the environment variable or file that they come from.",
+        )
+    return Credentials(
+        access_key=frozen.access_key,
+        secret_key=frozen.secret_key,
+        token=frozen.token,
+        # botocore tells the expiry of refreshable credentials by this attribute only.
+        expires_at=getattr(found, "_expiry_time", None),
+    )
+
+
+class CredentialSource:
+    """Keeps the current credentials, for trio tasks."""
+
+    def __init__(
+        self,
+        resolve: Callable[[], Awaitable[Credentials]],
+        *,
+        start_over: Callable[[], None] = lambda: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`resolve` may answer from what it found before; after `start_over` it looks everywhere again."""
+        self._resolve = resolve
+        self._start_over = start_over
+        self._now = now
+        self._lock = trio.Lock()
+        self._renew_at: datetime | None = None
+        self._replaced_s = -inf
+        self.latest: Credentials | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether `latest` is there, and not to be renewed yet."""
+        return self.latest is not None and not self._is_due()
+
+    async def current(self) -> Credentials:
+        """Return credentials that are valid now, resolved on first use and renewed ahead of their expiry.
+
+        A checkpoint only where something has to be resolved. A renewal that fails while the old credentials are
+        still valid is logged and tried again later.
+        """
+        if self.latest is not None and not self._is_due():
+            return self.latest
+        async with self._lock:
+            if self.latest is None:
+                self._keep(await self._resolve())
+            elif self._is_due():
+                await self._renew(self.latest)
+            assert self.latest is not None
+            return self.latest
+
+    async def replace(self, refused: Credentials) -> bool:
+        """Resolve anew after the service refused `refused`, and return whether there are other credentials now.
+
+        Files are read again and a `credential_process` is asked again, at most once a second. A failure is logged and
+        leaves the old credentials.
+        """
+        async with self._lock:
+            if self.latest is not refused:
+                return True
+            if trio.current_time() - self._replaced_s < _LEAST_RENEWAL_PAUSE.total_seconds():
+                return False
+            self._start_over()
+            try:
+                fresh = await self._resolve()
+            except FastfuseError as error:
+                logger.warning("The service refused the AWS credentials, and there are no others: %s", error)
+                fresh = refused
+            self._replaced_s = trio.current_time()
+            if fresh == refused:
+                return False
+            logger.info("The service refused the AWS credentials; using those that were resolved anew.")
+            self._keep(fresh)
+            return True
+
+    def _is_due(self) -> bool:
+        return self._renew_at is not None and self._now() >= self._renew_at
+
+    async def _renew(self, old: Credentials) -> None:
+        assert old.expires_at is not None
+        try:
+            fresh = await self._resolve()
+        except FastfuseError as error:
+            left = old.expires_at - self._now()
+            if left <= timedelta(0):
+                raise
+            self._renew_at = self._now() + max(left / 2, _LEAST_RENEWAL_PAUSE)
+            logger.warning("Renewing the AWS credentials failed, %d s before they expire: %s", left.seconds, error)
+            return
+        if fresh == old:  # so botocore answers a failure until ten minutes before the expiry
+            logger.warning("The AWS credentials were not renewed yet; they expire at %s", old.expires_at)
+        self._keep(fresh)
+
+    def _keep(self, fresh: Credentials) -> None:
+        self.latest = fresh
+        if fresh.expires_at is None:
+            self._renew_at = None
+            return
+        # Short-lived ones (credential_process may give a minute) are renewed half way instead.
+        half_way = self._now() + max((fresh.expires_at - self._now()) / 2, _LEAST_RENEWAL_PAUSE)
+        self._renew_at = max(fresh.expires_at - _RENEW_BEFORE_EXPIRY, half_way)

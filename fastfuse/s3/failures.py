@@ -1,0 +1,376 @@
+"""Classifies what goes wrong between here and the service, and makes the errors of it that users and readers see.
+
+Every failure becomes a `Failure` of one `Kind`, whether the service refused a request, the network broke or botocore
+found no credentials. A message consists of the status, the error code and names that the user gave. It never quotes
+the reply's own text, which may hold the token, the access key or the string that was signed.
+"""
+
+import os
+import re
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from botocore import exceptions as boto
+from botocore.exceptions import BotoCoreError, ClientError
+
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    FastfuseError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    ServiceError,
+    SourceError,
+    ThrottledError,
+    UnavailableError,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.proxies import ProxyRefusalError
+from fastfuse.s3.tls import CertificateError, TlsError
+
+__all__ = [
+    "Failure",
+    "Kind",
+    "failure_of_exception",
+    "failure_of_network",
+    "failure_of_reply",
+    "object_error",
+    "read_error",
+    "resolution_error",
+    "safe_cause",
+    "start_error",
+]
+
+
+class Kind(Enum):
+    """What went wrong, by what can be done about it."""
+
+    # docs/SEMANTICS.md has the table of what each kind leads to.
+
+    BUSY = auto()  # throttled, 5xx, cut off: try again
+    UNREACHABLE = auto()
+    TLS = auto()
+    CHANGED = auto()
+    NO_BUCKET = auto()
+    DENIED = auto()
+    ARCHIVED = auto()
+    EXPIRED = auto()
+    SKEWED = auto()
+    BAD_KEYS = auto()
+    NO_CREDENTIALS = auto()
+    WRONG_REGION = auto()
+    BAD_CONFIGURATION = auto()
+    OTHER = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """`detail` is safe to show; `region` is the right one where the service named it."""
+
+    kind: Kind
+    detail: str
+    region: str = ""
+    # The service asked for fewer requests.
+    is_throttled: bool = False
+
+
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_KIND_OF_CODE = {
+    "AccessDenied": Kind.DENIED,
+    "AllAccessDisabled": Kind.DENIED,
+    "AuthorizationHeaderMalformed": Kind.WRONG_REGION,
+    "ExpiredToken": Kind.EXPIRED,
+    "ExpiredTokenException": Kind.EXPIRED,
+    "IllegalLocationConstraintException": Kind.WRONG_REGION,
+    "InvalidAccessKeyId": Kind.BAD_KEYS,
+    "InvalidObjectState": Kind.ARCHIVED,
+    "InvalidRange": Kind.CHANGED,
+    "InvalidToken": Kind.EXPIRED,
+    "NoSuchBucket": Kind.NO_BUCKET,
+    "NoSuchKey": Kind.CHANGED,
+    "NoSuchVersion": Kind.CHANGED,
+    "PermanentRedirect": Kind.WRONG_REGION,
+    "PreconditionFailed": Kind.CHANGED,
+    "RequestExpired": Kind.SKEWED,
+    "RequestTimeTooSkewed": Kind.SKEWED,
+    "RequestTimeout": Kind.BUSY,
+    "SignatureDoesNotMatch": Kind.BAD_KEYS,
+    "SlowDown": Kind.BUSY,
+    "Throttling": Kind.BUSY,
+    "TokenRefreshRequired": Kind.EXPIRED,
+}
+_KIND_OF_STATUS = {
+    301: Kind.WRONG_REGION,
+    307: Kind.WRONG_REGION,
+    401: Kind.DENIED,
+    403: Kind.DENIED,
+    404: Kind.CHANGED,
+    408: Kind.BUSY,
+    412: Kind.CHANGED,
+    416: Kind.CHANGED,
+    429: Kind.BUSY,
+}
+# Codes and regions are shown to the user: nothing but such words may pass.
+_WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+# The scheme and host of a redirect, without a user name or path.
+_TARGET = re.compile(r"[a-z]{1,8}://[A-Za-z0-9.\[\]:-]{1,128}(?![^/?#])", re.ASCII)
+
+
+def failure_of_reply(status: int, code: str, region: str = "", location: str = "") -> Failure:
+    """Classify an HTTP reply; `code` is S3's error code, or empty, and `location` where a redirect points to."""
+    code = code if _WORD.fullmatch(code) and not code.isdecimal() else ""
+    kind = _KIND_OF_CODE.get(code) or _KIND_OF_STATUS.get(status)
+    if kind is None:
+        # 501 is final by definition; every other 5xx may be a passing fault of the service.
+        kind = Kind.BUSY if 500 <= status < 600 and status != 501 else Kind.OTHER
+    region = region if _WORD.fullmatch(region) else ""
+    if code == "AuthorizationHeaderMalformed" and not region:
+        kind = Kind.BAD_KEYS  # S3 says the same of an empty or garbled access key
+    is_throttled = kind is Kind.BUSY and status in {429, 503}
+    detail = f"{status} {code}".strip()
+    if 300 <= status < 400 and not region:
+        # Nobody follows it: requests, and what they are signed with, go to the hosts of the endpoint rules only.
+        target = _TARGET.match(location)
+        detail += f", a redirect to {target[0]!r}, which is not followed" if target else ""
+    return Failure(kind=kind, detail=detail, region=region, is_throttled=is_throttled)
+
+
+def failure_of_network(error: OSError, *, is_connected: bool) -> Failure:
+    """Classify what our own sockets raise; `is_connected` tells whether there was a connection before."""
+    if isinstance(error, CertificateError):
+        return Failure(kind=Kind.TLS, detail=f"certificate verification failed: {error}")
+    detail = _system_text(error) or str(error) or type(error).__name__
+    if is_connected:
+        return Failure(kind=Kind.BUSY, detail=detail)
+    return Failure(kind=Kind.TLS if isinstance(error, TlsError) else Kind.UNREACHABLE, detail=detail)
+
+
+def failure_of_exception(error: Exception) -> Failure:
+    """Classify what botocore raises."""
+    if isinstance(error, ClientError):
+        return _failure_of_client_error(error)
+    for kind, types in _KIND_OF_TYPE:
+        if isinstance(error, types):
+            return Failure(kind=kind, detail=_reason(error))
+    return Failure(kind=Kind.OTHER, detail=type(error).__name__)
+
+
+_KIND_OF_TYPE: tuple[tuple[Kind, tuple[type[Exception], ...]], ...] = (
+    (Kind.TLS, (boto.SSLError,)),
+    (Kind.BUSY, (boto.ReadTimeoutError, boto.ResponseStreamingError, boto.IncompleteReadError)),
+    (Kind.BUSY, (boto.ConnectionClosedError,)),
+    (Kind.UNREACHABLE, (boto.ConnectionError,)),
+    (Kind.BUSY, (boto.HTTPClientError,)),
+    (Kind.EXPIRED, (boto.UnauthorizedSSOTokenError, boto.SSOTokenLoadError, boto.TokenRetrievalError)),
+    (Kind.NO_CREDENTIALS, (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.MetadataRetrievalError)),
+    (
+        Kind.BAD_CONFIGURATION,
+        (
+            boto.ProfileNotFound,
+            boto.ConfigParseError,
+            boto.ConfigNotFound,
+            boto.PartialCredentialsError,
+            boto.InvalidConfigError,
+            boto.UnknownCredentialError,
+            boto.InfiniteLoopConfigError,
+            boto.InvalidRegionError,
+            boto.NoRegionError,
+            boto.InvalidS3AddressingStyleError,
+            boto.UnsupportedS3ConfigurationError,
+            boto.ParamValidationError,
+            boto.EndpointProviderError,
+        ),
+    ),
+)
+
+
+def _failure_of_client_error(error: ClientError) -> Failure:
+    reply = error.response
+    metadata = reply.get("ResponseMetadata", {})
+    region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or reply.get("Error", {}).get("Region", "")
+    code = str(reply.get("Error", {}).get("Code", ""))
+    status = int(metadata.get("HTTPStatusCode", 0))
+    return failure_of_reply(status, code, str(region))
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost plain cause in words: botocore's own text may hold a whole request URL."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"certificate verification failed: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS failed: {cause.reason or 'handshake'}"
+        if isinstance(cause, OSError) and cause.strerror:
+            return _system_text(cause)
+    if isinstance(error, boto.ConnectTimeoutError):
+        return "no answer in time"
+    # botocore's wrapper says nothing; what it wraps (httpx2's RemoteProtocolError, say) does by its name.
+    return type([*_causes(error)][-1]).__name__
+
+
+def _system_text(error: OSError) -> str:
+    """Return the system's words for `error`, without the address that trio's repeat; empty where it has none."""
+    # A name that does not resolve has a number below 0 and a good text.
+    has_own_text = isinstance(error, TlsError | ProxyRefusalError)
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 and not has_own_text else error.strerror or ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """`error` and what is behind it, along botocore's ``error=`` argument and Python's own two links."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        kept = getattr(one, "kwargs", {})
+        inner = kept.get("error") if isinstance(kept, dict) else None
+        # A failed connection is a group, with one error for each of the host's addresses.
+        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        links = (*members, inner, one.__cause__, one.__context__)
+        waiting += [link for link in links if isinstance(link, BaseException)]
+
+
+def safe_cause(error: Exception) -> Exception | None:
+    """`error` for ``raise ... from``, unless it holds a reply's or a credential process's own text."""
+    return None if isinstance(error, ClientError | boto.CredentialRetrievalError) else error
+
+
+def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
+    """Return the error that the reader of `ref` gets."""
+    match failure.kind:
+        case Kind.CHANGED | Kind.NO_BUCKET:
+            return ObjectChangedError(f"{ref.key!r} was replaced or deleted since it was listed ({failure.detail}).")
+        case Kind.ARCHIVED:
+            return ObjectArchivedError(
+                f"{ref.key!r} is in an archive storage class ({ref.storage_class}).", hint="Restore the object first."
+            )
+        case Kind.DENIED:
+            return ObjectDeniedError(f"The service denies access to {ref.key!r} ({failure.detail}).")
+        case Kind.EXPIRED | Kind.SKEWED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
+            return ObjectDeniedError(
+                f"The service refuses the credentials for {ref.key!r} ({failure.detail}).",
+                hint=_CREDENTIALS_HINT,
+            )
+        case _:
+            return UnavailableError(f"{ref.key!r} could not be read ({failure.detail}).")
+
+
+_CREDENTIALS_HINT = "Renew the credentials (for SSO: aws sso login), or name a --profile."
+
+
+def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> FastfuseError | None:
+    """Return the error of a request for one object, `operation` being "read" or "write"; None for one of the bucket."""
+    shown = repr(f"s3://{bucket}/{key}")
+    match failure.kind:
+        case Kind.CHANGED if operation == "read":
+            return MissingObjectError(f"There is no object {shown}.")
+        case Kind.DENIED | Kind.ARCHIVED:
+            return ForbiddenObjectError(
+                f"The service denies access to {shown} ({failure.detail}).",
+                hint="It takes s3:GetObject to read it, and s3:PutObject to write it.",
+            )
+        case Kind.BUSY | Kind.OTHER | Kind.CHANGED:
+            return ServiceError(f"The S3 service failed to {operation} {shown} ({failure.detail}).")
+    return None
+
+
+def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) -> FastfuseError:
+    """Return the error of a command that cannot use `bucket`. `endpoint` is for display, without credentials."""
+    where = f"at {endpoint}" if endpoint else "at AWS"
+    detail = failure.detail
+    match failure.kind:
+        case Kind.NO_BUCKET | Kind.CHANGED:
+            return SourceError(f"There is no bucket {bucket!r} {where}.", hint="Check its name and --endpoint-url.")
+        case Kind.DENIED | Kind.ARCHIVED:
+            return AccessError(
+                f"The service denies listing the bucket {bucket!r} ({detail}).",
+                hint="It takes s3:ListBucket and s3:GetObject; another --profile may have them, "
+                "and a public bucket needs --no-sign-request.",
+            )
+        case Kind.EXPIRED:
+            return AccessError(f"The AWS credentials have expired ({detail}).", hint=_CREDENTIALS_HINT)
+        case Kind.BAD_KEYS | Kind.SKEWED:
+            return AccessError(
+                f"The service does not accept the AWS credentials ({detail}).",
+                hint="Check the keys, the --profile, the --endpoint-url and this machine's clock.",
+            )
+        case Kind.WRONG_REGION:
+            return _wrong_region(failure, bucket, region)
+        case Kind.TLS:
+            return ServiceError(
+                f"No secure connection to the S3 service {where}: {detail}.",
+                hint="Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl.",
+            )
+        case Kind.UNREACHABLE:
+            return ServiceError(
+                f"The S3 service {where} cannot be reached: {detail}.", hint="Check --endpoint-url and the network."
+            )
+        case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
+            return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
+        case _:
+            error = ThrottledError if failure.is_throttled else ServiceError
+            return error(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
+
+
+def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationError:
+    if failure.region and failure.region != region:
+        return ConfigurationError(
+            f"The bucket {bucket!r} is in the region {failure.region}, not in {region}.",
+            hint=f"Use --region {failure.region}.",
+        )
+    return ConfigurationError(
+        f"The bucket {bucket!r} is not in the region {region}, and the service does not tell in which it is "
+        f"({failure.detail}).",
+        hint="Name the right one with --region.",
+    )
+
+
+def resolution_error(error: Exception) -> FastfuseError:
+    """Return the error of credentials that cannot be resolved."""
+    failure = failure_of_exception(error)
+    match failure.kind:
+        case Kind.BAD_CONFIGURATION:
+            return _bad_configuration(error)
+        case Kind.EXPIRED:
+            return AccessError(f"The AWS sign-in has expired ({failure.detail}).", hint=_CREDENTIALS_HINT)
+        case Kind.UNREACHABLE | Kind.TLS | Kind.BUSY:
+            return ServiceError(
+                f"The service that issues the AWS credentials cannot be used: {failure.detail}.",
+                hint="Check the network and the profile's role or sign-in settings.",
+            )
+        case _:
+            detail = _named_file(error) if isinstance(error, OSError) else failure.detail
+            return AccessError(
+                f"The AWS credentials cannot be had ({detail}).",
+                hint="Check the profile's role, process or sign-in settings, or name another --profile.",
+            )
+
+
+def _named_file(error: OSError) -> str:
+    """The token file or credential program that is missing or that may not be used."""
+    reason = error.strerror or type(error).__name__
+    return f"{reason}: {error.filename!r}" if error.filename else reason
+
+
+def _bad_configuration(error: Exception) -> ConfigurationError:
+    known = error.kwargs if isinstance(error, BotoCoreError) else {}
+    if isinstance(error, boto.ProfileNotFound):
+        return ConfigurationError(
+            f"There is no AWS profile {known.get('profile')!r}.", hint="List them with aws configure list-profiles."
+        )
+    if isinstance(error, boto.PartialCredentialsError):
+        return ConfigurationError(
+            f"The AWS credentials of {known.get('provider')} are incomplete: {known.get('cred_var')} is missing."
+        )
+    if isinstance(error, boto.ConfigParseError):
+        return ConfigurationError(f"The AWS configuration file {known.get('path')} cannot be parsed.")
+    return ConfigurationError(f"The AWS configuration is wrong ({type(error).__name__}).", hint="Check the --profile.")

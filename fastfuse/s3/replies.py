@@ -1,0 +1,193 @@
+"""Which version is asked for, and checks that a reply's bytes are those that were asked for (semantics D1, D2)."""
+
+import re
+import zlib
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+
+from fastfuse.errors import BadReplyError, ObjectChangedError
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.http1 import ReplyHead
+
+__all__ = [
+    "body_start",
+    "check_length",
+    "check_range_arguments",
+    "check_version",
+    "condition_line",
+    "error_code",
+    "error_region",
+    "if_match_value",
+    "if_unmodified_since",
+    "is_whole_page",
+    "object_of",
+    "parse_content_range",
+    "unzipped",
+]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NS_PER_S = 10**9
+# What would end a header, or what no header can carry (RFC 9110, 5.5).
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+_CONTENT_RANGE = re.compile(r"\s*bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)\s*", re.IGNORECASE | re.ASCII)
+# Of an error document; a text that holds more than such a word is none to show.
+_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
+_REGION = re.compile(rb"<Region>\s*([A-Za-z0-9._-]{1,64})\s*</Region>")
+
+
+def check_range_arguments(ref: ObjectRef, start: int, end: int) -> None:
+    if not 0 <= start < end <= ref.size_bytes:
+        raise ValueError(f"range {start}-{end} is not inside the {ref.size_bytes} bytes of {ref.key!r}")
+
+
+def parse_content_range(value: str) -> tuple[int, int, int | None] | None:
+    """``(start, end, total)`` with exclusive end; total is None for ``*``; None if this is not a Content-Range."""
+    match = _CONTENT_RANGE.fullmatch(value)
+    if match is None:
+        return None
+    first, last, total = match.groups()
+    return int(first), int(last) + 1, None if total == "*" else int(total)
+
+
+def if_match_value(ref: ObjectRef) -> str:
+    """The listed ETag as a header value; empty where none was listed.
+
+    Raises `BadReplyError` for one that no header can carry.
+    """
+    if _CONTROL_CHARACTER.search(ref.etag):
+        raise BadReplyError(f"The service listed {ref.key!r} with an ETag that holds control characters.")
+    # Some servers list it without the quotes that If-Match requires.
+    return ref.etag if '"' in ref.etag or not ref.etag else f'"{ref.etag}"'
+
+
+def if_unmodified_since(ref: ObjectRef) -> datetime | None:
+    """What is asked for in place of If-Match where no ETag was listed, if a time was.
+
+    Rounded up: the header has whole seconds, and some servers compare it with the fraction that they list.
+    """
+    if ref.etag or not ref.modified_ns:
+        return None
+    return _EPOCH + timedelta(seconds=-(-ref.modified_ns // _NS_PER_S))
+
+
+def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None, total_bytes: int | None) -> None:
+    """Refuses a reply that is of another version of `ref`, or that does not say of which.
+
+    Needed beside If-Match and If-Unmodified-Since: there are servers that ignore these headers.
+    """
+    if total_bytes is not None and total_bytes != ref.size_bytes:
+        raise ObjectChangedError(
+            f"{ref.key!r} has changed: it was listed with {ref.size_bytes} bytes and now has {total_bytes}."
+        )
+    if not ref.etag:
+        _check_time(ref, modified)
+        return
+    if not etag:
+        raise BadReplyError(f"The reply for {ref.key!r} has no ETag, so it may be of another version of the object.")
+    if _bare(etag) != _bare(ref.etag):
+        raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its ETag is another one.")
+
+
+def _check_time(ref: ObjectRef, modified: datetime | None) -> None:
+    """Last-Modified has whole seconds, and a listing may have fractions of them."""
+    if not ref.modified_ns:
+        return
+    if modified is None:
+        raise BadReplyError(f"The reply for {ref.key!r} has no Last-Modified, so it may be of another version of it.")
+    listed = _EPOCH + timedelta(microseconds=ref.modified_ns // 1000)
+    if abs(modified - listed) >= timedelta(seconds=1):
+        raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its time is another one.")
+
+
+def check_length(ref: ObjectRef, *, wanted_bytes: int, got_bytes: int) -> None:
+    if got_bytes != wanted_bytes:
+        raise BadReplyError(f"The service sent {got_bytes} bytes of {ref.key!r} where {wanted_bytes} were asked for.")
+
+
+def _bare(etag: str) -> str:
+    return etag.strip().removeprefix("W/").strip('"')
+
+
+def error_code(document: bytes | bytearray) -> str:
+    """S3's code in an error document; empty where there is none."""
+    found = _CODE.search(document)
+    return found[1].decode() if found else ""
+
+
+def error_region(document: bytes | bytearray) -> str:
+    """The region that an error document names; empty where it names none."""
+    found = _REGION.search(document)
+    return found[1].decode() if found else ""
+
+
+def is_whole_page(body: bytes) -> bool:
+    """Whether `body` is a listing from its beginning to its end."""
+    return b"<ListBucketResult" in body[:512] and body.rstrip().endswith((b"ListBucketResult>", b"/>"))
+
+
+def condition_line(ref: ObjectRef) -> str:
+    """Return the header line that asks for the listed version; empty where nothing is known of it."""
+    etag, modified = if_match_value(ref), if_unmodified_since(ref)
+    if etag:
+        return f"if-match: {etag}\r\n"
+    return f"if-unmodified-since: {format_datetime(modified, usegmt=True)}\r\n" if modified else ""
+
+
+def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
+    """Return where in the listed version of `ref` the body begins: at `start`, or at 0 if the server ignores Range.
+
+    Some servers (rclone) answer a range with 200, which is sound as long as Content-Range says what it is.
+
+    Raises:
+        ObjectChangedError: the body is of another version.
+        BadReplyError: the head does not say what the body is, or it is not what was asked for.
+    """
+    sent = head.headers.get("content-range")
+    modified = None if ref.etag else _modified(head)
+    if sent is not None:
+        parsed = parse_content_range(sent)
+        if parsed is None or parsed[:2] != (start, end):
+            raise BadReplyError(f"The service sent another range of {ref.key!r} than {start}-{end}.")
+        check_version(ref, etag=head.headers.get("etag"), modified=modified, total_bytes=parsed[2])
+        if head.body_bytes is not None:
+            check_length(ref, wanted_bytes=end - start, got_bytes=head.body_bytes)
+        return start
+    if head.status == 206:
+        raise BadReplyError(f"The service does not say which range of {ref.key!r} it sent.")
+    check_version(ref, etag=head.headers.get("etag"), modified=modified, total_bytes=head.body_bytes)
+    return 0
+
+
+def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
+    """Return the object that the reply to a HEAD describes; None unless it tells length and time."""
+    size_bytes, modified = head.body_bytes, _modified(head)
+    if size_bytes is None or modified is None:
+        return None
+    return ObjectRef(
+        bucket=bucket,
+        key=key,
+        size_bytes=size_bytes,
+        etag=head.headers.get("etag", ""),
+        modified_ns=round(modified.replace(tzinfo=modified.tzinfo or UTC).timestamp()) * _NS_PER_S,
+        storage_class=head.headers.get("x-amz-storage-class", "STANDARD"),
+    )
+
+
+def _modified(head: ReplyHead) -> datetime | None:
+    try:
+        return parsedate_to_datetime(head.headers.get("last-modified", ""))
+    except (OverflowError, ValueError):
+        return None
+
+
+def unzipped(head: ReplyHead, document: bytes, most_bytes: int) -> bytes:
+    """Return an XML document as it was before its Content-Encoding, its first `most_bytes` at most.
+
+    A document that is not what its encoding says comes as it is: nothing in it will be understood.
+    """
+    if head.headers.get("content-encoding", "").lower() not in ("gzip", "deflate"):
+        return document
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(document, most_bytes)
+    except zlib.error:
+        return document

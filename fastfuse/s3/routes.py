@@ -1,0 +1,231 @@
+"""How requests reach each bucket: its region, its address, its signers, and the connections that wait for another use.
+
+A bucket's address comes from botocore's endpoint rules (`endpoints`). The service may correct the region of a bucket
+once; the rules derive the host from the region, so nothing that a server sends leads to another host.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import trio
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.s3.connection import Connection, connect
+from fastfuse.s3.credentials import Credentials
+from fastfuse.s3.endpoints import Endpoint, client_certificate, resolve_endpoint
+from fastfuse.s3.http1 import ReplyHead
+from fastfuse.s3.receivers import Receivers
+from fastfuse.s3.session import DEFAULT_REGION, S3Session, bad_ca_bundle
+from fastfuse.s3.signing import Signer
+from fastfuse.s3.sse import customer_key_headers
+from fastfuse.s3.stalls import StallWatch
+from fastfuse.s3.tls import TlsContext
+
+__all__ = ["NotConnectedError", "Route", "Routes", "unanswered"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How requests reach one bucket."""
+
+    endpoint: Endpoint
+    # What precedes the path in the request line: nothing, or for a plain HTTP proxy the scheme and host.
+    origin: str
+    # Header lines that are the same for all requests and not signed.
+    lines: str
+    objects: Signer
+    lists: Signer
+    # The connection used last is at the end; the others may time out.
+    idle: list[Connection]
+
+    def request(
+        self, method: str, credentials: Credentials | None, *, key: str = "", query: str = "", lines: str = ""
+    ) -> bytes:
+        """Return a request for the object `key`, or for the bucket where there is none, signed with `credentials`."""
+        path = f"{self.endpoint.base_path}/{quote(key, safe='/~')}" if key else self.endpoint.base_path or "/"
+        signer = self.objects if key else self.lists
+        signed = signer.lines(path, credentials, time.time(), query=query, method=method)
+        target = f"{self.origin}{path}?{query}" if query else f"{self.origin}{path}"
+        return (
+            f"{method} {target} HTTP/1.1\r\nhost: {self.endpoint.host_header}\r\nuser-agent: fastfuse\r\n"
+            f"accept-encoding: identity\r\n{self.lines}{signed}{lines}\r\n"
+        ).encode()
+
+    def fresh_connection(self) -> Connection | None:
+        """Return an idle connection that is still open and silent; None if there is none."""
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.is_fresh():
+                return connection
+            connection.close()
+        return None
+
+    def put_back(self, connection: Connection) -> None:
+        """Keep `connection` for another request if its reply has come to its end; close it otherwise."""
+        if connection.is_reusable:
+            self.idle.append(connection)
+        else:
+            connection.close()
+
+
+class NotConnectedError(Exception):
+    """There was no connection to ask over, for this `reason`."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def unanswered() -> ConnectionResetError:
+    """Return the error of a request that even a new connection brought no answer to."""
+    return ConnectionResetError("the connection was closed without an answer")
+
+
+class Routes:
+    """The routes to all buckets that `session` reaches, each found on first use."""
+
+    def __init__(
+        self, session: S3Session, watch: StallWatch, ask_region: Callable[[str, Route], Awaitable[str]]
+    ) -> None:
+        """`ask_region` asks the service for the region of a bucket over a route to `DEFAULT_REGION`."""
+        self._session = session
+        self._watch = watch
+        self._ask_region = ask_region
+        self._receivers = Receivers()
+        self._opening = trio.Lock()
+        self._routes: dict[str, Route] = {}
+        # By scheme, host, port and proxy: buckets of one host share its connections.
+        self._idle: dict[tuple[object, ...], list[Connection]] = {}
+        self._tls: TlsContext | None = None
+        self._corrected: set[str] = set()
+
+    def known(self, bucket: str) -> Route | None:
+        """Return the route to `bucket` if it has been found."""
+        return self._routes.get(bucket)
+
+    async def find(self, bucket: str) -> Route:
+        """Return the route to `bucket`. A checkpoint only on first use.
+
+        Raises:
+            ConfigurationError, SourceError, ServiceError: there is none; as `S3Client.list`.
+        """
+        route = self._routes.get(bucket)
+        if route is None:
+            async with self._opening:
+                route = self._routes.get(bucket)
+                if route is None:
+                    route = self._routes[bucket] = await self._make(bucket, await self._region(bucket))
+        return route
+
+    async def correct(self, bucket: str, region: str, route: Route) -> bool:
+        """Reach `bucket` in the `region` that the service named in reply to a request over `route`.
+
+        Return whether there is another route now.
+        """
+        if self._routes.get(bucket) is not route:
+            return True  # another request has corrected it
+        if not region or region == route.endpoint.region or bucket in self._corrected:
+            return False
+        self._corrected.add(bucket)
+        self._routes[bucket] = await self._make(bucket, region)
+        _log.warning(
+            "The bucket %r is in the region %s, not in %s: using it there.", bucket, region, route.endpoint.region
+        )
+        return True
+
+    async def connect(self, route: Route) -> Connection:
+        """Open a connection. Raises `OSError` where there is none in time."""
+        return await connect(
+            route.endpoint,
+            tls=self._tls if _uses_tls(route.endpoint) else None,
+            timeout_s=self._session.config.connect_timeout_s,
+            watch=self._watch,
+            receivers=self._receivers,
+        )
+
+    async def ask(self, route: Route, request: bytes, watch: StallWatch) -> tuple[Connection, ReplyHead]:
+        """Send a HEAD or a LIST; return the connection, the caller's now, and the head of the reply.
+
+        Raises:
+            NotConnectedError: there is no connection.
+            BadReplyHeadError, OSError: as `Connection.ask`.
+        """
+        is_new = False
+        while not is_new:
+            connection = route.fresh_connection()
+            if connection is None:
+                is_new = True
+                try:
+                    connection = await self.connect(route)
+                except OSError as error:
+                    raise NotConnectedError(error) from error
+            try:
+                head = await connection.ask(request, watch, has_body=not request.startswith(b"HEAD"))
+            except BaseException:
+                connection.close()
+                raise
+            if head is not None:
+                return connection, head
+            connection.close()
+        raise unanswered()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
+
+    async def _region(self, bucket: str) -> str:
+        region = self._session.configured_region
+        if region:
+            return region
+        arn = bucket.split(":", 5)
+        if len(arn) == 6:  # its region is the access point's
+            return arn[3] or DEFAULT_REGION
+        return await self._ask_region(bucket, await self._make(bucket, DEFAULT_REGION))
+
+    async def _make(self, bucket: str, region: str) -> Route:
+        session = self._session
+        endpoint = resolve_endpoint(session, bucket, region)
+        if endpoint.proxy is not None and endpoint.proxy.uses_tls and endpoint.scheme == "https":
+            raise ConfigurationError(
+                "The proxy for the S3 endpoint is reached over TLS itself, which is not supported for https endpoints.",
+                hint="Name the proxy with http:// in https_proxy: what goes through it is encrypted all the same.",
+            )
+        if _uses_tls(endpoint) and self._tls is None:
+            certificate, private_key = client_certificate(session) or (None, None)
+            make = partial(
+                TlsContext, authorities=session.authorities, certificate=certificate, private_key=private_key
+            )
+            try:
+                # In a thread: reading the authorities takes 20 ms.
+                self._tls = await trio.to_thread.run_sync(make)
+            except OSError as error:
+                raise bad_ca_bundle(session) from error
+        proxy, origin, lines = endpoint.proxy, "", ""
+        if proxy is not None and endpoint.scheme == "http":
+            origin = f"http://{endpoint.host_header}"
+            lines = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
+        list_headers = session.extra_headers
+        object_headers = dict(list_headers)
+        if session.config.sse_c_key_file is not None:
+            object_headers |= customer_key_headers(Path(session.config.sse_c_key_file))
+        return Route(
+            endpoint=endpoint,
+            origin=origin,
+            lines=lines,
+            objects=Signer(endpoint, object_headers),
+            lists=Signer(endpoint, list_headers),
+            idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
+        )
+
+
+def _uses_tls(endpoint: Endpoint) -> bool:
+    return endpoint.scheme == "https" or (endpoint.proxy is not None and endpoint.proxy.uses_tls)

@@ -1,0 +1,195 @@
+"""One AWS session: endpoint, TLS trust, credentials and region, as configuration, environment and profile name them.
+
+Nothing here loads botocore's S3 model (16 MB), which only uploads need.
+"""
+
+import copy
+import re
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from aiobotocore.config import AioConfig
+from aiobotocore.hooks import AioHierarchicalEmitter
+from aiobotocore.session import AioSession
+from botocore.configprovider import ConfiguredEndpointProvider
+from botocore.exceptions import BotoCoreError
+from botocore.httpsession import get_cert_path
+from botocore.loaders import Loader, create_loader
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
+from fastfuse.s3.failures import resolution_error
+from fastfuse.s3.transport import OriginFormSession
+
+__all__ = ["DEFAULT_REGION", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
+
+# What S3-compatible servers sign with when they name no region of their own.
+DEFAULT_REGION = "us-east-1"
+# A region becomes part of a host, and of what is signed.
+_REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+T = TypeVar("T")
+
+
+def stall_timeout_s(config: ConnectionConfig) -> float:
+    """Return how long a connection may be silent before the rest is fetched over another one.
+
+    A third of the deadline leaves room for two more attempts. 20 s is what GCS's client waits before it calls a read
+    stalled.
+    """
+    return min(20.0, config.deadline_s / 3)
+
+
+class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
+    """Shares with the other sessions of this process what is the same for all: models and botocore's own handlers."""
+
+    def __init__(self, profile: str | None) -> None:
+        super().__init__(profile=profile, event_hooks=copy.copy(_handlers()), include_builtin_handlers=False)
+
+    def _register_data_loader(self) -> None:
+        self._components.lazy_register_component("data_loader", lambda: _loader(self.get_config_variable("data_path")))
+
+
+@cache
+def _handlers() -> AioHierarchicalEmitter:
+    """Registered one by one, these 120 take a third of what a short listing takes: 5 ms."""
+    handlers = AioHierarchicalEmitter()
+    AioSession(event_hooks=handlers)
+    return handlers
+
+
+@cache
+def _loader(data_path: str | None) -> Loader:
+    return create_loader(data_path)
+
+
+class S3Session:
+    """How to reach the S3 service of `config`. Constructing it does no I/O."""
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        self.config = config
+        self.aws = self._new_session()
+        # Where credentials come from: another one after the service has refused those of this one.
+        self._chain = self.aws
+        self.credentials = (
+            CredentialSource(self._resolve, start_over=self._forget_credentials) if config.sign_request else None
+        )
+
+    def _new_session(self) -> AioSession:
+        session = _Session(profile=self.config.profile)
+        session.set_default_client_config(AioConfig(http_session_cls=OriginFormSession))
+        if self.config.ca_bundle is not None:
+            # Like the AWS CLI: for the services that issue credentials, too.
+            session.set_config_variable("ca_bundle", self.config.ca_bundle)
+        return session
+
+    async def _resolve(self) -> Credentials:
+        return await resolve_credentials(self._chain)
+
+    def _forget_credentials(self) -> None:
+        self._chain = self._new_session()
+
+    @cached_property
+    def endpoint_url(self) -> str | None:
+        """The endpoint of the configuration, environment or profile, in that order; None for AWS itself.
+
+        Raises `ConfigurationError` for one that is no URL.
+        """
+        given = self.config.endpoint_url or self._read(self._configured_endpoint)
+        if given is None:
+            return None
+        parts = _split_url(given)
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ConfigurationError(
+                "The S3 endpoint is not a URL such as https://s3.example.com:9000.", hint="Correct --endpoint-url."
+            )
+        if parts.username or parts.password:
+            raise ConfigurationError(
+                "The S3 endpoint URL holds a user name or password, which S3 does not use.",
+                hint="Take them out of --endpoint-url and configure credentials instead.",
+            )
+        return given.rstrip("/")
+
+    @cached_property
+    def ca_bundle(self) -> Path | None:
+        """The certificate authorities to trust, from the configuration, environment or profile.
+
+        Raises `ConfigurationError` where there is no such file.
+        """
+        given: str | None = self.setting("ca_bundle")
+        if not given:
+            return None
+        bundle = Path(given)
+        if not bundle.is_file():
+            raise ConfigurationError(f"There is no CA bundle {given!r}.", hint="Correct --ca-bundle or AWS_CA_BUNDLE.")
+        return bundle
+
+    @property
+    def authorities(self) -> str | None:
+        """The file of the certificate authorities to trust, botocore's own where none is named; None for no check."""
+        if not self.config.verify_ssl:
+            return None
+        return str(get_cert_path(str(self.ca_bundle) if self.ca_bundle else True))
+
+    @property
+    def s3_settings(self) -> dict[str, Any]:
+        """The profile's ``s3 =`` section."""
+        return dict(self.setting("s3") or {})
+
+    def setting(self, name: str) -> Any:  # noqa: ANN401 - botocore's settings have no common type
+        """One of botocore's configuration variables. Raises `ConfigurationError` for an unreadable profile."""
+        return self._read(lambda: self.aws.get_config_variable(name))
+
+    @property
+    def extra_headers(self) -> dict[str, str]:
+        """The headers that every request for a bucket carries and signs."""
+        return {"x-amz-request-payer": "requester"} if self.config.request_payer else {}
+
+    @property
+    def configured_region(self) -> str:
+        """The region that the configuration, environment or profile names; empty where none does.
+
+        Raises `ConfigurationError` for one that is not the name of a region.
+        """
+        given: str = self.config.region or self.setting("region") or ""
+        if given and not _REGION_NAME.fullmatch(given):
+            raise ConfigurationError(
+                f"the configured region {given!r} is not the name of a region",
+                hint="look at AWS_DEFAULT_REGION and the profile; --region overrides both",
+            )
+        return given
+
+    def _configured_endpoint(self) -> str | None:
+        if self.aws.get_config_variable("ignore_configured_endpoint_urls"):
+            return None
+        # botocore calls this class private; the alternative is to load the S3 model to ask a client.
+        provider = ConfiguredEndpointProvider(self.aws.full_config, self.aws.get_scoped_config(), "s3")
+        found: str | None = provider.provide()
+        return found
+
+    def _read(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except BotoCoreError as error:
+            raise resolution_error(error) from error
+
+
+def bad_ca_bundle(session: S3Session) -> ConfigurationError:
+    """For the `OSError` (an `ssl.SSLError`, too) with which a TLS context refuses its certificates."""
+    return ConfigurationError(
+        f"The CA bundle {str(session.ca_bundle)!r} cannot be read as certificates in PEM.",
+        hint="Correct --ca-bundle or AWS_CA_BUNDLE.",
+    )
+
+
+def _split_url(url: str) -> Any:  # noqa: ANN401 - SplitResult, or None
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises for a port that is no number
+    except ValueError:
+        return None
+    return parts

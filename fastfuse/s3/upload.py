@@ -1,0 +1,193 @@
+"""Writes whole objects through aiobotocore: index files, and what else a command stores in S3.
+
+Uploads are few and large, so a kept library serves them. Its retries are off; `retries` is the one policy.
+"""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+from aiobotocore.config import AioConfig
+from botocore import UNSIGNED
+from botocore.exceptions import BotoCoreError, ClientError
+
+from fastfuse.errors import FastfuseError, ServiceError, first_of
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.failures import (
+    Kind,
+    failure_of_exception,
+    object_error,
+    resolution_error,
+    safe_cause,
+    start_error,
+)
+from fastfuse.s3.retries import RetryableError, attempts, retrying
+from fastfuse.s3.session import S3Session, bad_ca_bundle, stall_timeout_s
+
+__all__ = ["upload"]
+
+_log = logging.getLogger(__name__)
+
+# One part of an upload that is made in parts: S3 takes no smaller ones than 5 MiB, and 10,000 of them.
+_UPLOAD_PART_BYTES = 64 << 20
+_UPLOADS_IN_FLIGHT = 4
+# A whole upload part has this long, with its retries.
+_UPLOAD_DEADLINE_S = 300.0
+
+
+async def upload(client: S3Client, fd: int, bucket: str, key: str) -> None:
+    """Make the object `key` hold what the file `fd` holds, all or nothing. `client` knows the region of `bucket`.
+
+    Raises:
+        AccessError, SourceError, ConfigurationError, ServiceError: it cannot be written.
+    """
+    region = await client.region(bucket)
+    async with AsyncExitStack() as exits:
+        writer = _Writer(client.session, await _open_boto(client.session, region, exits), bucket, key, region)
+        await writer.write(fd)
+
+
+class _Writer:
+    def __init__(self, session: S3Session, boto: Any, bucket: str, key: str, region: str) -> None:  # noqa: ANN401
+        self._session = session
+        self._boto = boto
+        self._bucket = bucket
+        self._key = key
+        self._region = region
+
+    async def write(self, fd: int) -> None:
+        size_bytes = os.fstat(fd).st_size
+        if size_bytes <= _UPLOAD_PART_BYTES:
+            await self._request("put_object", Body=os.pread(fd, size_bytes, 0))
+            return
+        async with self._parts() as send:
+            limiter = trio.CapacityLimiter(_UPLOADS_IN_FLIGHT)
+
+            async def send_one(number: int) -> None:
+                async with limiter:
+                    body = os.pread(fd, _UPLOAD_PART_BYTES, (number - 1) * _UPLOAD_PART_BYTES)
+                    await send(number, body)
+
+            try:
+                async with trio.open_nursery() as nursery:
+                    for number in range(1, -(-size_bytes // _UPLOAD_PART_BYTES) + 1):
+                        nursery.start_soon(send_one, number)
+            except ExceptionGroup as group:
+                raise first_of(group) from group
+
+    @asynccontextmanager
+    async def _parts(self) -> AsyncIterator[Callable[[int, bytes], Awaitable[None]]]:
+        """Begin a multipart upload that is completed at the end of the block, or aborted."""
+        upload_id = self._field(await self._request("create_multipart_upload"), "UploadId")
+        etags: dict[int, str] = {}
+
+        async def send(number: int, body: bytes) -> None:
+            reply = await self._request("upload_part", UploadId=upload_id, PartNumber=number, Body=body)
+            etags[number] = self._field(reply, "ETag")
+
+        try:
+            yield send
+            parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
+            await self._request("complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts})
+        except BaseException:
+            await self._abort(upload_id)
+            raise
+
+    async def _abort(self, upload_id: str) -> None:
+        """Abort the upload. Parts that stay behind cost money; that is no reason to hide why the upload failed."""
+        deadline_s = self._session.config.deadline_s
+        with trio.CancelScope(shield=True):
+            try:
+                await self._request("abort_multipart_upload", deadline_s=deadline_s, UploadId=upload_id)
+            except FastfuseError as error:
+                _log.warning("the parts of a failed upload to %s are still there: %s", self._shown, error)
+
+    async def _request(
+        self, operation: str, *, deadline_s: float = _UPLOAD_DEADLINE_S, **arguments: object
+    ) -> dict[str, Any]:
+        if self._session.config.request_payer:
+            arguments["RequestPayer"] = "requester"
+        call = partial(getattr(self._boto, operation), Bucket=self._bucket, Key=self._key, **arguments)
+        with trio.move_on_after(deadline_s):
+            return await retrying(partial(self._request_once, call))
+        raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:g} s.")
+
+    async def _request_once(self, call: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        try:
+            return await call()
+        except (BotoCoreError, ClientError) as error:
+            failure = failure_of_exception(error)
+            endpoint = self._session.endpoint_url or ""
+            final = object_error(failure, bucket=self._bucket, key=self._key, operation="write") or start_error(
+                failure, bucket=self._bucket, endpoint=endpoint, region=self._region
+            )
+            raise RetryableError(final, attempts=attempts(failure.kind, is_read=False)) from safe_cause(error)
+        except ValueError as error:  # botocore's, for a header that is not what it should be
+            raise self._bad_reply("a header that makes no sense") from error
+
+    def _field(self, reply: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - each has its own type
+        if name not in reply:
+            raise self._bad_reply(f"no {name}")
+        return reply[name]
+
+    def _bad_reply(self, what: str) -> ServiceError:
+        return ServiceError(
+            f"The service's reply for {self._shown} has {what}.", hint="Check that --endpoint-url is an S3 service."
+        )
+
+    @property
+    def _shown(self) -> str:
+        """The object's URI as Python writes it: a key may hold what a terminal obeys."""
+        return repr(f"s3://{self._bucket}/{self._key}")
+
+
+async def _open_boto(session: S3Session, region: str, exits: AsyncExitStack) -> Any:  # noqa: ANN401 - made at run time
+    try:
+        boto = await exits.enter_async_context(
+            session.aws.create_client(
+                "s3",
+                region_name=region,
+                endpoint_url=session.endpoint_url,
+                verify=session.authorities or False,
+                config=_boto_config(session),
+            )
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise resolution_error(error) from error
+    except OSError as error:
+        raise bad_ca_bundle(session) from error
+    boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
+    return boto
+
+
+def _boto_config(session: S3Session) -> AioConfig:
+    config = session.config
+    options: dict[str, Any] = {}
+    if not config.sign_request:
+        options["signature_version"] = UNSIGNED
+    if config.force_path_style:
+        options["s3"] = session.s3_settings | {"addressing_style": "path"}
+    return AioConfig(
+        connect_timeout=config.connect_timeout_s,
+        read_timeout=stall_timeout_s(config),
+        max_pool_connections=_UPLOADS_IN_FLIGHT,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        **options,
+    )
+
+
+def _stop_botocore_from_redirecting(response: Any, **_: object) -> None:  # noqa: ANN401
+    """Raise in place of following a bucket into its region, which `S3Client.region` has found."""
+    if response is None:
+        return
+    http, parsed = response
+    if http.status_code >= 300:
+        error = ClientError(parsed, "S3")
+        if failure_of_exception(error).kind is Kind.WRONG_REGION:
+            raise error

@@ -1,0 +1,65 @@
+"""Each implementation of the seam together with the server that it talks to, for the contract tests."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import ConnectionConfig, PageSource, RangeReader
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.memory import MemoryStore
+from fastfuse.s3.session import S3Session
+from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from tests.servers import S3Server, create_chain
+
+__all__ = ["PLACES", "Place", "client_of", "open_place"]
+
+PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls")
+
+
+def client_of(config: ConnectionConfig) -> S3Client:
+    """Return a client with buffers of which a reply of more than 512 KiB takes one that is used again."""
+    return S3Client(S3Session(config), buffers=PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bucket that a test can fill, and the implementation under test that reads it."""
+
+    put: Callable[[str, bytes], ObjectRef]
+    delete: Callable[[str], None]
+    reader: RangeReader
+    pages: PageSource
+
+
+@contextmanager
+def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+    match name.removeprefix("client-"):
+        case "memory":
+            store = MemoryStore()
+            yield Place(store.put, store.delete, store, store)
+        case ("loopback" | "tls") as kind:
+            objects = MemoryObjects({})
+            authority, issued = create_chain(request.getfixturevalue("tmp_path")) if kind == "tls" else (None, None)
+            with LoopbackServer({"bucket": objects}, ServerConfig(tls=issued)) as loopback:
+                config = ConnectionConfig(
+                    endpoint_url=loopback.endpoint_url,
+                    region="us-east-1",
+                    ca_bundle=None if authority is None else str(authority),
+                )
+
+                def put(key: str, data: bytes) -> ObjectRef:
+                    objects.put(key, data)
+                    stored = objects.view().lookup(key.encode())
+                    assert stored is not None
+                    return ObjectRef("bucket", key, len(data), stored.etag, stored.modified_s * 10**9)
+
+                client = client_of(config)
+                yield Place(put, objects.delete, client, client)
+        case server:
+            running: S3Server = request.getfixturevalue(f"{server}_server")
+            client = client_of(running.config)
+            yield Place(running.put, running.delete, client, client)

@@ -1,0 +1,768 @@
+"""The S3 client, plain and over TLS: connections are used again or replaced, and hostile replies are refused."""
+
+import errno
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.errors import (
+    BadReplyError,
+    ConfigurationError,
+    DeadlineError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    ServiceError,
+    UnavailableError,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.s3 import receivers
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import Connection
+from fastfuse.s3.endpoints import Endpoint
+from fastfuse.s3.http1 import ReplyHead
+from fastfuse.s3.receivers import NoThreadError, Receivers
+from fastfuse.s3.stalls import StallWatch
+from fastfuse.testing import (
+    SLOW_DOWN,
+    FaultRule,
+    Limit,
+    LoopbackServer,
+    MemoryObjects,
+    Reset,
+    ServerConfig,
+    Stall,
+    Truncate,
+    create_certificate,
+)
+from fastfuse.testing.faults import Action
+from tests.s3.canned import canned_server
+from tests.s3.places import client_of
+from tests.servers import create_chain
+
+FIRST_TEN = {"Content-Range": "bytes 0-9/2097152"}
+CHUNKED = {"Transfer-Encoding": "chunked"}
+LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
+DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
+REF = ObjectRef("bucket", "key", len(DATA), "", 0)
+WATCH = StallWatch(60.0, 60.0)
+
+
+RANGE_HEAD = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
+
+
+def batched(data: bytes, size_bytes: int) -> Iterator[bytes]:
+    for at in range(0, len(data), size_bytes):
+        yield data[at : at + size_bytes]
+
+
+def idle_connections(client: S3Client) -> list[Connection]:
+    return [connection for idle in client._routes._idle.values() for connection in idle]
+
+
+@contextmanager
+def answering(*packets: bytes, is_delayed: bool = False) -> Iterator[str]:
+    """Answer every request on one connection with `packets`; `is_delayed`: each waits for the one before, by Nagle."""
+
+    def serve() -> None:
+        with suppress(OSError), listener.accept()[0] as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0 if is_delayed else 1)
+            while connection.recv(10_000):
+                for packet in packets:
+                    connection.sendall(packet)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@contextmanager
+def tunnel_proxy(port: int | None) -> Iterator[tuple[int, list[bytes]]]:
+    """A proxy that opens tunnels to `port` of this host, whatever is asked for, or refuses; with what it was asked."""
+    asked: list[bytes] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(10_000))
+            if port is None:
+                self.request.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+                return
+            self.request.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            with socket.create_connection(("127.0.0.1", port)) as upstream:
+                back = threading.Thread(target=pump, args=(upstream, self.request))
+                back.start()
+                pump(self.request, upstream)
+                back.join()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
+        thread.start()
+        yield proxy.server_address[1], asked
+        proxy.shutdown()
+        thread.join()
+
+
+Served = Callable[..., AbstractContextManager[tuple[LoopbackServer, S3Client]]]
+
+
+@pytest.fixture(params=["plain", "tls"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+    authority, issued = create_chain(tmp_path) if request.param == "tls" else (None, None)
+
+    @contextmanager
+    def serve(deadline_s: float = 60.0) -> Iterator[tuple[LoopbackServer, S3Client]]:
+        with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}, ServerConfig(tls=issued)) as server:
+            config = ConnectionConfig(
+                endpoint_url=server.endpoint_url,
+                region="us-east-1",
+                deadline_s=deadline_s,
+                ca_bundle=None if authority is None else str(authority),
+            )
+            yield server, client_of(config)
+
+    return serve
+
+
+@pytest.mark.parametrize("size_bytes", [1000, len(DATA)])
+async def test_one_read_after_the_other_takes_one_connection(served: Served, size_bytes: int) -> None:
+    with served() as (server, reader):
+        for _ in range(5):
+            assert await reader.get(REF, 0, size_bytes) == DATA[:size_bytes]
+        assert server.statistics().connections == 1
+        await reader.aclose()
+
+
+async def test_a_refusal_leaves_the_connection_usable(served: Served) -> None:
+    with served() as (server, reader):
+        for _ in range(2):
+            with pytest.raises(Exception, match="gone"):
+                await reader.get(replace(REF, key="gone"), 0, 10)
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        assert server.statistics().connections == 1
+        await reader.aclose()
+
+
+async def test_what_an_object_is_takes_no_other_connection_than_its_bytes(served: Served) -> None:
+    with served() as (server, reader):
+        found = await reader.head("bucket", "key")
+        assert await reader.get(found, 0, 10) == DATA[:10]
+        with pytest.raises(MissingObjectError):
+            await reader.head("bucket", "gone")
+        assert await reader.head("bucket", "key") == found
+        assert server.statistics().connections == 1
+        await reader.aclose()
+
+
+TOLD = {"Content-Length": "5", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "ETag": '"e"'}
+
+
+@pytest.mark.parametrize(
+    ("headers", "storage_class"), [({}, "STANDARD"), ({"x-amz-storage-class": "GLACIER"}, "GLACIER")]
+)
+async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str], storage_class: str) -> None:
+    with canned_server(lambda _: (200, TOLD | headers, b"")) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+        at_ns = 1_767_225_600 * 10**9
+        assert await reader.head("bucket", "a b") == ObjectRef("bucket", "a b", 5, '"e"', at_ns, storage_class)
+        assert server.seen[0][0] == "/bucket/a%20b"
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "error"),
+    [
+        (200, TOLD | {"Content-Length": "many"}, ServiceError),
+        (200, {name: value for name, value in TOLD.items() if name != "Last-Modified"}, ServiceError),
+        (200, TOLD | {"Last-Modified": "yesterday"}, ServiceError),
+        (200, TOLD | {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 +99999999999999999999"}, ServiceError),
+        (200, TOLD | CHUNKED, ServiceError),
+        (206, TOLD, ServiceError),
+        (301, TOLD, ConfigurationError),
+        (403, TOLD, ForbiddenObjectError),
+        (404, TOLD, MissingObjectError),
+        (503, TOLD, ServiceError),
+    ],
+)
+async def test_a_reply_that_describes_no_object_is_an_error(
+    status: int, headers: dict[str, str], error: type[Exception]
+) -> None:
+    with canned_server(lambda _: (status, headers, b"")) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r", deadline_s=0.5))
+        with pytest.raises(error):
+            await reader.head("bucket", "key")
+        await reader.aclose()
+
+
+async def test_a_body_that_follows_a_head_is_never_the_next_reply() -> None:
+    surplus = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n"
+    with canned_server(lambda target: (200, TOLD, surplus if target.endswith("/first") else b"")) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+        for key in ("first", "second"):
+            assert (await reader.head("bucket", key)).size_bytes == 5
+            for connection in idle_connections(reader):
+                if key == "first":  # the body may come later than the head
+                    await trio.lowlevel.wait_readable(connection._sock)
+        await reader.aclose()
+
+
+async def test_interim_replies_are_read_past() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
+    with answering(early + RANGE_HEAD + DATA[:10]) as url:
+        reader = client_of(ConnectionConfig(endpoint_url=url, region="r"))
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        await reader.aclose()
+
+
+async def test_interim_replies_without_end_are_refused() -> None:
+    with answering(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000) as url:
+        reader = client_of(ConnectionConfig(endpoint_url=url, region="r"))
+        with pytest.raises(BadReplyError, match="interim"):
+            await reader.get(REF, 0, 10)
+        await reader.aclose()
+
+
+async def test_a_reply_in_two_packets_is_acknowledged_at_once() -> None:
+    """Nagle's algorithm sends the second one only when the first is acknowledged: 40 ms later, or now."""
+    times_s = []
+    with answering(RANGE_HEAD, DATA[:10], is_delayed=True) as url:
+        reader = client_of(ConnectionConfig(endpoint_url=url, region="r"))
+        for _ in range(21):
+            began_s = time.perf_counter()
+            assert await reader.get(REF, 0, 10) == DATA[:10]
+            times_s.append(time.perf_counter() - began_s)
+        await reader.aclose()
+    assert min(times_s) < 0.03
+
+
+async def test_a_host_that_has_no_name_is_an_error() -> None:
+    reader = client_of(ConnectionConfig(endpoint_url="http://a..b:9000", region="r"))
+    with pytest.raises((ServiceError, ConfigurationError)):
+        await reader.head("bucket", "key")
+    await reader.aclose()
+
+
+async def test_a_head_without_an_answer_is_asked_again(served: Served) -> None:
+    with served() as (server, reader):
+        server.faults.add(FaultRule(action=Reset(None), operation="HeadObject", times=1))
+        assert (await reader.head("bucket", "key")).size_bytes == len(DATA)
+        await reader.aclose()
+
+
+async def test_connections_that_the_server_closes_without_a_word_are_replaced() -> None:
+    head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(3):
+            with listener.accept()[0] as connection:
+                connection.recv(10_000)
+                connection.sendall(head + DATA[:10])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
+        reader = client_of(config)
+        for _ in range(3):
+            assert await reader.get(REF, 0, 10) == DATA[:10]
+        await reader.aclose()
+        thread.join()
+
+
+async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, None, Receivers())
+    with theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH) is not None
+        connection.stall()
+        body = bytearray(5)
+        assert await connection.read_into(memoryview(body)) == 5
+        assert body == b"hello"
+        assert not connection.is_reusable
+        connection.close()
+
+
+async def test_of_a_long_body_only_what_comes_with_the_head_is_copied() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, None, Receivers())
+    sent = b"".join(number.to_bytes(4, "big") for number in range(75_000))
+    with theirs:
+        sending = threading.Thread(target=theirs.sendall, args=(LONG_HEAD + sent,), daemon=True)
+        sending.start()
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=len(sent)) is not None
+        assert ours.recv(8, socket.MSG_PEEK) == sent[4096 - len(LONG_HEAD) :][:8]
+        body = bytearray(len(sent))
+        assert await connection.read_into(memoryview(body)) == len(sent)
+        assert body == sent
+        sending.join()
+        connection.close()
+
+
+async def test_a_connection_is_told_how_long_a_body_is_expected(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, ask = [], Connection.ask
+
+    async def listen(
+        self: Connection, request: bytes, watch: StallWatch, *, expected_bytes: int = 0
+    ) -> ReplyHead | None:
+        told.append(expected_bytes)
+        return await ask(self, request, watch, expected_bytes=expected_bytes)
+
+    monkeypatch.setattr(Connection, "ask", listen)
+    with served() as (_, reader):
+        assert await reader.get(REF, 5, 300_005) == DATA[5:300_005]
+        await reader.aclose()
+    assert told == [300_000]
+
+
+async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_by_that_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delayed: list[Callable[[], object]] = []
+
+    def begin_later(work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        delayed.append(partial(work, *arguments))
+
+    monkeypatch.setattr(receivers, "start_new_thread", begin_later)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, None, Receivers(0.01))
+    with theirs:
+        theirs.sendall(LONG_HEAD)
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=300_000) is not None
+        body = bytearray(300_000)
+        with trio.move_on_after(0):
+            await connection.read_into(memoryview(body))
+        connection.close()
+        # Nobody else gets its number before that thread is through with it.
+        assert ours.fileno() >= 0
+        theirs.setblocking(True)
+        assert theirs.recv(100).startswith(b"GET")
+        assert theirs.recv(100) == b""
+    thread = threading.Thread(target=delayed[0])
+    thread.start()
+    with trio.fail_after(10):
+        while ours.fileno() >= 0:
+            await trio.lowlevel.checkpoint()
+    assert not any(body)
+    await trio.to_thread.run_sync(thread.join)
+
+
+async def test_a_connection_is_closed_where_there_is_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(receivers, "start_new_thread", no_room)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, None, Receivers())
+    with theirs:
+        theirs.sendall(LONG_HEAD)
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=300_000) is not None
+        with pytest.raises(NoThreadError):
+            await connection.read_into(memoryview(bytearray(300_000)))
+        connection.close()
+        assert ours.fileno() == -1
+
+
+async def test_something_that_comes_as_a_connection_is_given_up_does_not_bring_it_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ours, theirs = socket.socketpair()
+    watch = StallWatch(1.0, 60.0)
+    connection = Connection(ours, None, Receivers())
+    with theirs:
+        began_s = watch.begin(connection)
+        await trio.sleep(2)
+        assert connection._is_stalled
+        watch.go_on(connection, began_s)
+        assert not watch._waiting
+        connection.close()
+
+
+async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next_reply() -> None:
+    def reply(data: bytes) -> bytes:
+        head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n"
+        return head.encode() + data
+
+    def serve(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            begun = b"<Error>" + bytes(64 << 10)
+            rest = reply(b"wrongwrong")
+            head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(begun) + len(rest)}\r\n\r\n"
+            connection.sendall(head.encode() + begun)
+            if connection.recv(10_000):
+                connection.sendall(rest)
+                return
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            connection.sendall(reply(DATA[:10]))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
+        reader = client_of(config)
+        with pytest.raises(ObjectChangedError):
+            await reader.get(REF, 0, 10)
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        await reader.aclose()
+        thread.join()
+
+
+@pytest.mark.parametrize("after_bytes", [0, 10, 300_000, len(DATA) - 10])
+async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, after_bytes: int) -> None:
+    with served() as (server, reader):
+        rule = server.faults.add(FaultRule(action=Stall(after_bytes), operation="GetObject"))
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reader.get, REF, 0, len(DATA))
+                while not server.requests:
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        server.faults.remove(rule)
+        assert await reader.get(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    "action", [SLOW_DOWN, Reset(None), Reset(10), Truncate(10), Stall(0), Stall(10), Stall(100_000)], ids=str
+)
+async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(
+    served: Served, action: Action
+) -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
+        assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
+        assert len(server.requests) == 3
+        await reader.aclose()
+
+
+async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        async with trio.open_nursery() as nursery:  # two connections
+            for _ in range(2):
+                nursery.start_soon(reader.get, REF, 0, 10)
+        server.faults.add(FaultRule(action=Stall(0), operation="GetObject", times=1))
+        done = trio.Event()
+
+        async def read_on() -> None:
+            while not done.is_set():
+                assert await reader.get(REF, 10, 20) == DATA[10:20]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_on)
+            assert await reader.get(REF, 0, 10) == DATA[:10]
+            done.set()
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "error", "message"),
+    [
+        (206, {}, b"x" * 10, BadReplyError, "does not say which range"),
+        (206, {"Content-Range": "bytes 1-10/2097152"}, b"x" * 10, BadReplyError, "another range"),
+        (206, {"Content-Range": "bytes 0-9/2097152"}, b"x" * 9, BadReplyError, "sent 9 bytes"),
+        (206, {"Content-Range": "bytes 0-9/2097152", "Content-Length": "x"}, b"", BadReplyError, "is not HTTP/1.1"),
+        (200, {}, b"x" * 10, ObjectChangedError, "now has 10"),
+        (
+            206,
+            {"Content-Range": "bytes 0-9/2097152", **CHUNKED},
+            b"9\r\nxxxxxxxxx\r\n0\r\n\r\n",
+            UnavailableError,
+            "cut",
+        ),
+        (
+            206,
+            {"Content-Range": "bytes 0-9/2097152", **CHUNKED},
+            b"b\r\nxxxxxxxxxxx\r\n0\r\n\r\n",
+            BadReplyError,
+            "more",
+        ),
+        (206, {"Content-Range": "bytes 0-9/2097152", **CHUNKED}, b"x\r\n", BadReplyError, "a chunk without a size"),
+    ],
+)
+async def test_replies_that_cannot_be_taken(
+    status: int, headers: dict[str, str], body: bytes, error: type[Exception], message: str
+) -> None:
+    with canned_server(lambda _: (status, headers, body)) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r", deadline_s=1.0))
+        with pytest.raises(error, match=message):
+            await reader.get(REF, 0, 10)
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "message"),
+    [
+        (403, "InvalidObjectState", ObjectArchivedError, "Restore"),
+        (400, "ExpiredToken", ObjectDeniedError, "ExpiredToken"),
+        (403, "RequestTimeTooSkewed", ObjectDeniedError, "RequestTimeTooSkewed"),
+    ],
+)
+async def test_the_code_of_an_error_document_in_chunks_is_told(
+    status: int, code: str, error: type[Exception], message: str
+) -> None:
+    """As AWS sends them."""
+    document = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(document), document)
+    with canned_server(lambda _: (status, {**CHUNKED}, body)) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+        with pytest.raises(error) as caught:
+            await reader.get(REF, 0, 10)
+        assert message in f"{caught.value} {getattr(caught.value, 'hint', '')}"
+        await reader.aclose()
+
+
+async def test_an_error_document_without_an_end_is_read_as_far_as_it_may_be_long() -> None:
+    body = b"100000\r\n<Code>InvalidObjectState</Code>" + bytes(1 << 20)
+    with canned_server(lambda _: (403, {**CHUNKED}, body)) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+        with pytest.raises(ObjectArchivedError):
+            await reader.get(REF, 0, 10)
+        await reader.aclose()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_to_another_host_is_never_followed_and_its_target_is_named(status: int) -> None:
+    with canned_server(lambda _: (200, {}, b"")) as other:
+        for location in (f"{other.url}/bucket/key?a=b", other.url.replace("//", "//user:hunter2@")):
+            with canned_server(lambda _, location=location: (status, {"Location": location}, b"")) as server:
+                reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+                with pytest.raises(UnavailableError, match=str(status)) as caught:
+                    await reader.get(REF, 0, 10)
+                assert (other.url in str(caught.value)) == ("hunter2" not in location)
+                assert "hunter2" not in str(caught.value)
+                await reader.aclose()
+        assert other.seen == []
+
+
+async def test_a_bucket_is_used_in_the_region_that_the_service_names_and_signed_for_it() -> None:
+    def reply(_: str) -> tuple[int, dict[str, str], bytes]:
+        if "/right/s3/" in server.seen[-1][1]["authorization"]:
+            return 206, {"Content-Range": "bytes 0-9/2097152"}, DATA[:10]
+        return 301, {"x-amz-bucket-region": "right", "Location": "http://127.0.0.1:9/"}, b""
+
+    with canned_server(reply) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="wrong"))
+        for _ in range(2):
+            assert await reader.get(REF, 0, 10) == DATA[:10]
+        assert len(server.seen) == 3
+        await reader.aclose()
+
+
+async def test_a_region_is_corrected_once() -> None:
+    regions = iter(range(1000))
+
+    with canned_server(lambda _: (301, {"x-amz-bucket-region": f"region-{next(regions)}"}, b"")) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="wrong"))
+        with pytest.raises(UnavailableError, match="301"):
+            await reader.get(REF, 0, 10)
+        assert len(server.seen) == 2
+        await reader.aclose()
+
+
+async def test_a_server_that_ignores_range_is_read_from_its_start() -> None:
+    with canned_server(lambda _: (200, {}, DATA)) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+        assert await reader.get(REF, 1_000_000, 1_500_000) == DATA[1_000_000:1_500_000]
+        assert await reader.get(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+
+
+@pytest.mark.parametrize("size_bytes", [10, 300_000])
+async def test_bodies_in_chunks_are_taken_apart(size_bytes: int) -> None:
+    body = b"".join(b"%x;name=value\r\n%b\r\n" % (len(c), c) for c in batched(DATA[:size_bytes], 7777))
+    headers = {"Content-Range": f"bytes 0-{size_bytes - 1}/2097152", **CHUNKED}
+    with canned_server(lambda _: (206, headers, body + b"0\r\nTrailer: x\r\n\r\n")) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+        for _ in range(2):
+            assert await reader.get(REF, 0, size_bytes) == DATA[:size_bytes]
+        await reader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [(Reset(1_000_000), "reset by peer"), (Truncate(1_000_000), "cut off")],
+)
+async def test_what_ends_a_long_body_is_told(served: Served, action: Reset | Truncate, said: str) -> None:
+    with served(deadline_s=3.0) as (server, reader):
+        rule = server.faults.add(FaultRule(action=action, operation="GetObject"))
+        with pytest.raises(UnavailableError, match=said):
+            await reader.get(REF, 0, len(DATA))
+        server.faults.remove(rule)
+        assert await reader.get(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+
+
+async def test_a_long_body_that_stalls_is_asked_for_again(served: Served) -> None:
+    with served(deadline_s=6.0) as (server, reader):
+        server.faults.add(FaultRule(action=Stall(1_000_000), operation="GetObject", times=1))
+        assert await reader.get(REF, 0, len(DATA)) == DATA
+        assert len(server.requests) == 2
+        await reader.aclose()
+
+
+async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) -> None:
+    """200 KB take twice the time after which a connection without a byte is given up."""
+    with served(deadline_s=3.0) as (server, reader):
+        rule = server.faults.add(FaultRule(action=Limit(100_000), operation="GetObject"))
+        assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
+        assert len(server.requests) == 1
+        server.faults.remove(rule)
+        await reader.aclose()
+
+
+async def test_a_body_that_trickles_for_ever_ends_with_the_deadline(served: Served) -> None:
+    with served(deadline_s=1.0) as (server, reader):
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        server.faults.add(FaultRule(action=Limit(20_000), operation="GetObject"))
+        with pytest.raises((DeadlineError, UnavailableError)):
+            await reader.get(REF, 0, 200_000)
+        await reader.aclose()
+
+
+async def test_a_request_is_signed_and_asks_for_the_version() -> None:
+    reply: Callable[[str], tuple[int, dict[str, str], bytes]] = lambda _: (  # noqa: E731
+        206,
+        {"Content-Range": "bytes 5-9/2097152", "ETag": '"e"'},
+        b"x" * 5,
+    )
+    with canned_server(reply) as server:
+        config = ConnectionConfig(endpoint_url=f"{server.url}/base", region="r", request_payer=True)
+        reader = client_of(config)
+        await reader.get(replace(REF, key="a//../b c+ü", etag='"e"'), 5, 10)
+        await reader.aclose()
+    [(target, headers)] = server.seen
+    assert target == "/base/bucket/a//../b%20c%2B%C3%BC"
+    assert (headers["range"], headers["if-match"]) == ("bytes=5-9", '"e"')
+    assert "x-amz-request-payer" in headers["authorization"]
+
+
+async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Time for an attempt on a busy machine, too: without one it is the deadline that is told.
+    config = ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r", deadline_s=2)
+    reader = client_of(config)
+    with pytest.raises(UnavailableError, match="Connection refused"):
+        await reader.get(REF, 0, 10)
+    await reader.aclose()
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(tls=create_certificate(tmp_path))) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.endpoint_url, region="r"))
+        with pytest.raises(UnavailableError, match="certificate verification failed"):
+            await reader.get(REF, 0, 10)
+        with pytest.raises(ServiceError, match="certificate verification failed"):
+            await reader.list("bucket", prefix="")
+        assert server.requests == ()
+        await reader.aclose()
+
+
+async def test_a_bundle_that_holds_no_certificates_is_named(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("none")
+    reader = client_of(ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", ca_bundle=str(bundle)))
+    with pytest.raises(ConfigurationError, match=r"bundle\.pem' cannot be read as certificates"):
+        await reader.list("bucket", prefix="")
+    with pytest.raises(ObjectDeniedError, match=r"bundle\.pem"):
+        await reader.get(REF, 0, 10)
+
+
+@pytest.mark.parametrize("password", ["", "hunter2"])
+async def test_tls_goes_through_a_tunnel_of_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, password: str
+) -> None:
+    authority, issued = create_chain(tmp_path)
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"key": DATA})}, ServerConfig(tls=issued)) as server,
+        tunnel_proxy(server.port) as (proxy_port, asked),
+    ):
+        user = f"user:{password}@" if password else ""
+        monkeypatch.setenv("https_proxy", f"http://{user}127.0.0.1:{proxy_port}")
+        # The certificate is for this address, and only the proxy knows the way to this port.
+        url = "https://127.0.0.1:9"
+        reader = client_of(ConnectionConfig(endpoint_url=url, region="r", ca_bundle=str(authority)))
+        assert await reader.get(REF, 0, len(DATA)) == DATA
+        await reader.aclose()
+        assert asked[0].startswith(b"CONNECT 127.0.0.1:9 HTTP/1.1\r\n")
+        assert (b"proxy-authorization: Basic " in asked[0]) == bool(password)
+        assert all(b"AWS4" not in each for each in asked)
+
+
+async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tunnel_proxy(None) as (proxy_port, _):
+        monkeypatch.setenv("https_proxy", f"http://user:hunter2@127.0.0.1:{proxy_port}")
+        reader = client_of(ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", verify_ssl=False))
+        with pytest.raises(ServiceError, match=r"proxy 127.0.0.1 answered 407") as caught:
+            await reader.list("bucket", prefix="")
+        assert "hunter2" not in f"{caught.value}{caught.value.hint}"
+        await reader.aclose()
+
+
+async def test_plain_http_asks_the_proxy_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    with canned_server(lambda _: (206, {"Content-Range": "bytes 0-9/2097152"}, DATA[:10])) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//user:pass@"))
+        reader = client_of(ConnectionConfig(endpoint_url="http://s3.test:9000", region="r"))
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        await reader.aclose()
+    [(target, headers)] = proxy.seen
+    assert target == "http://s3.test:9000/bucket/key"
+    assert headers["host"] == "s3.test:9000"
+    assert headers["proxy-authorization"].startswith("Basic ")
+    assert "proxy-authorization" not in headers["authorization"]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "host", "path"),
+    [
+        ("bucket", "bucket.s3.eu-central-1.amazonaws.com", "/key"),
+        ("bucket.with.dots", "s3.eu-central-1.amazonaws.com", "/bucket.with.dots/key"),
+    ],
+)
+async def test_without_an_endpoint_it_is_aws_itself(
+    monkeypatch: pytest.MonkeyPatch, bucket: str, host: str, path: str
+) -> None:
+    asked: list[Endpoint] = []
+
+    async def note(endpoint: Endpoint, **_: object) -> Connection:
+        asked.append(endpoint)
+        raise OSError(errno.ENETUNREACH, "no network")
+
+    monkeypatch.setattr("fastfuse.s3.routes.connect", note)
+    reader = client_of(ConnectionConfig(region="eu-central-1", deadline_s=0.5))
+    await reader.prepare(bucket)  # reading the authorities may take longer than that
+    with pytest.raises(ReadError, match="Network is unreachable"):
+        await reader.get(replace(REF, bucket=bucket), 0, 10)
+    assert (asked[0].host, asked[0].port, asked[0].scheme) == (host, 443, "https")
+    route = reader._routes.known(bucket)
+    assert route is not None
+    assert route.request("GET", None, key="key").startswith(f"GET {path} HTTP/1.1\r\nhost: {host}\r\n".encode())

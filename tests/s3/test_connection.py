@@ -1,0 +1,105 @@
+"""One connection, with the other end in the hands of the test."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import trio
+
+from fastfuse.s3.connection import _SILENT_CALLS, _WAKING_BYTES, TASK_BYTES, Connection, _receive_plain
+from fastfuse.s3.receivers import Receivers
+from fastfuse.s3.stalls import StallWatch
+from tests.s3.queues import unread_bytes, unsent_bytes
+
+PATIENCE_S = 60.0
+WATCH = StallWatch(PATIENCE_S, PATIENCE_S)
+# A thread receives it.
+BODY = os.urandom(4 * TASK_BYTES)
+
+# The server's end, and the client's.
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        server, _ = listener.accept()
+        with server:
+            client.setblocking(False)
+            yield server, client
+
+
+@pytest.mark.parametrize("left_bytes", [1, _WAKING_BYTES - 1])
+async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_kept_waiting_for_it(
+    ends: Ends, left_bytes: int
+) -> None:
+    """The kernel wakes a thread only where much is there: it would not for less than that."""
+    server, client = ends
+    connection = Connection(client, None, Receivers())
+    body = bytearray(len(BODY))
+
+    async def receive() -> None:
+        assert await connection.ask(b"GET", WATCH, expected_bytes=len(body)) is not None
+        assert await connection.read_into(memoryview(body)) == len(body)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+            await trio.to_thread.run_sync(partial(server.sendall, head + BODY[:-left_bytes]), abandon_on_cancel=True)
+            while unsent_bytes(server) or unread_bytes(client):
+                await trio.lowlevel.checkpoint()
+            server.sendall(BODY[-left_bytes:])
+        assert body == BODY
+        # Nor is the next reply kept waiting for, which may be of a few bytes.
+        server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        assert await connection.ask(b"GET", WATCH) is not None
+    connection.close()
+
+
+async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) -> None:
+    server, client = ends
+    connection = Connection(client, None, Receivers())
+    body = bytearray(len(BODY))
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY))
+            assert await connection.ask(b"GET", WATCH, expected_bytes=len(body)) is not None
+            nursery.start_soon(connection.read_into, memoryview(body))
+            while client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != _WAKING_BYTES:
+                await trio.lowlevel.checkpoint()
+            await trio.to_thread.run_sync(server.sendall, BODY, abandon_on_cancel=True)
+    assert body == BODY
+    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    connection.close()
+
+
+class _Silent(socket.socket):
+    """Receives as many bytes at once as it is told, none of them in time where that is None."""
+
+    def __init__(self, counts: list[int | None]) -> None:
+        super().__init__()
+        self._counts = iter(counts)
+
+    def recv_into(self, *_: object) -> int:
+        count = next(self._counts)
+        if count is None:
+            raise BlockingIOError
+        return count
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_stalled"),
+    [
+        ([1, *[None] * (_SILENT_CALLS - 1), 1], False),
+        ([*[None] * (_SILENT_CALLS - 1), 1, *[None] * (_SILENT_CALLS - 1), 1], False),
+        ([1, *[None] * _SILENT_CALLS, 1], True),
+    ],
+)
+def test_only_a_long_silence_is_a_stall(counts: list[int | None], *, is_stalled: bool) -> None:
+    """However little comes at once: the kernel's time for one call is for all waits in it."""
+    with _Silent(counts) as sock, pytest.raises(BlockingIOError) if is_stalled else nullcontext():
+        assert _receive_plain(sock, memoryview(bytearray(2))) == 2

@@ -1,0 +1,394 @@
+import json
+import sys
+import traceback
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ObjectDeniedError, ServiceError
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.credentials import Credentials, CredentialSource
+from fastfuse.s3.session import S3Session
+from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from tests.s3.places import client_of
+from tests.servers import ACCESS_KEY, SECRET_KEY, configure
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def source_of(config: ConnectionConfig | None = None) -> CredentialSource:
+    source = S3Session(config or ConnectionConfig()).credentials
+    assert source is not None
+    return source
+
+
+@pytest.fixture
+def no_environment_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+
+def write_process_profile(config: Path, reply: Path, *, calls: Path) -> None:
+    """A profile whose credentials are what `reply` holds at the time; each call adds a byte to `calls`."""
+    program = config.parent / "process.py"
+    program.write_text(
+        f"import sys; open({str(calls)!r}, 'a').write('.'); sys.stdout.write(open({str(reply)!r}).read())"
+    )
+    config.write_text(f"[profile process]\ncredential_process = {sys.executable} {program}\n")
+
+
+def process_reply(access_key: str, lifetime: timedelta) -> str:
+    expiry = (datetime.now(UTC) + lifetime).isoformat()
+    keys = {"AccessKeyId": access_key, "SecretAccessKey": SECRET_KEY, "SessionToken": "token", "Expiration": expiry}
+    return json.dumps({"Version": 1} | keys)
+
+
+async def test_keys_of_the_environment_are_found() -> None:
+    found = await source_of().current()
+    assert (found.access_key, found.secret_key, found.token) == (ACCESS_KEY, SECRET_KEY, None)
+    assert found.expires_at is None
+
+
+async def test_a_named_profile_wins_over_the_environment(aws_environment: Path) -> None:
+    configure(aws_environment, "[profile other]\naws_access_key_id = AKIAOTHER\naws_secret_access_key = theirs\n")
+    assert (await source_of(ConnectionConfig(profile="other")).current()).access_key == "AKIAOTHER"
+
+
+@pytest.mark.usefixtures("no_environment_keys")
+async def test_no_credentials_anywhere_names_the_option_for_public_buckets() -> None:
+    with pytest.raises(AccessError, match="No AWS credentials") as caught:
+        await source_of().current()
+    assert "--no-sign-request" in caught.value.hint
+
+
+async def test_a_profile_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="no AWS profile 'absent'"):
+        await source_of(ConnectionConfig(profile="absent")).current()
+
+
+async def test_half_a_pair_of_keys_says_which_half_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigurationError, match="AWS_SECRET_ACCESS_KEY is missing"):
+        await source_of().current()
+
+
+async def test_a_broken_configuration_file_is_named(aws_environment: Path) -> None:
+    configure(aws_environment, "[profile\n")
+    with pytest.raises(ConfigurationError, match="cannot be parsed"):
+        await source_of().current()
+
+
+async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws_environment: Path) -> None:
+    program = "import sys; sys.exit('leaked-secret')"
+    configure(aws_environment, f'[profile process]\ncredential_process = {sys.executable} -c "{program}"\n')
+    with pytest.raises(AccessError) as caught:
+        await source_of(ConnectionConfig(profile="process")).current()
+    assert "leaked-secret" not in str(caught.value) + caught.value.hint
+    assert "leaked-secret" not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_web_identity_without_a_network_is_the_issuing_services_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    (tmp_path / "token").write_text("web-identity-token")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(ServiceError, match="issues the AWS credentials"):
+        await source_of().current()
+
+
+def test_the_repr_shows_no_secret() -> None:
+    shown = repr(Credentials(access_key="AKIA", secret_key="the-secret", token="the-token"))
+    assert "the-secret" not in shown
+    assert "the-token" not in shown
+
+
+async def test_a_process_is_asked_again_half_way_to_an_early_expiry(aws_environment: Path, tmp_path: Path) -> None:
+    reply, calls = tmp_path / "reply", tmp_path / "calls"
+    write_process_profile(aws_environment, reply, calls=calls)
+    reply.write_text(process_reply("AKIAFIRST", timedelta(seconds=60)))
+    session = S3Session(ConnectionConfig(profile="process"))
+    clock = Clock(datetime.now(UTC))
+    assert session.credentials is not None
+    source = CredentialSource(session.credentials._resolve, now=clock)
+
+    assert (await source.current()).access_key == "AKIAFIRST"
+    asked = calls.read_text()
+    reply.write_text(process_reply("AKIASECOND", timedelta(hours=1)))
+    clock.now += timedelta(seconds=25)
+    assert (await source.current()).access_key == "AKIAFIRST"
+    assert calls.read_text() == asked
+    clock.now += timedelta(seconds=10)
+    assert (await source.current()).access_key == "AKIASECOND"
+    assert source.latest == await source.current()
+
+
+@pytest.mark.parametrize("damage", ["program gone", "program not executable", "program fails"])
+async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
+    damage: str, aws_environment: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply, program = tmp_path / "reply", tmp_path / "program"
+    configure(reply, process_reply("AKIAFIRST", timedelta(seconds=60)))
+    configure(program, f"#!/bin/sh\ncat {reply}\n")
+    program.chmod(0o755)
+    configure(aws_environment, f"[profile process]\ncredential_process = {program}\n")
+    session = S3Session(ConnectionConfig(profile="process"))
+    clock = Clock(datetime.now(UTC))
+    assert session.credentials is not None
+    source = CredentialSource(session.credentials._resolve, now=clock)
+    first = await source.current()
+    match damage:
+        case "program gone":
+            program.unlink()
+        case "program not executable":
+            program.chmod(0o644)
+        case _:
+            configure(program, "#!/bin/sh\necho leaked-secret >&2\nexit 1\n")
+
+    clock.now += timedelta(seconds=31)
+    assert await source.current() == first
+    [record] = caplog.records  # one line, and no traceback of botocore's
+    assert "Renewing the AWS credentials failed, " in record.getMessage()
+    assert record.exc_info is None
+    assert "leaked-secret" not in caplog.text
+
+    configure(program, f"#!/bin/sh\ncat {reply}\n")
+    program.chmod(0o755)
+    configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
+    assert await source.current() == first
+    clock.now += timedelta(seconds=20)
+    assert (await source.current()).access_key == "AKIASECOND"
+
+
+@pytest.mark.parametrize("character", ["\n", "\x7f", "é"])
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+async def test_keys_that_no_header_can_carry_are_refused(
+    name: str, character: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, f"secret-part{character}")
+    with pytest.raises(AccessError, match="a line break") as caught:
+        await source_of().current()
+    assert "secret-part" not in str(caught.value) + caught.value.hint
+
+
+async def test_a_read_is_signed_with_the_renewed_keys(aws_environment: Path, tmp_path: Path) -> None:
+    reply = tmp_path / "reply"
+    write_process_profile(aws_environment, reply, calls=tmp_path / "calls")
+    reply.write_text(process_reply("AKIAFIRST", timedelta(seconds=60)))
+    with LoopbackServer(
+        {"bucket": MemoryObjects({"key": b"data"})}, ServerConfig(access_key_id="AKIASECOND")
+    ) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", profile="process"))
+        clock = Clock(datetime.now(UTC))
+        assert session.credentials is not None
+        session.credentials = CredentialSource(session.credentials._resolve, now=clock)
+        reader = S3Client(session)
+        ref = ObjectRef("bucket", "key", 4, "")
+        with pytest.raises(ObjectDeniedError, match="InvalidAccessKeyId"):
+            await reader.get(ref, 0, 4)
+        reply.write_text(process_reply("AKIASECOND", timedelta(hours=1)))
+        clock.now += timedelta(seconds=31)
+        assert await reader.get(ref, 0, 4) == b"data"
+        await reader.aclose()
+
+
+@pytest.mark.usefixtures("no_environment_keys")
+async def test_a_read_without_credentials_is_denied_with_the_reason() -> None:
+    reader = client_of(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
+    with pytest.raises(ObjectDeniedError, match="No AWS credentials"):
+        await reader.get(ObjectRef("bucket", "key", 4, ""), 0, 4)
+    await reader.aclose()
+
+
+# --- the source's own rules, with a resolver of the test's
+
+
+class Clock:
+    def __init__(self, now: datetime = START) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Resolver:
+    """Gives credentials that live for `lifetime` from the clock's now, or raises `error`."""
+
+    def __init__(self, clock: Clock, lifetime: timedelta | None) -> None:
+        self.clock = clock
+        self.lifetime = lifetime
+        self.error: FastfuseError | None = None
+        self.fixed: Credentials | None = None
+        self.calls = 0
+
+    async def __call__(self) -> Credentials:
+        await trio.lowlevel.checkpoint()
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        if self.fixed is not None:
+            return self.fixed
+        expires_at = None if self.lifetime is None else self.clock.now + self.lifetime
+        return Credentials(access_key=f"key {self.calls}", secret_key="", expires_at=expires_at)
+
+
+def source_with(lifetime: timedelta | None) -> tuple[CredentialSource, Resolver, Clock]:
+    clock = Clock()
+    resolver = Resolver(clock, lifetime)
+    return CredentialSource(resolver, now=clock), resolver, clock
+
+
+async def test_keys_that_do_not_expire_are_resolved_once() -> None:
+    source, resolver, clock = source_with(None)
+    await source.current()
+    clock.now += timedelta(days=365)
+    await source.current()
+    assert resolver.calls == 1
+
+
+async def test_an_hours_keys_are_renewed_a_quarter_of_an_hour_before_they_end() -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    await source.current()
+    clock.now = START + timedelta(minutes=45)
+    assert (await source.current()).access_key == "key 1"
+    clock.now = START + timedelta(minutes=46)
+    assert (await source.current()).access_key == "key 2"
+    assert resolver.calls == 2
+
+
+async def test_many_readers_renew_once() -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    await source.current()
+    clock.now += timedelta(minutes=50)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(source.current)
+    assert resolver.calls == 2
+
+
+async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    await source.current()
+    clock.now = START + timedelta(minutes=50)
+    resolver.error = ServiceError("no network")
+    for _ in range(3):
+        assert (await source.current()).access_key == "key 1"
+    assert resolver.calls == 2
+    assert "no network" in caplog.text
+    resolver.error = None
+    clock.now = START + timedelta(minutes=56)
+    assert (await source.current()).access_key == "key 3"
+
+
+async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    first = await source.current()
+    resolver.fixed = first
+    clock.now = START + timedelta(minutes=46)
+    for _ in range(3):
+        assert await source.current() == first
+    assert resolver.calls == 2
+    assert "were not renewed yet" in caplog.text
+    resolver.fixed = None
+    clock.now = START + timedelta(minutes=54)
+    assert (await source.current()).access_key == "key 3"
+
+
+async def test_a_failed_renewal_of_expired_keys_is_an_error() -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    await source.current()
+    clock.now = START + timedelta(hours=2)
+    resolver.error = ServiceError("no network")
+    with pytest.raises(ServiceError, match="no network"):
+        await source.current()
+    resolver.error = None
+    assert (await source.current()).access_key == "key 3"
+
+
+# --- credentials that the service refuses
+
+
+class Refused:
+    """A source whose first credentials the service has refused; `offer` is what is found now."""
+
+    def __init__(self) -> None:
+        self.offer: Credentials | FastfuseError = Credentials(access_key="first", secret_key="")
+        self.resolved = self.started_over = 0
+        self.source = CredentialSource(self._resolve, start_over=self._start_over)
+
+    async def _resolve(self) -> Credentials:
+        await trio.lowlevel.checkpoint()
+        self.resolved += 1
+        if isinstance(self.offer, FastfuseError):
+            raise self.offer
+        return self.offer
+
+    def _start_over(self) -> None:
+        self.started_over += 1
+
+
+SECOND = Credentials(access_key="second", secret_key="")
+
+
+async def test_refused_keys_are_replaced_by_what_is_found_from_the_start(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    refused = Refused()
+    first = await refused.source.current()
+    refused.offer = SECOND
+    assert await refused.source.replace(first)
+    assert await refused.source.current() == SECOND
+    assert refused.started_over == 1
+
+
+async def test_many_who_are_refused_replace_once(autojump_clock: trio.testing.MockClock) -> None:
+    refused, answers = Refused(), []
+    first = await refused.source.current()
+    refused.offer = SECOND
+
+    async def replace() -> None:
+        answers.append(await refused.source.replace(first))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(30):
+            nursery.start_soon(replace)
+    assert answers == [True] * 30
+    assert refused.resolved == 2
+
+
+async def test_where_nothing_else_is_found_the_old_keys_stay_and_nobody_looks_twice_in_a_second(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    refused = Refused()
+    first = await refused.source.current()
+    for _ in range(10):
+        assert not await refused.source.replace(first)
+    assert (refused.resolved, refused.source.latest) == (2, first)
+    await trio.sleep(1)
+    refused.offer = SECOND
+    assert await refused.source.replace(first)
+
+
+async def test_a_search_that_fails_is_logged_and_leaves_the_old_keys(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = Refused()
+    first = await refused.source.current()
+    refused.offer = ServiceError("no network")
+    for _ in range(3):
+        assert not await refused.source.replace(first)
+    assert await refused.source.current() == first
+    [record] = caplog.records
+    assert "no network" in record.getMessage()

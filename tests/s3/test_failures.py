@@ -1,0 +1,236 @@
+import errno
+import socket
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import (
+    AccessError,
+    FastfuseError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    ReadError,
+    ServiceError,
+    ThrottledError,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.failures import (
+    Failure,
+    Kind,
+    failure_of_exception,
+    failure_of_network,
+    failure_of_reply,
+    object_error,
+    read_error,
+    safe_cause,
+    start_error,
+)
+from fastfuse.s3.proxies import ProxyRefusalError
+from fastfuse.s3.tls import CertificateError, TlsError
+
+REF = ObjectRef("bucket", "key", 1, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "SlowDown", Kind.BUSY),
+        (500, "InternalError", Kind.BUSY),
+        (502, "", Kind.BUSY),
+        (429, "", Kind.BUSY),
+        (400, "RequestTimeout", Kind.BUSY),
+        (501, "NotImplemented", Kind.OTHER),
+        (400, "BadRequest", Kind.OTHER),
+        (403, "", Kind.DENIED),
+        (403, "InvalidObjectState", Kind.ARCHIVED),
+        (403, "RequestTimeTooSkewed", Kind.SKEWED),
+        (403, "RequestExpired", Kind.SKEWED),
+        (403, "SignatureDoesNotMatch", Kind.BAD_KEYS),
+        (403, "InvalidAccessKeyId", Kind.BAD_KEYS),
+        (400, "InvalidToken", Kind.EXPIRED),
+        (400, "ExpiredToken", Kind.EXPIRED),
+        (404, "404", Kind.CHANGED),
+        (404, "NoSuchBucket", Kind.NO_BUCKET),
+        (412, "", Kind.CHANGED),
+        (301, "", Kind.WRONG_REGION),
+    ],
+)
+def test_the_code_decides_and_the_status_where_there_is_none(status: int, code: str, kind: Kind) -> None:
+    assert failure_of_reply(status, code).kind is kind
+
+
+def test_a_malformed_header_is_a_wrong_region_only_where_the_right_one_is_told() -> None:
+    assert failure_of_reply(400, "AuthorizationHeaderMalformed", "eu-west-1").kind is Kind.WRONG_REGION
+    assert failure_of_reply(400, "AuthorizationHeaderMalformed").kind is Kind.BAD_KEYS
+
+
+@given(code=st.text(), region=st.text(), status=st.integers(100, 599))
+def test_nothing_but_plain_words_of_a_reply_is_shown(code: str, region: str, status: int) -> None:
+    failure = failure_of_reply(status, code, region)
+    shown = failure.detail + failure.region
+    assert shown.isascii()
+    assert shown.replace(" ", "a").isprintable()
+    assert len(shown) < 140
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_failure_has_its_two_errors(kind: Kind) -> None:
+    failure = Failure(kind=kind, detail="503 Detail")
+    read = read_error(failure, REF)
+    start = start_error(failure, bucket="bucket", endpoint="", region="us-east-1")
+    assert isinstance(read, ReadError)
+    assert isinstance(start, FastfuseError)
+    assert not isinstance(start, ReadError)
+    for error in (read, start):
+        assert str(error).endswith(".")
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "is_throttled"),
+    [
+        (503, "SlowDown", True),
+        (503, "", True),
+        (429, "", True),
+        (500, "InternalError", False),
+        (408, "", False),
+        (403, "AccessDenied", False),
+    ],
+)
+def test_only_a_service_that_asks_for_fewer_requests_throttles(status: int, code: str, *, is_throttled: bool) -> None:
+    failure = failure_of_reply(status, code)
+    assert failure.is_throttled == is_throttled
+    error = start_error(failure, bucket="bucket", endpoint="", region="us-east-1")
+    assert isinstance(error, ThrottledError) == is_throttled
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("https://other.example.com/bucket/key?X-Amz-Signature=s", "https://other.example.com"),
+        ("http://[::1]:9000/", "http://[::1]:9000"),
+        ("https://user:hunter2@other.example.com/", ""),
+        ("//other.example.com/", ""),
+        ("/elsewhere", ""),
+        ("https://a\nb/", ""),
+        ("", ""),
+    ],
+)
+def test_a_redirect_is_told_by_the_host_that_it_leads_to_and_nothing_else(location: str, shown: str) -> None:
+    expected = f"307, a redirect to {shown!r}, which is not followed" if shown else "307"
+    assert failure_of_reply(307, "", "", location).detail == expected
+
+
+def test_a_redirect_that_names_a_region_is_told_by_that() -> None:
+    failure = failure_of_reply(301, "PermanentRedirect", "eu-west-1", "https://other.example.com/")
+    assert (failure.detail, failure.region) == ("301 PermanentRedirect", "eu-west-1")
+
+
+@given(st.text())
+def test_no_redirect_shows_more_than_a_scheme_and_a_host(location: str) -> None:
+    detail = failure_of_reply(302, "", "", location).detail
+    assert detail.isascii()
+    assert detail.isprintable()
+    assert len(detail) < 200
+    assert "@" not in detail
+
+
+REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "all attempts to connect to 127.0.0.1:9 failed")
+NO_HOST = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_connected", "kind", "detail"),
+    [
+        (REFUSED, False, Kind.UNREACHABLE, "Connection refused"),
+        (NO_HOST, False, Kind.UNREACHABLE, "Name or service not known"),
+        (TimeoutError(errno.ETIMEDOUT, "no connection in time"), False, Kind.UNREACHABLE, "Connection timed out"),
+        (
+            ProxyRefusalError(errno.EACCES, "the proxy p answered 407"),
+            False,
+            Kind.UNREACHABLE,
+            "the proxy p answered 407",
+        ),
+        (ConnectionResetError(errno.ECONNRESET, ""), True, Kind.BUSY, "Connection reset by peer"),
+        (ConnectionResetError("the connection was cut off"), True, Kind.BUSY, "the connection was cut off"),
+        (OSError(), True, Kind.BUSY, "OSError"),
+    ],
+)
+def test_the_network_is_told_in_the_systems_words(
+    error: OSError, *, is_connected: bool, kind: Kind, detail: str
+) -> None:
+    failure = failure_of_network(error, is_connected=is_connected)
+    assert (failure.kind, failure.detail) == (kind, detail)
+
+
+def test_a_failure_of_tls_is_one_of_the_configuration_only_while_there_is_no_connection() -> None:
+    broken = TlsError(errno.EPROTO, "wrong version number")
+    assert failure_of_network(broken, is_connected=False).kind is Kind.TLS
+    assert failure_of_network(broken, is_connected=True).kind is Kind.BUSY
+    untrusted = CertificateError(errno.EPROTO, "self-signed certificate")
+    for is_connected in (True, False):
+        failure = failure_of_network(untrusted, is_connected=is_connected)
+        assert failure.kind is Kind.TLS
+        assert "certificate verification failed" in failure.detail
+        assert "self-signed certificate" in failure.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "error"),
+    [
+        (Kind.CHANGED, "read", MissingObjectError),
+        (Kind.CHANGED, "write", ServiceError),
+        (Kind.DENIED, "read", ForbiddenObjectError),
+        (Kind.DENIED, "write", ForbiddenObjectError),
+    ],
+)
+def test_an_object_that_is_not_to_be_had_is_named_as_a_string_is_written(
+    kind: Kind, operation: str, error: type[FastfuseError]
+) -> None:
+    found = object_error(Failure(kind=kind, detail="d"), bucket="bucket", key="a\x1b]0;b", operation=operation)
+    assert type(found) is error
+    assert "'s3://bucket/a\\x1b]0;b'" in str(found)
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.EXPIRED, Kind.BAD_KEYS, Kind.SKEWED, Kind.WRONG_REGION, Kind.UNREACHABLE, Kind.TLS]
+)
+def test_what_every_object_of_a_bucket_would_meet_is_no_error_of_one(kind: Kind) -> None:
+    assert object_error(Failure(kind=kind, detail="d"), bucket="bucket", key="key", operation="read") is None
+
+
+def test_a_clock_that_is_wrong_is_told_so() -> None:
+    error = start_error(failure_of_reply(403, "RequestTimeTooSkewed"), bucket="b", endpoint="", region="r")
+    assert isinstance(error, AccessError)
+    assert "clock" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoCredentialsError(), Kind.NO_CREDENTIALS),
+        (ProfileNotFound(profile="p"), Kind.BAD_CONFIGURATION),
+        (EndpointConnectionError(endpoint_url="http://a/?X-Amz-Signature=s"), Kind.UNREACHABLE),
+        (RuntimeError("X-Amz-Signature"), Kind.OTHER),
+    ],
+)
+def test_a_foreign_exception_is_told_by_its_type_and_never_by_its_text(error: Exception, kind: Kind) -> None:
+    failure = failure_of_exception(error)
+    assert failure.kind is kind
+    assert "X-Amz" not in failure.detail
+
+
+def test_the_reason_of_a_failed_connection_is_found_behind_its_wrappers() -> None:
+    group = ExceptionGroup("all addresses", [ConnectionRefusedError(111, "Connection refused")])
+    wrapper = OSError("All connection attempts failed")
+    wrapper.__cause__ = group
+    failure = failure_of_exception(EndpointConnectionError(endpoint_url="http://a", error=wrapper))
+    assert failure.detail == "Connection refused"
+
+
+def test_a_cause_that_quotes_the_reply_is_kept_out_of_tracebacks() -> None:
+    assert safe_cause(ClientError({"Error": {"Code": "c", "Message": "m"}}, "GetObject")) is None
+    kept = NoCredentialsError()
+    assert safe_cause(kept) is kept

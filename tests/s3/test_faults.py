@@ -1,0 +1,242 @@
+"""What the S3 client makes of a server that misbehaves."""
+
+import errno
+import logging
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.errors import (
+    BadReplyError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    UnavailableError,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.s3 import client
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    INTERNAL_ERROR,
+    SLOW_DOWN,
+    Answer,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    Replace,
+    Reset,
+    ServerConfig,
+    Stall,
+    Truncate,
+    WrongEtag,
+    create_certificate,
+)
+from fastfuse.testing.faults import Action
+from tests.s3.places import client_of
+from tests.servers import create_chain
+
+DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
+
+
+@dataclass(frozen=True)
+class Scene:
+    server: LoopbackServer
+    reader: S3Client
+    ref: ObjectRef
+
+
+@contextmanager
+def scene(server_config: ServerConfig | None = None, **options: object) -> Iterator[Scene]:
+    objects = MemoryObjects({"key": DATA})
+    with LoopbackServer({"bucket": objects}, server_config) as server:
+        stored = objects.view().lookup(b"key")
+        assert stored is not None
+        ref = ObjectRef("bucket", "key", len(DATA), stored.etag)
+        config = replace(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"), **options)  # type: ignore[arg-type]
+        yield Scene(server, client_of(config), ref)
+
+
+@pytest.fixture
+async def on() -> AsyncIterator[Scene]:
+    """A connection that stalls is given up after a third of the deadline: 2 s."""
+    with scene(deadline_s=6.0) as one:
+        yield one
+        await one.reader.aclose()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [SLOW_DOWN, INTERNAL_ERROR, Reset(None), Reset(1000), Truncate(0), Truncate(100_000), Stall(100_000)],
+    ids=str,
+)
+async def test_a_passing_fault_is_outlived_and_the_bytes_are_right(on: Scene, action: Action) -> None:
+    on.server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
+    assert await on.reader.get(on.ref, 1000, 900_000) == DATA[1000:900_000]
+
+
+@pytest.mark.parametrize(
+    "action", [SLOW_DOWN, Reset(None), Truncate(10), Stall(10)], ids=["slow down", "reset", "truncate", "stall"]
+)
+async def test_a_lasting_fault_is_an_io_error_and_the_reader_stays_usable(action: Action) -> None:
+    with scene(deadline_s=1.0) as on:
+        rule = on.server.faults.add(FaultRule(action=action, operation="GetObject"))
+        with pytest.raises(ReadError, match="'key' could not be read") as caught:
+            await on.reader.get(on.ref, 0, 1000)
+        assert caught.value.errno == errno.EIO
+        on.server.faults.remove(rule)
+        assert await on.reader.get(on.ref, 0, 1000) == DATA[:1000]
+        await on.reader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (ACCESS_DENIED, ObjectDeniedError),
+        (Answer(403, "InvalidAccessKeyId", "unknown"), ObjectDeniedError),
+        (Answer(403, "SignatureDoesNotMatch", "wrong"), ObjectDeniedError),
+        (Answer(403, "InvalidObjectState", "archived"), ObjectArchivedError),
+        (Answer(404, "NoSuchKey", "gone"), ObjectChangedError),
+        (Answer(404, "NoSuchBucket", "gone"), ObjectChangedError),
+        (Answer(416, "InvalidRange", "short"), ObjectChangedError),
+        (WrongEtag('"another"'), ObjectChangedError),
+        (Replace(b"x" * len(DATA)), ObjectChangedError),
+        (Replace(b"shorter"), ObjectChangedError),
+    ],
+    ids=str,
+)
+async def test_a_final_refusal_is_told_after_one_request(on: Scene, action: Action, error: type[ReadError]) -> None:
+    on.server.faults.add(FaultRule(action=action, operation="GetObject"))
+    with pytest.raises(ReadError) as caught:
+        await on.reader.get(on.ref, 5000, 6000)
+    assert type(caught.value) is error
+    assert len(on.server.requests) == 1
+
+
+async def test_every_get_carries_the_listed_etag(on: Scene) -> None:
+    await on.reader.get(on.ref, 0, 10)
+    assert [request.if_match for request in on.server.requests] == [on.ref.etag]
+
+
+async def test_a_server_that_ignores_if_match_is_found_out() -> None:
+    with scene(ServerConfig(honour_conditions=False)) as on:
+        on.server.faults.add(FaultRule(action=Replace(b"x" * len(DATA)), operation="GetObject"))
+        with pytest.raises(ObjectChangedError):
+            await on.reader.get(on.ref, 5000, 6000)
+        await on.reader.aclose()
+
+
+@pytest.mark.parametrize("is_honest", [True, False])
+async def test_without_a_listed_etag_a_replaced_object_of_the_same_length_is_found_out(is_honest: bool) -> None:
+    with scene(ServerConfig(honour_conditions=is_honest)) as on:
+        ref = replace(on.ref, etag="", modified_ns=1_704_067_200 * 10**9)
+        assert await on.reader.get(ref, 5000, 6000) == DATA[5000:6000]
+        on.server.faults.add(FaultRule(action=Replace(b"x" * len(DATA)), operation="GetObject"))
+        with pytest.raises(ObjectChangedError):
+            await on.reader.get(ref, 6000, 7000)
+        assert [request.status for request in on.server.requests] == [206, 412 if is_honest else 206]
+        await on.reader.aclose()
+
+
+async def test_what_the_service_quotes_reaches_neither_message_nor_traceback_nor_log(
+    on: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    secret = "FwoGZXIvYXdzEJr-session-token"
+    on.server.faults.add(FaultRule(action=Answer(400, "ExpiredToken", f"The token {secret} has expired")))
+    with pytest.raises(ObjectDeniedError) as caught:
+        await on.reader.get(on.ref, 0, 10)
+    shown = "".join(traceback.format_exception(caught.value)) + caught.value.hint + caplog.text
+    assert "400 ExpiredToken" in shown
+    assert secret not in shown
+
+
+# --- servers that answer a range with 200
+
+
+async def test_the_right_range_under_status_200_is_taken_where_it_says_what_it_is() -> None:
+    with scene(ServerConfig(range_reply="200-part")) as on:
+        assert await on.reader.get(on.ref, 1000, 5000) == DATA[1000:5000]
+        await on.reader.aclose()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (1000, 900_000), (0, len(DATA)), (len(DATA) - 1, len(DATA))])
+async def test_the_range_is_cut_out_of_a_whole_object(start: int, end: int) -> None:
+    with scene(ServerConfig(range_reply="200-whole")) as on:
+        for _ in range(2):
+            assert await on.reader.get(on.ref, start, end) == DATA[start:end]
+        await on.reader.aclose()
+
+
+async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_LONGEST_SKIP_BYTES", 1000)
+    with scene(ServerConfig(range_reply="200-whole")) as on:
+        assert await on.reader.get(on.ref, 1000, 1010) == DATA[1000:1010]
+        with pytest.raises(BadReplyError, match="ignores Range"):
+            await on.reader.get(on.ref, 1001, 1010)
+        await on.reader.aclose()
+
+
+# --- the number of connections
+
+
+async def test_reads_of_all_sizes_and_what_else_is_asked_share_the_connections_that_there_may_be() -> None:
+    with scene(max_connections=2) as on:
+        rule = on.server.faults.add(FaultRule(action=Stall(0)))
+        async with trio.open_nursery() as nursery:
+            for end in (10, len(DATA), 20, len(DATA)):
+                nursery.start_soon(on.reader.get, on.ref, 0, end)
+            nursery.start_soon(on.reader.head, "bucket", "key")
+            nursery.start_soon(partial(on.reader.list, "bucket", prefix=""))
+            await trio.to_thread.run_sync(on.server.wait_until, lambda _: len(on.server.requests) == 2)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(on.server.requests) == 2
+            on.server.faults.remove(rule)
+        assert len(on.server.requests) == 6
+        assert on.server.statistics().connections == 2
+        await on.reader.aclose()
+
+
+# --- TLS
+
+
+async def test_a_private_authority_is_trusted_by_its_bundle_over_tls(tmp_path: Path) -> None:
+    authority, issued = create_chain(tmp_path)
+    with scene(ServerConfig(tls=issued), ca_bundle=str(authority)) as on:
+        assert await on.reader.get(on.ref, 0, 10) == DATA[:10]
+        await on.reader.aclose()
+
+
+async def test_a_self_signed_certificate_is_trusted_by_itself_over_tls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = create_certificate(tmp_path)
+    with scene(ServerConfig(tls=files), ca_bundle=str(files.certificate)) as on:
+        for end in (10, len(DATA)):
+            assert await on.reader.get(on.ref, 0, end) == DATA[:end]
+        assert on.server.statistics().connections == 1
+        assert caplog.text == ""
+        await on.reader.aclose()
+
+
+async def test_without_verification_any_certificate_will_do_for_tls(tmp_path: Path) -> None:
+    with scene(ServerConfig(tls=create_certificate(tmp_path)), verify_ssl=False) as on:
+        assert await on.reader.get(on.ref, 0, 10) == DATA[:10]
+        await on.reader.aclose()
+
+
+async def test_an_unknown_authority_is_refused_in_tls(tmp_path: Path) -> None:
+    with scene(ServerConfig(tls=create_chain(tmp_path)[1]), deadline_s=5.0) as on:
+        with pytest.raises(UnavailableError, match="certificate verification failed"):
+            await on.reader.get(on.ref, 0, 10)
+        assert on.server.requests == ()
+        await on.reader.aclose()

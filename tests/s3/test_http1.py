@@ -1,0 +1,261 @@
+"""Reply heads and bodies in chunks: what is one is understood, what is none is refused, whatever it is."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.s3.http1 import BadReplyHeadError, BodyDecoder, parse_head
+
+
+def test_a_head_is_status_and_headers_by_lower_case_names() -> None:
+    head = parse_head(b'HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nETag:"a:b"\t\r\nX-Empty:')
+    assert (head.status, head.body_bytes, head.is_persistent, head.is_chunked) == (206, 10, True, False)
+    assert head.headers == {"content-length": "10", "etag": '"a:b"', "x-empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("head", "is_persistent"),
+    [
+        (b"HTTP/1.1 200 OK\r\nConnection: close", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive, Close", False),
+        (b"HTTP/1.0 200 OK", False),
+        (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive", True),
+        (b"HTTP/1.1 200", True),
+    ],
+)
+def test_a_connection_is_kept_as_its_version_and_header_say(head: bytes, is_persistent: bool) -> None:
+    assert parse_head(head).is_persistent == is_persistent
+
+
+def test_a_length_that_is_not_told_is_none() -> None:
+    assert parse_head(b"HTTP/1.1 200 OK").body_bytes is None
+    chunked = parse_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked")
+    assert (chunked.body_bytes, chunked.is_chunked) == (None, True)
+
+
+@pytest.mark.parametrize("status", [100, 103, 204, 304])
+@pytest.mark.parametrize("header", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
+def test_a_reply_that_has_no_body_has_none_whatever_it_says(status: int, header: bytes) -> None:
+    head = parse_head(b"HTTP/1.1 %d X\r\n%b" % (status, header))
+    assert (head.body_bytes, head.is_chunked) == (0, False)
+
+
+@pytest.mark.parametrize("length", [b"-1", b"+1", b"1_0", b"x", b"", b"9" * 20, "\u0663".encode(), b"5, 5", b"0x5"])
+def test_a_length_that_is_no_number_is_refused(length: bytes) -> None:
+    with pytest.raises(BadReplyHeadError):
+        parse_head(b"HTTP/1.1 200 OK\r\nContent-Length: " + length)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"HTTP/2 200",
+        b"HTTP/1.2 200 OK",
+        b"HTTP/1.1 20",
+        b"HTTP/1.1 2000",
+        b"HTTP/1.1 099 OK",
+        b"http/1.1 200 OK",
+        b" HTTP/1.1 200 OK",
+        b"HTTP/1.1 200 OK" + b"x" * 300,
+        b"\x16\x03\x01",
+        b"HTTP/1.1 200 OK\r\n folded",
+        b"HTTP/1.1 200 OK\r\na: b\r\n folded",
+        b"HTTP/1.1 200 OK\r\na: b\r\n\tc: d",
+        b"HTTP/1.1 200 OK\r\na b: c",
+        b"HTTP/1.1 200 OK\r\nContent-Length : 5",
+        b"HTTP/1.1 200 OK\r\n: c",
+        b"HTTP/1.1 200 OK\r\nno colon",
+        b"HTTP/1.1 200 OK\r\na: b\nContent-Length: 5",
+        b"HTTP/1.1 200 OK\r\na: b\rc",
+        b"HTTP/1.1 200 OK\r\na: \0",
+        b"HTTP/1.1 200 OK\r\n" + b"\r\n".join([b"a: b"] * 257),
+    ],
+)
+def test_what_is_no_head_is_refused(head: bytes) -> None:
+    with pytest.raises(BadReplyHeadError):
+        parse_head(head)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: 5\r\ncontent-length: 7",
+        b"Content-Length: 5\r\ncontent-length: 5",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 3",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: identity",
+        b"Content-Range: bytes 0-1/2\r\nContent-Range: bytes 0-1/2",
+        b'ETag: "a"\r\netag: "b"',
+    ],
+)
+def test_what_two_readers_could_understand_differently_is_refused(lines: bytes) -> None:
+    with pytest.raises(BadReplyHeadError):
+        parse_head(b"HTTP/1.1 200 OK\r\n" + lines)
+
+
+def test_a_header_that_decides_nothing_may_come_twice() -> None:
+    assert parse_head(b"HTTP/1.1 200 OK\r\nVary: a\r\nVary: b").status == 200
+
+
+@given(st.binary())
+def test_no_bytes_do_more_harm_than_that(rest: bytes) -> None:
+    with contextlib.suppress(BadReplyHeadError):
+        parse_head(b"HTTP/1.1 200 OK\r\n" + rest)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["Content-Length", "Transfer-Encoding"]), st.text("0123456789 chunked,"))))
+def test_a_body_has_at_most_one_length(lines: list[tuple[str, str]]) -> None:
+    try:
+        head = parse_head("\r\n".join(["HTTP/1.1 200 OK", *(f"{name}: {value}" for name, value in lines)]).encode())
+    except BadReplyHeadError:
+        return
+    assert len(lines) <= 1
+    assert head.is_chunked == (bool(lines) and lines[0][0] == "Transfer-Encoding")
+    assert (head.body_bytes is None) == (not lines or head.is_chunked)
+
+
+# --- bodies in chunks
+
+CHUNK_LINE_BYTES = 1 << 10
+TRAILER_BYTES = 16 << 10
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
+_TRAILERS = re.compile(rb"(?:(?!\r\n).)*\r\n", re.DOTALL)
+
+# What it made of all pieces: the body, whether it has ended, and the bytes behind it; None for no chunked body.
+Outcome = tuple[bytes, bool, int] | None
+
+
+def whole_body(raw: bytes) -> tuple[bytes, int] | None:
+    """Return the body that `raw` begins with and how many bytes follow it; None unless it is all there."""
+    body, at = b"", 0
+    while (head := _CHUNK.match(raw, at)) is not None:
+        size_bytes, at = int(head[1], 16), head.end()
+        if size_bytes:
+            chunk, at = raw[at : at + size_bytes], at + size_bytes
+            if len(chunk) < size_bytes or raw[at : at + 2] != b"\r\n":
+                return None
+            body, at = body + chunk, at + 2
+            continue
+        while (line := _TRAILERS.match(raw, at)) is not None:
+            at = line.end()
+            if line[0] == b"\r\n":
+                return body, len(raw) - at
+        return None
+    return None
+
+
+def decoded(pieces: Iterable[bytes]) -> Outcome:
+    decoder, body, excess_bytes = BodyDecoder(), b"", 0
+    for piece in pieces:
+        if decoder.is_done:
+            excess_bytes += len(piece)
+            continue
+        try:
+            body += b"".join(decoder.decode(piece))
+        except BadReplyHeadError:
+            return None
+        excess_bytes += decoder.excess_bytes
+    return body, decoder.is_done, excess_bytes
+
+
+def split_at(raw: bytes, places: Iterable[int]) -> list[bytes]:
+    bounds = sorted({0, len(raw), *(place for place in places if place < len(raw))})
+    return [raw[start:end] for start, end in pairwise(bounds)]
+
+
+CHUNKS = st.lists(
+    st.tuples(st.binary(min_size=1, max_size=20), st.sampled_from([b"", b";", b";a=b", b' ;a="b"', b"\t"])), max_size=5
+)
+TRAILERS = st.sampled_from([b"", b"a: b\r\n", b"a: b\r\nc: d\r\n"])
+PLACES = st.lists(st.integers(1, 200), max_size=10)
+
+
+def chunked(chunks: list[tuple[bytes, bytes]], trailers: bytes, excess: bytes) -> bytes:
+    sent = b"".join([b"%x%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk, extension in chunks])
+    return sent + b"0\r\n" + trailers + b"\r\n" + excess
+
+
+BODIES = st.builds(chunked, CHUNKS, TRAILERS, st.binary(max_size=10))
+# Bodies that are damaged in a place or two.
+DAMAGED = st.builds(
+    lambda raw, at, old, new: raw[:at] + new + raw[at + old :],
+    BODIES,
+    st.integers(0, 100),
+    st.integers(0, 3),
+    st.sampled_from([b"", b"\r", b"\n", b"\r\n", b"0", b"f", b"x", b" ", b"-1", b";", b"\0"]),
+)
+
+
+@given(CHUNKS, TRAILERS, st.binary(max_size=10), PLACES)
+def test_a_chunked_body_is_its_chunks_in_whatever_pieces_it_comes(
+    chunks: list[tuple[bytes, bytes]], trailers: bytes, excess: bytes, places: list[int]
+) -> None:
+    pieces = split_at(chunked(chunks, trailers, excess), places)
+    assert decoded(pieces) == (b"".join(chunk for chunk, _ in chunks), True, len(excess))
+
+
+@given(BODIES, st.integers(0, 200))
+def test_a_body_that_is_cut_off_has_not_ended(raw: bytes, end: int) -> None:
+    whole = whole_body(raw)
+    assert whole is not None
+    found = decoded([raw[:end]] if end else [])
+    assert found is not None
+    assert whole[0].startswith(found[0])
+    assert found[1] == (end >= len(raw) - whole[1])
+
+
+@given(DAMAGED | st.binary(max_size=40) | st.text("0123456789aAfF;\r\n \t", max_size=40).map(str.encode), PLACES)
+def test_garbage_ends_where_a_plain_reader_says_or_is_refused_in_whatever_pieces_it_comes(
+    raw: bytes, places: list[int]
+) -> None:
+    at_once = decoded([raw])
+    assert decoded(split_at(raw, places)) == (at_once if raw else (b"", False, 0))
+    whole = whole_body(raw)
+    if whole is None:
+        assert at_once is None or not at_once[1]
+    else:
+        assert at_once == (whole[0], True, whole[1])
+
+
+@given(DAMAGED)
+def test_no_piece_is_a_byte_that_did_not_come(raw: bytes) -> None:
+    found = decoded([raw])
+    assert found is None or len(found[0]) + found[2] <= len(raw)
+
+
+@pytest.mark.parametrize("size", [b"", b"-1", b"+1", b"0x1", b"1_0", b" 1", b"g", b"1" * 17, "\u0663".encode(), b"1 1"])
+def test_a_chunk_whose_size_is_no_number_is_refused(size: bytes) -> None:
+    assert decoded([size + b"\r\n"]) is None
+
+
+def test_the_largest_size_that_a_chunk_can_tell_takes_no_memory() -> None:
+    assert decoded([b"f" * 16 + b"\r\n", b"begun"]) == (b"begun", False, 0)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100_000])
+@pytest.mark.parametrize(
+    ("extension_bytes", "is_refused"), [(CHUNK_LINE_BYTES - 2, False), (CHUNK_LINE_BYTES - 1, True)]
+)
+def test_a_chunks_line_has_a_longest_length(piece_bytes: int, extension_bytes: int, *, is_refused: bool) -> None:
+    raw = b"1;" + b"x" * extension_bytes + b"\r\na\r\n0\r\n\r\n"
+    assert decoded(split_at(raw, range(0, len(raw), piece_bytes))) == (None if is_refused else (b"a", True, 0))
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100_000])
+def test_a_line_without_an_end_is_refused_and_not_kept(piece_bytes: int) -> None:
+    raw = b"1;" + b"x" * 2 * CHUNK_LINE_BYTES
+    assert decoded(split_at(raw, range(0, len(raw), piece_bytes))) is None
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1000, 100_000])
+@pytest.mark.parametrize(("count", "is_refused"), [(TRAILER_BYTES // 16 - 1, False), (TRAILER_BYTES // 16 + 1, True)])
+def test_trailers_have_a_longest_length(piece_bytes: int, count: int, *, is_refused: bool) -> None:
+    raw = b"0\r\n" + b"name: value 34\r\n" * count + b"\r\n"
+    assert decoded(split_at(raw, range(0, len(raw), piece_bytes))) == (None if is_refused else (b"", True, 0))

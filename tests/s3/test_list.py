@@ -1,0 +1,378 @@
+"""Listing a bucket: what is asked for, what is taken for a page, and what the user is told where there is none."""
+
+import gzip
+import socket
+import threading
+import tracemalloc
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    FastfuseError,
+    ServiceError,
+    SourceError,
+    ThrottledError,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.s3 import client as client_module
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import MAX_PAGE_BYTES
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    EXPIRED_TOKEN,
+    INTERNAL_ERROR,
+    SLOW_DOWN,
+    Answer,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    Reset,
+    ServerConfig,
+    Truncate,
+)
+from tests.s3.canned import canned_server
+from tests.s3.places import client_of
+from tests.servers import configure, create_chain
+
+REF = ObjectRef("bucket", "key", 100, "")
+PAGE = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
+ERROR = b'<?xml version="1.0"?>\n<Error><Code>SlowDown</Code><Message>m</Message></Error>'
+
+
+async def list_page(config: ConnectionConfig, *, bucket: str = "bucket", prefix: str = "") -> bytes:
+    """The first page of a bucket."""
+    client = client_of(config)
+    try:
+        return await client.list(bucket, prefix=prefix)
+    finally:
+        await client.aclose()
+
+
+def config_of(server: LoopbackServer) -> ConnectionConfig:
+    return ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
+
+
+# --- what the user is told when a listing cannot begin
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message", "hint"),
+    [
+        (ACCESS_DENIED, AccessError, r"denies listing the bucket 'bucket' \(403 AccessDenied\)", "--no-sign-request"),
+        (Answer(403, "InvalidAccessKeyId", "m"), AccessError, "does not accept the AWS credentials", "--profile"),
+        (Answer(403, "SignatureDoesNotMatch", "m"), AccessError, "does not accept the AWS credentials", "clock"),
+        (Answer(404, "NoSuchBucket", "m"), SourceError, "no bucket 'bucket' at http://127", "--endpoint-url"),
+        (Answer(501, "NotImplemented", "m"), ServiceError, "failed to list .*501 NotImplemented", ""),
+    ],
+    ids=lambda value: value.code if isinstance(value, Answer) else "",
+)
+async def test_a_refused_listing_is_one_sentence_and_one_request(
+    answer: Answer, error: type[FastfuseError], message: str, hint: str
+) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}) as server:
+        server.faults.add(FaultRule(action=answer))
+        with pytest.raises(error, match=message) as caught:
+            await list_page(config_of(server))
+        assert hint in caught.value.hint
+        assert len(server.requests) == 1
+
+
+async def test_an_expired_token_is_told_after_a_few_attempts() -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}) as server:
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN))
+        with pytest.raises(AccessError, match="credentials have expired") as caught:
+            await list_page(config_of(server))
+        assert "--profile" in caught.value.hint
+        assert len(server.requests) == 4
+
+
+async def test_a_bucket_that_does_not_exist_is_named() -> None:
+    with LoopbackServer({}) as server, pytest.raises(SourceError, match="'absent'"):
+        await list_page(config_of(server), bucket="absent")
+
+
+@pytest.mark.parametrize("style", ["redirect", "malformed"])
+async def test_a_bucket_of_another_region_is_listed_there_and_that_is_told_once(
+    style: Literal["redirect", "malformed"], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ServerConfig(regions={"bucket": "eu-west-1"}, wrong_region=style)
+    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}, settings) as server:
+        client = client_of(config_of(server))
+        for _ in range(2):
+            assert b"<Key>key</Key>" in await client.list("bucket", prefix="")
+        assert await client.region("bucket") == "eu-west-1"
+        assert len(server.requests) == 3
+        await client.aclose()
+    [record] = caplog.records
+    assert record.getMessage() == "The bucket 'bucket' is in the region eu-west-1, not in us-east-1: using it there."
+
+
+async def test_a_region_that_is_not_told_has_to_be_named() -> None:
+    with canned_server(lambda _: (301, {}, b"<Error><Code>PermanentRedirect</Code></Error>")) as server:
+        with pytest.raises(ConfigurationError, match="does not tell in which it is") as caught:
+            await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1"))
+        assert "--region" in caught.value.hint
+        assert len(server.seen) == 1
+
+
+async def test_without_a_region_the_buckets_own_is_used() -> None:
+    settings = ServerConfig(regions={"bucket": "eu-west-1"})
+    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}, settings) as server:
+        assert b"<Key>key</Key>" in await list_page(replace(config_of(server), region=None))
+
+
+async def test_a_refused_connection_is_told_with_its_reason() -> None:
+    with pytest.raises(ServiceError, match="cannot be reached: Connection refused") as caught:
+        await list_page(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
+    assert "--endpoint-url" in caught.value.hint
+
+
+async def test_an_unknown_certificate_names_the_option_for_it_in_tls(tmp_path: Path) -> None:
+    settings = ServerConfig(tls=create_chain(tmp_path)[1])
+    with LoopbackServer({"bucket": MemoryObjects({})}, settings) as server:
+        with pytest.raises(ServiceError, match="certificate verification failed") as caught:
+            await list_page(config_of(server))
+        assert "--ca-bundle" in caught.value.hint
+
+
+async def test_a_passing_fault_does_not_end_a_listing() -> None:
+    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}) as server:
+        for action in (INTERNAL_ERROR, Reset(None), Truncate(20)):
+            server.faults.add(FaultRule(action=action, times=1))
+        assert b"<Key>key</Key>" in await list_page(config_of(server))
+
+
+@pytest.mark.parametrize("action", [SLOW_DOWN, Answer(429, "TooManyRequests", "m")], ids=["503", "429"])
+async def test_a_throttled_page_is_told_at_once(action: Answer) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}) as server:
+        server.faults.add(FaultRule(action=action, times=1))
+        with pytest.raises(ThrottledError, match=str(action.status)):
+            await list_page(config_of(server))
+        assert len(server.requests) == 1
+
+
+async def test_an_error_under_status_200_is_tried_again() -> None:
+    replies = iter([ERROR, b"", PAGE[:-10], PAGE])
+    with canned_server(lambda target: (200, {}, next(replies))) as server:
+        config = ConnectionConfig(endpoint_url=server.url, region="us-east-1")
+        assert await list_page(config) == PAGE
+        assert len(server.seen) == 4
+
+
+async def test_a_page_is_asked_for_in_path_style_with_encoded_names() -> None:
+    with canned_server(lambda target: (200, {}, PAGE)) as server:
+        await list_page(
+            ConnectionConfig(endpoint_url=server.url, region="us-east-1", request_payer=True), prefix="a +/"
+        )
+        [(target, headers)] = server.seen
+    path, _, query = target.partition("?")
+    assert path == "/bucket"
+    assert {"list-type=2", "prefix=a%20%2B%2F", "encoding-type=url", "max-keys=1000"} <= set(query.split("&"))
+    assert headers["x-amz-request-payer"] == "requester"
+
+
+async def test_a_bucket_in_the_host_name_is_listed_at_its_own_host(
+    aws_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts do not exist: a proxy sees where a request was meant to go."""
+    configure(aws_environment, "[profile own]\ns3 =\n  addressing_style = virtual\n")
+    monkeypatch.setenv("AWS_PROFILE", "own")
+    with canned_server(lambda target: (200, {}, PAGE)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        await list_page(ConnectionConfig(endpoint_url="http://s3.test:81", region="us-east-1"))
+        [(target, headers)] = proxy.seen
+    assert target.startswith("http://bucket.s3.test:81/?")
+    assert headers["host"] == "bucket.s3.test:81"
+
+
+async def test_a_default_port_is_not_in_the_host_that_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with canned_server(lambda target: (200, {}, PAGE)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        await list_page(ConnectionConfig(endpoint_url="http://s3.test:80", region="us-east-1", force_path_style=True))
+        [(_, headers)] = proxy.seen
+    assert headers["host"] == "s3.test"
+
+
+@pytest.mark.parametrize("pays", [False, True])
+async def test_an_unsigned_listing_has_no_authorization(pays: bool) -> None:
+    with canned_server(lambda target: (200, {}, PAGE)) as server:
+        config = ConnectionConfig(endpoint_url=server.url, region="us-east-1", sign_request=False, request_payer=pays)
+        await list_page(config)
+        [(_, headers)] = server.seen
+    assert "authorization" not in headers
+    assert headers.get("x-amz-request-payer") == ("requester" if pays else None)
+
+
+async def test_a_session_token_is_sent_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a+token/=")
+    with canned_server(lambda target: (200, {}, PAGE)) as server:
+        await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1"))
+        [(_, headers)] = server.seen
+    assert headers["x-amz-security-token"] == "a+token/="
+    assert "x-amz-security-token" in headers["authorization"]
+
+
+async def test_closed_it_starts_no_request() -> None:
+    client = client_of(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
+    await client.aclose()
+    for request in (client.list("bucket", prefix=""), client.head("bucket", "key"), client.get(REF, 0, 10)):
+        with pytest.raises(RuntimeError, match="closed"):
+            await request
+
+
+# --- what is taken for a page
+
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+def page_of(size_bytes: int) -> bytes:
+    begin, end = b'<?xml version="1.0"?><ListBucketResult>', b"</ListBucketResult>"
+    return begin + b" " * (size_bytes - len(begin) - len(end)) + end
+
+
+def in_chunks(data: bytes, chunk_bytes: int) -> bytes:
+    chunks = [data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+
+
+async def listed(headers: dict[str, str], body: bytes) -> bytes:
+    """What a client makes of a page that is sent so."""
+    with canned_server(lambda _: (200, headers, body)) as server:
+        page = await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1"))
+        assert len(server.seen) == 1
+        return page
+
+
+def sent(page: bytes, how: str) -> tuple[dict[str, str], bytes]:
+    match how:
+        case "with its length":
+            return {}, page
+        case "in chunks":
+            return CHUNKED, in_chunks(page, 50_000)
+        case "zipped":
+            return {"Content-Encoding": "gzip"}, gzip.compress(page)
+        case "zipped in chunks":
+            return {"Content-Encoding": "gzip", **CHUNKED}, in_chunks(gzip.compress(page), 1000)
+        case _:
+            return {"Content-Encoding": "deflate"}, zlib.compress(page)
+
+
+WAYS = ["with its length", "in chunks", "zipped", "zipped in chunks", "deflated"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("size_bytes", [100, 300_000, MAX_PAGE_BYTES])
+async def test_a_page_is_taken_however_it_is_sent(how: str, size_bytes: int) -> None:
+    page = page_of(size_bytes)
+    assert await listed(*sent(page, how)) == page
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_a_page_that_is_longer_than_any_is_refused_however_it_is_sent(how: str) -> None:
+    with pytest.raises(ServiceError, match="a page of the bucket 'bucket' of more than 8 MiB"):
+        await listed(*sent(page_of(MAX_PAGE_BYTES + 1), how))
+
+
+async def test_a_length_of_a_page_that_nobody_has_room_for_takes_none() -> None:
+    with pytest.raises(ServiceError, match="more than 8 MiB"):
+        await listed({"Content-Length": "9" * 18}, page_of(MAX_PAGE_BYTES + 1))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_few_bytes_that_stand_for_many_are_refused_in_little_memory(encoding: str) -> None:
+    packer = zlib.compressobj(9, wbits=zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
+    bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(128)]) + packer.flush()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ServiceError, match="more than 8 MiB"):
+            await listed({"Content-Encoding": encoding}, bomb)
+        assert tracemalloc.get_traced_memory()[1] < 6 * MAX_PAGE_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_page_in_chunks_of_a_byte_takes_little_memory() -> None:
+    page = page_of(64 << 10)
+    body = in_chunks(page, 1)
+    tracemalloc.start()
+    try:
+        assert await listed(CHUNKED, body) == page
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"Content-Length": str(len(PAGE))}, PAGE[:-10]),
+        (CHUNKED, in_chunks(PAGE, 20)[:-30]),
+        ({"Content-Encoding": "gzip"}, gzip.compress(PAGE)[:-12]),
+        ({"Content-Encoding": "gzip"}, b"not zipped"),
+    ],
+    ids=["with its length", "in chunks", "zipped", "not zipped"],
+)
+async def test_a_page_that_is_cut_off_is_asked_for_again(headers: dict[str, str], body: bytes) -> None:
+    replies = iter([(200, {"Connection": "close", **headers}, body), (200, {}, PAGE)])
+    with canned_server(lambda _: next(replies)) as server:
+        assert await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1")) == PAGE
+        assert len(server.seen) == 2
+
+
+async def test_what_is_no_page_for_ever_is_told() -> None:
+    with canned_server(lambda _: (200, {}, b"<html>welcome</html>")) as server:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(client_module, "LIST_DEADLINE_S", 1.0)
+            with pytest.raises(ServiceError):
+                await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1"))
+
+
+async def test_an_answer_that_is_no_http_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ServiceError, match="is not an S3 service") as caught:
+            await list_page(ConnectionConfig(endpoint_url=url, region="us-east-1"))
+        assert "--endpoint-url" in caught.value.hint
+        thread.join()
+
+
+# --- connections
+
+
+async def test_buckets_in_the_paths_of_one_endpoint_share_its_connections() -> None:
+    objects = MemoryObjects({"key": b"0123456789"})
+    with LoopbackServer({"one": objects, "two": objects}) as server:
+        client = client_of(config_of(server))
+        for bucket in ("one", "two", "one"):
+            ref = await client.head(bucket, "key")
+            assert await client.get(ref, 0, 10) == b"0123456789"
+            await client.list(bucket, prefix="")
+        assert server.statistics().connections == 1
+        await client.aclose()
+
+
+async def test_buckets_with_hosts_of_their_own_share_no_connection(
+    aws_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(aws_environment, "[default]\ns3 =\n  addressing_style = virtual\n")
+    with canned_server(lambda target: (200, {}, PAGE)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        client = client_of(ConnectionConfig(endpoint_url="http://s3.test:81", region="us-east-1"))
+        for bucket in ("one", "two", "one"):
+            await client.list(bucket, prefix="")
+        await client.aclose()
+        assert [headers["host"] for _, headers in proxy.seen] == ["one.s3.test:81", "two.s3.test:81", "one.s3.test:81"]
+        assert len({id(route.idle) for route in client._routes._routes.values()}) == 2

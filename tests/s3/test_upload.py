@@ -1,0 +1,160 @@
+"""Whole objects, written to an independent server and under faults."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest
+
+from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError
+from fastfuse.objects import ObjectRef
+from fastfuse.s3 import upload as module
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
+from fastfuse.s3.upload import upload
+from fastfuse.s3.whole import read_small
+from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects
+from tests.servers import S3Server, configure
+
+KEYS = ["plain", "odd//key", "ü + %20"]
+
+
+@asynccontextmanager
+async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
+    config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
+    client = S3Client(S3Session(config))
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    fd = os.memfd_create("test")
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("size_bytes", [0, 1, 100_000])
+async def test_what_was_written_is_listed_and_read(moto_server: S3Server, fd: int, key: str, size_bytes: int) -> None:
+    data = os.urandom(size_bytes)
+    os.write(fd, data)
+    async with opened(moto_server.endpoint_url) as client:
+        await upload(client, fd, "bucket", key)
+        ref = await client.head("bucket", key)
+        [entry] = moto_server.client.list_objects_v2(Bucket="bucket", Prefix=key)["Contents"]
+        modified_ns = int(entry["LastModified"].timestamp()) * 10**9
+        assert ref == ObjectRef("bucket", key, size_bytes, entry["ETag"], modified_ns)
+        assert await read_small(client, ref, limit_bytes=size_bytes) == data
+
+
+async def test_a_large_object_goes_in_parts(moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UPLOAD_PART_BYTES", 5 << 20)  # S3's least
+    data = os.urandom((12 << 20) + 17)
+    os.write(fd, data)
+    async with opened(moto_server.endpoint_url) as client:
+        await upload(client, fd, "bucket", "large")
+        ref = await client.head("bucket", "large")
+        assert ref.etag.endswith('-3"')
+        assert await read_small(client, ref, limit_bytes=len(data)) == data
+
+
+async def test_an_upload_that_fails_leaves_nothing_behind(
+    moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_UPLOAD_PART_BYTES", 100)  # too small: S3 refuses to complete it
+    os.write(fd, os.urandom(1000))
+    async with opened(moto_server.endpoint_url) as client:
+        with pytest.raises(ServiceError):
+            await upload(client, fd, "bucket", "failed")
+        with pytest.raises(SourceError, match="There is no object 's3://bucket/failed"):
+            await client.head("bucket", "failed")
+    assert not moto_server.client.list_multipart_uploads(Bucket="bucket").get("Uploads")
+
+
+async def test_an_upload_that_cannot_be_given_up_tells_why_it_failed(
+    fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_UPLOAD_PART_BYTES", 100)
+    os.write(fd, bytes(1000))
+
+    async def request(_: object, operation: str, **__: object) -> dict[str, object]:
+        if operation == "create_multipart_upload":
+            return {"UploadId": "u"}
+        if operation == "upload_part":
+            return {}
+        raise ServiceError("unreachable")
+
+    monkeypatch.setattr(module._Writer, "_request", request)
+    async with opened("http://127.0.0.1:1") as client:
+        with pytest.raises(ServiceError, match="The service's reply for 's3://bucket/key' has no ETag"):
+            await upload(client, fd, "bucket", "key")
+    assert "the parts of a failed upload to 's3://bucket/key' are still there: unreachable" in caplog.text
+
+
+async def test_a_bucket_that_is_not_there_is_named(moto_server: S3Server, fd: int) -> None:
+    async with opened(moto_server.endpoint_url) as client:
+        with pytest.raises(SourceError, match="no bucket 'absent'"):
+            await upload(client, fd, "absent", "key")
+
+
+async def test_a_denied_upload_names_the_object_and_what_it_takes(fd: int) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}) as server:
+        server.faults.add(FaultRule(action=ACCESS_DENIED))
+        async with opened(server.endpoint_url) as client:
+            with pytest.raises(AccessError, match="denies access to 's3://bucket/key'") as caught:
+                await upload(client, fd, "bucket", "key")
+            assert "s3:PutObject" in caught.value.hint
+
+
+async def test_a_busy_service_is_asked_again(fd: int) -> None:
+    """The server takes no uploads: what it says to the third request is that."""
+    with LoopbackServer({"bucket": MemoryObjects({})}) as server:
+        rule = server.faults.add(FaultRule(action=SLOW_DOWN, times=2))
+        async with opened(server.endpoint_url) as client:
+            with pytest.raises(ServiceError, match="failed to write 's3://bucket/key'"):
+                await upload(client, fd, "bucket", "key")
+        assert server.faults.hits(rule) == 2
+        assert len(server.requests) == 3
+
+
+async def test_credentials_that_replaced_refused_ones_sign_an_upload(
+    moto_server: S3Server, fd: int, aws_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed: list[str] = []
+
+    def note(request: AWSPreparedRequest, **_: object) -> None:
+        signed.append(str(request.headers["Authorization"]))
+
+    def offer(name: str) -> None:
+        keys = f"aws_access_key_id = {name}\naws_secret_access_key = s\n"
+        configure(aws_environment.parent / "credentials", f"[default]\n{keys}")
+
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    offer("FIRST")
+    async with opened(moto_server.endpoint_url) as client:
+        client.session.aws.register("before-send.s3.PutObject", note)
+        source = client.session.credentials
+        assert source is not None
+        first = await source.current()
+        offer("SECOND")
+        assert await source.replace(first)
+        await upload(client, fd, "bucket", "key")
+    assert len(signed) == 1
+    assert "Credential=SECOND/" in signed[0]
+
+
+async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.pem"
+    configure(bundle, "not a certificate")
+    config = ConnectionConfig(endpoint_url="https://127.0.0.1:1", region="us-east-1", ca_bundle=str(bundle))
+    client = S3Client(S3Session(config))
+    with pytest.raises(ConfigurationError, match="cannot be read as certificates"):
+        await upload(client, fd, "bucket", "key")
+    await client.aclose()

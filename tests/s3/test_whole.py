@@ -1,0 +1,135 @@
+"""Whole objects, read from an independent server and under faults."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.errors import AccessError, ServiceError, SourceError
+from fastfuse.objects import ObjectRef
+from fastfuse.s3 import whole
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.session import S3Session
+from fastfuse.s3.whole import read_into, read_small
+from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.servers import S3Server
+
+KEYS = ["plain", "odd//key", "ü + %20"]
+
+
+@asynccontextmanager
+async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
+    config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
+    client = S3Client(S3Session(config))
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    fd = os.memfd_create("test")
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("size_bytes", [0, 1, 100_000])
+async def test_what_is_listed_is_read_as_it_is(moto_server: S3Server, fd: int, key: str, size_bytes: int) -> None:
+    data = os.urandom(size_bytes)
+    listed = moto_server.put(key, data)
+    async with opened(moto_server.endpoint_url) as client:
+        ref = await client.head("bucket", key)
+        assert ref == ObjectRef("bucket", key, size_bytes, listed.etag, listed.modified_ns // 10**9 * 10**9)
+        assert await read_small(client, ref, limit_bytes=size_bytes) == data
+        await read_into(client, ref, fd)
+    assert os.pread(fd, size_bytes + 1, 0) == data
+
+
+async def test_a_large_object_comes_in_parts_a_few_at_a_time(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "_PART_BYTES", 100_000)
+    monkeypatch.setattr(whole, "_MAX_IN_FLIGHT", 3)
+    data = os.urandom(1_000_017)
+    with LoopbackServer({"bucket": MemoryObjects({"large": data})}) as server:
+        async with opened(server.endpoint_url) as client:
+            ref = await client.head("bucket", "large")
+            rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read_into, client, ref, fd)
+                await trio.to_thread.run_sync(server.wait_until, lambda now: now.requests.get("GetObject", 0) == 3)
+                await trio.testing.wait_all_tasks_blocked()
+                assert server.statistics().requests["GetObject"] == 3
+                server.faults.remove(rule)
+        assert server.statistics().requests["GetObject"] == 11
+    assert os.pread(fd, len(data) + 1, 0) == data
+
+
+async def test_the_storage_class_comes_along(moto_server: S3Server) -> None:
+    moto_server.put("cold", b"x", StorageClass="GLACIER")
+    async with opened(moto_server.endpoint_url) as client:
+        assert (await client.head("bucket", "cold")).storage_class == "GLACIER"
+
+
+async def test_a_busy_service_is_asked_again(fd: int) -> None:
+    faults = [FaultRule(action=SLOW_DOWN, times=2)]
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"x" * 5})}, faults=faults) as server:
+        async with opened(server.endpoint_url) as client:
+            ref = await client.head("bucket", "key")
+            server.faults.add(FaultRule(action=SLOW_DOWN, times=2))
+            assert await read_small(client, ref, limit_bytes=5) == b"x" * 5
+            server.faults.add(FaultRule(action=SLOW_DOWN, times=2))
+            await read_into(client, ref, fd)
+    assert os.pread(fd, 6, 0) == b"x" * 5
+
+
+async def test_what_is_not_there_and_what_is_denied_is_said_by_its_name(fd: int) -> None:
+    faults = [FaultRule(action=ACCESS_DENIED, key="denied")]
+    with LoopbackServer({"bucket": MemoryObjects({"denied": b"x", "late": b"x"})}, faults=faults) as server:
+        async with opened(server.endpoint_url) as client:
+            with pytest.raises(SourceError, match="There is no object 's3://bucket/absent"):
+                await client.head("bucket", "absent")
+            with pytest.raises(AccessError, match="denies access to 's3://bucket/denied"):
+                await client.head("bucket", "denied")
+            ref = await client.head("bucket", "late")
+            server.faults.add(FaultRule(action=ACCESS_DENIED, key="late"))
+            with pytest.raises(AccessError, match="late"):
+                await read_into(client, ref, fd)
+            with pytest.raises(AccessError, match="late"):
+                await read_small(client, ref, limit_bytes=1)
+
+
+async def test_an_object_that_is_larger_than_is_plausible_is_not_asked_for() -> None:
+    with LoopbackServer({"bucket": MemoryObjects({"index": b"x" * 100})}) as server:
+        async with opened(server.endpoint_url) as client:
+            ref = await client.head("bucket", "index")
+            with pytest.raises(SourceError, match="'s3://bucket/index' has 100 bytes, more than is plausible"):
+                await read_small(client, ref, limit_bytes=99)
+        assert "GetObject" not in server.statistics().requests
+
+
+async def test_an_object_that_changes_meanwhile_is_an_error(fd: int) -> None:
+    held = MemoryObjects({"index": b"x" * 100})
+    with LoopbackServer({"bucket": held}) as server:
+        async with opened(server.endpoint_url) as client:
+            ref = await client.head("bucket", "index")
+            held.put("index", b"y" * 100)
+            with pytest.raises(SourceError, match="index"):
+                await read_into(client, ref, fd)
+            with pytest.raises(SourceError, match="index"):
+                await read_small(client, ref, limit_bytes=100)
+
+
+async def test_a_service_that_stays_busy_is_an_error_of_a_command(fd: int) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"x" * 5})}) as server:
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=0.5)
+        client = S3Client(S3Session(config))
+        ref = await client.head("bucket", "key")
+        server.faults.add(FaultRule(action=SLOW_DOWN))
+        with pytest.raises(ServiceError, match="key"):
+            await read_into(client, ref, fd)
+        await client.aclose()
