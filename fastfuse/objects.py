@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-__all__ = ["ARCHIVE_STORAGE_CLASSES", "Buffer", "ObjectRef"]
+__all__ = ["ARCHIVE_STORAGE_CLASSES", "MAX_KEY_BYTES", "Buffer", "ObjectRef"]
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
+MAX_KEY_BYTES = 1024
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/restoring-objects.html: these need a restore before a GET.
 # GLACIER_IR ("instant retrieval") does not.

@@ -59,7 +59,7 @@ LAYERS: Mapping[str, Row] = {
     "sources.inventory": row("errors", "pyarrow"),
     "sources.shuffle": row("", "numpy"),
     "sources.shard": row("errors"),
-    "sources.*": row("errors sources.located sources.uri"),
+    "sources.*": row("errors objects sources.located sources.uri"),
     # S3: only here is a client library known.
     "s3.base": row("objects"),
     "s3.blocks": row(),
@@ -71,7 +71,7 @@ LAYERS: Mapping[str, Row] = {
     "s3.buffers": row("malloc s3.blocks s3.trimmed", "numpy"),
     "s3.trimmed": row("malloc"),
     "s3.*": row("errors metrics objects s3.*", "aiobotocore botocore httpx2 trio"),
-    "listing.page": row("errors", "numpy"),
+    "listing.page": row("errors objects", "numpy"),
     "listing.keyspace": row(),
     "listing.frontier": row("listing.keyspace"),
     "listing.snapshot": row("errors inodes.columns inodes.names inodes.table", "numpy"),

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from fastfuse import errors
-from fastfuse.errors import FastfuseError, ReadError, StoreUnsuitableError, errno_for
+from fastfuse.errors import FastfuseError, ReadError, errno_for
 
 EXIT_CODES = {
     "FastfuseError": 1, "ConfigurationError": 2, "AccessError": 3, "SourceError": 4, "EmptySourceError": 4,
@@ -15,7 +15,7 @@ EXIT_CODES = {
 ERRNOS = {
     "ReadError": errno.EIO, "ObjectChangedError": errno.ESTALE, "ObjectDeniedError": errno.EACCES,
     "ObjectArchivedError": errno.EACCES, "UnavailableError": errno.EIO, "DeadlineError": errno.EIO,
-    "BadReplyError": errno.EIO, "StoreUnsuitableError": errno.EIO, "StaleInodeError": errno.ESTALE,
+    "BadReplyError": errno.EIO, "StaleInodeError": errno.ESTALE,
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_what_stops_a_command_has_its_exit_code_l5(name: str) -> None:
 @pytest.mark.parametrize("name", ERRNOS)
 def test_what_fails_a_read_has_its_errno_d5(name: str) -> None:
     kind = tree()[name]
-    error = kind("x", whole_server=False) if kind is StoreUnsuitableError else kind("x")
+    error = kind("x")
     assert errno_for(error) == ERRNOS[name]
 
 

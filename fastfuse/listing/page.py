@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fastfuse.errors import ServiceError
+from fastfuse.objects import MAX_KEY_BYTES
 
 __all__ = ["Page", "parse_page"]
 
@@ -134,6 +135,8 @@ def _page(
 ) -> Page:
     if any(size < 0 or size >= 1 << 63 for size in sizes):
         raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
+    if max(map(len, keys), default=0) > MAX_KEY_BYTES:
+        raise ServiceError(f"the LIST reply holds a key of more than {MAX_KEY_BYTES} bytes", hint=_NOT_S3)
     if is_truncated and not next_token and not keys:
         raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
     return Page(keys, sizes, mtimes_ns, etags, storage_classes, is_truncated, next_token, common_prefixes)

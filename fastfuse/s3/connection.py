@@ -251,19 +251,15 @@ class Connection:
 
     async def read_all(self, most_bytes: int) -> bytes:
         """Return the whole body, or its first `most_bytes` if it is longer; fewer bytes come where it is cut off."""
-        size_bytes = most_bytes
         if self._left_bytes is not None:
-            size_bytes = min(most_bytes, len(self._begun) + max(0, self._left_bytes))
-        if size_bytes < most_bytes or self._left_bytes is not None:
-            data = bytearray(size_bytes)
+            # More than was told is of another reply.
+            data = bytearray(min(most_bytes, len(self._begun) + self._left_bytes))
             done = await self.read_into(memoryview(data))
-            return bytes(data[:done]) if done < size_bytes else bytes(data)
-        pieces: list[memoryview] = []
-        while size_bytes > 0 and await self._has_more():
-            piece = self._pieces.pop(0)[:size_bytes]
-            pieces.append(piece)
-            size_bytes -= len(piece)
-        return b"".join(pieces)
+            return bytes(data[:done])
+        whole = bytearray()
+        while len(whole) < most_bytes and await self._has_more():
+            whole += self._pieces.pop(0)
+        return bytes(whole[:most_bytes])
 
     async def is_at_end(self) -> bool:
         """Return whether a body of untold length ends here; it is received up to its end, or one piece more."""

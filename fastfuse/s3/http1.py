@@ -15,6 +15,9 @@ _MAX_HEADERS = 256
 # A chunk's size takes 16 digits at most. Extensions and trailers have no use here.
 _MAX_CHUNK_LINE_BYTES = 1 << 10
 _MAX_TRAILER_BYTES = 16 << 10
+# What frames the chunks may be as long as the body, and so much longer: a server whose chunks have one byte each
+# would cost a second of CPU time for each megabyte.
+_MAX_EXTRA_FRAMING_BYTES = 16 << 10
 
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .{0,256})?", re.ASCII)
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -110,6 +113,8 @@ class BodyDecoder:
         self._left_bytes = 0
         self._is_in_chunk = self._is_in_trailer = False
         self._trailer_bytes = 0
+        # How much longer the framing is than the body so far.
+        self._extra_framing_bytes = 0
         # Whether the last chunk and the empty line behind it have come; what follows is not this body's.
         self.is_done = False
         self.excess_bytes = 0
@@ -130,6 +135,7 @@ class BodyDecoder:
                 pieces.append(piece)
                 at += len(piece)
                 self._left_bytes -= len(piece)
+                self._extra_framing_bytes -= len(piece)
                 continue
             line, at_next = _line(view, at)
             if line is None:
@@ -138,6 +144,9 @@ class BodyDecoder:
                     raise BadReplyHeadError("a chunk's line without an end")
                 return pieces
             self._take_line(line)
+            self._extra_framing_bytes += at_next - at
+            if self._extra_framing_bytes > _MAX_EXTRA_FRAMING_BYTES:
+                raise BadReplyHeadError("chunks with more framing than body")
             at = at_next
         self.excess_bytes = len(view) - at
         return pieces

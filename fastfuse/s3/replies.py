@@ -27,6 +27,8 @@ __all__ = [
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_PER_S = 10**9
+# Of what a file system has for sizes and times.
+_LARGEST = 2**63 - 1
 # What would end a header, or what no header can carry (RFC 9110, 5.5).
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT_RANGE = re.compile(r"\s*bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)\s*", re.IGNORECASE | re.ASCII)
@@ -163,12 +165,15 @@ def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
     size_bytes, modified = head.body_bytes, _modified(head)
     if size_bytes is None or modified is None:
         return None
+    modified_ns = round(modified.replace(tzinfo=modified.tzinfo or UTC).timestamp()) * _NS_PER_S
+    if max(size_bytes, modified_ns) > _LARGEST or modified_ns < 0:
+        return None
     return ObjectRef(
         bucket=bucket,
         key=key,
         size_bytes=size_bytes,
         etag=head.headers.get("etag", ""),
-        modified_ns=round(modified.replace(tzinfo=modified.tzinfo or UTC).timestamp()) * _NS_PER_S,
+        modified_ns=modified_ns,
         storage_class=head.headers.get("x-amz-storage-class", "STANDARD"),
     )
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.objects import MAX_KEY_BYTES
 from fastfuse.sources.uri import S3Uri
 
 __all__ = ["JsonText", "Member", "Reference", "decoded", "shown"]
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html: in UTF-8.
-_MAX_KEY_BYTES = 1024
 # Of a word that is quoted in an error.
 _SHOWN_LETTERS = 60
 _CORRECT = "correct the manifest here"
@@ -185,8 +185,8 @@ class JsonText:
             self.fail(at, f"{shown(uri)} is not in the bucket {bucket!r}", "end the prefix with the bucket and a '/'")
         if not parsed.path:
             self.fail(at, f"{shown(uri)} names no object", "write it as s3://BUCKET/KEY")
-        if len(parsed.path) > _MAX_KEY_BYTES // 4 and len(parsed.path.encode()) > _MAX_KEY_BYTES:
-            self.fail(at, f"the key of {shown(uri)} is longer than the {_MAX_KEY_BYTES} bytes that S3 takes")
+        if len(parsed.path) > MAX_KEY_BYTES // 4 and len(parsed.path.encode()) > MAX_KEY_BYTES:
+            self.fail(at, f"the key of {shown(uri)} is longer than the {MAX_KEY_BYTES} bytes that S3 takes")
         line, column = self.position(at)
         return Reference(parsed.bucket, parsed.path, line, column)
 
