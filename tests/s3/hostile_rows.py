@@ -1,0 +1,989 @@
+"""The table of what a hostile server does, and of what each verb of the client promises in return.
+
+A row is a script for `hostile.Hostile`, one promise for GET, HEAD and LIST each, and how long the client may take.
+Promises are sets of endings: mostly of one, of two where either is right, and of none where the verb knows no such
+reply. A row that is "once" bad is good afterwards, so the client has to come to the right bytes by itself.
+"""
+
+import gzip
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import trio
+
+from tests.s3.hostile import DATA, PAGE, Act, Answer, Peer, Reply, Request, good, good_reply
+
+__all__ = ["LONG_S", "ROWS", "Ending", "Promise", "Row"]
+
+# The deadline of requests that end by it alone. A third of it is how long a connection may stall.
+_SHORT_S = 1.0
+# The deadline of requests that stall once and then succeed, on a busy machine, too.
+_MEDIUM_S = 6.0
+# The deadline of requests to a server that floods them. They have to end by what they count, not by this.
+_FLOOD_S = 10.0
+# The deadline of requests that must end without it.
+LONG_S = 30.0
+_KIB = 1 << 10
+_BLOCK = b"x" * (64 * _KIB)
+
+
+class Ending(Enum):
+    """How a request ends; in brackets the errors of HEAD and LIST that correspond to the errno of a GET."""
+
+    RIGHT = "the right bytes"
+    EIO = "EIO (ServiceError)"
+    ESTALE = "ESTALE (SourceError)"
+    EACCES = "EACCES (AccessError)"
+    WRONG_PLACE = "(ConfigurationError)"
+
+
+Promise = frozenset[Ending]
+RIGHT = frozenset({Ending.RIGHT})
+EIO = frozenset({Ending.EIO})
+ESTALE = frozenset({Ending.ESTALE})
+EACCES = frozenset({Ending.EACCES})
+WRONG_PLACE = frozenset({Ending.WRONG_PLACE})
+# The verb is not asked.
+NOT_ASKED: Promise = frozenset()
+
+Change = Callable[[Reply], Reply | bytes]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One behaviour of a server. HEAD and LIST end as GET does unless `head` and `list` say otherwise."""
+
+    name: str
+    answer: Answer
+    get: Promise
+    head: Promise | None = None
+    list: Promise | None = None
+    # Where 0, the promise tells: a request that may end by its deadline has a short one.
+    deadline_s: float = 0.0
+    # What the server does with a new connection before TLS.
+    accept: Act | None = None
+    # What the server does with its idle connections once it has answered.
+    when_idle: Act | None = None
+    # The certificate, by its name in `hostile.Certificates`.
+    context: str = "good"
+    transports: Sequence[str] = ("plain", "tls")
+    # Whether the server sends without an end: the client's memory is looked at.
+    is_flood: bool = False
+    # Whether the error names the host that the server points to.
+    names_other: bool = False
+    # Whether the client keeps what the server names: the bucket's region, for which it signs from then on.
+    names_region: bool = False
+
+    def promise(self, verb: str) -> Promise:
+        own = {"head": self.head, "list": self.list}.get(verb)
+        return self.get if own is None else own
+
+    def deadline_for(self, verb: str) -> float:
+        if self.deadline_s:
+            return self.deadline_s
+        if Ending.EIO not in self.promise(verb):
+            return LONG_S
+        return _FLOOD_S if self.is_flood else _SHORT_S
+
+
+# --- scripts
+
+
+def _reply(change: Change) -> Answer:
+    """Send a good reply as `change` makes it, and wait for another request."""
+
+    async def answer(peer: Peer, request: Request) -> None:
+        changed = change(good_reply(request))
+        await peer.send(changed if isinstance(changed, bytes) else changed.encode())
+
+    return answer
+
+
+def _then(answer: Answer, act: Act) -> Answer:
+    async def both(peer: Peer, request: Request) -> None:
+        await answer(peer, request)
+        await act(peer)
+
+    return both
+
+
+def _ended(change: Change) -> Answer:
+    """Send a changed reply, and end the connection."""
+    return _then(_reply(change), Peer.end)
+
+
+def _only(verb: str, answer: Answer) -> Answer:
+    """Answer requests of the other verbs well."""
+
+    async def only(peer: Peer, request: Request) -> None:
+        await (answer if request.verb == verb else good)(peer, request)
+
+    return only
+
+
+def _once(answer: Answer) -> Answer:
+    """Do as `answer` the first time only."""
+
+    async def once(peer: Peer, request: Request) -> None:
+        await (answer if peer.hostile.hostile_replies == 1 else good)(peer, request)
+
+    return once
+
+
+def _flood(begin: Change, data: bytes) -> Answer:
+    """Send what `begin` makes of a good reply, and then `data` without an end."""
+    return _then(_reply(begin), lambda peer: peer.flood(data))
+
+
+def _drip(begin: Change, data: bytes) -> Answer:
+    """As `_flood`, byte by byte."""
+    return _then(_reply(begin), lambda peer: peer.drip(data))
+
+
+async def _reset(peer: Peer) -> None:
+    peer.reset()
+
+
+async def _silence(peer: Peer) -> None:
+    await trio.sleep_forever()
+
+
+# --- rows
+
+
+def _says(name: str, data: bytes) -> Row:
+    """Return a row whose server answers every request with `data`."""
+    return Row(name, _reply(lambda reply: data), EIO)
+
+
+def _of_status(status: str) -> Change:
+    return lambda reply: reply.with_status(status)
+
+
+def _status_line(name: str, line: bytes) -> Row:
+    """Return a row whose replies are good but for their first line."""
+    return Row(name, _reply(lambda reply: line + reply.encode()[len(reply.status_line) :]), EIO)
+
+
+def _line(name: str, line: bytes, promise: Promise = EIO) -> Row:
+    """Return a row whose good replies have one more header line."""
+    return Row(name, _reply(lambda reply: reply.also(line)), promise)
+
+
+def _length(name: str, value: str) -> Row:
+    """Return a row whose replies have another Content-Length."""
+    return Row(name, _reply(lambda reply: reply.with_header("Content-Length", value)), EIO)
+
+
+def _range(name: str, value: str, promise: Promise) -> Row:
+    """Return a row with another Content-Range, which means nothing to HEAD and LIST."""
+    change = _reply(lambda reply: reply.with_header("Content-Range", value))
+    return Row(f"Content-Range {name}", change, promise, head=RIGHT, list=RIGHT)
+
+
+def _chunks(body: bytes, size_bytes: int = 0, end: bytes = b"0\r\n\r\n") -> bytes:
+    """Return `body` in chunks of `size_bytes`, or in one."""
+    size_bytes = size_bytes or max(1, len(body))
+    pieces = [body[at : at + size_bytes] for at in range(0, len(body), size_bytes)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + end
+
+
+def _chunked(
+    name: str, body: Callable[[bytes], bytes], promise: Promise = EIO, *, make: Callable[[Change], Answer] = _reply
+) -> Row:
+    """Return a row whose bodies come in chunks, as `body` makes them. A HEAD learns no length so."""
+    return Row(f"chunks: {name}", make(lambda reply: reply.in_chunks(body(reply.body))), promise, head=EIO)
+
+
+def _document(code: str, more: str = "") -> bytes:
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>No.</Message>{more}'
+        "<RequestId>1</RequestId></Error>"
+    ).encode()
+
+
+def _refusal(status: str, document: bytes = b"", *lines: bytes) -> Change:
+    """Make a refusal of every reply."""
+    return lambda reply: Reply(f"HTTP/1.1 {status}".encode(), lines, b"", reply.has_body).with_body(document)
+
+
+def _refuse(status: str, document: bytes = b"", *lines: bytes) -> Answer:
+    return _reply(_refusal(status, document, *lines))
+
+
+def _code(status: str, code: str, get: Promise, head: Promise | None = None, list: Promise | None = None) -> Row:
+    """Return a row in which S3 refuses with `code`, of which a HEAD learns nothing."""
+    return Row(f"refusal {status} {code}".strip(), _refuse(status, _document(code) if code else b""), get, head, list)
+
+
+def _error(name: str, document: bytes, get: Promise = EACCES, *, answer: Answer | None = None) -> Row:
+    """Return a row with a strange error document under status 403."""
+    return Row(f"error document: {name}", answer or _refuse("403 Forbidden", document), get, EACCES)
+
+
+def _redirect(
+    name: str, status: str, *lines: bytes, list: Promise, names_other: bool = True, names_region: bool = False
+) -> Row:
+    """Return a row that points to another host."""
+
+    async def answer(peer: Peer, request: Request) -> None:
+        other = peer.hostile.other.authority.encode()
+        document = _document("PermanentRedirect", f"<Endpoint>{other.decode()}</Endpoint>")
+        filled = [line.replace(b"OTHER", other).replace(b"SELF", peer.hostile.url.encode()) for line in lines]
+        await _refuse(status, document, *filled)(peer, request)
+
+    return Row(
+        f"redirect {name}",
+        answer,
+        EIO,
+        list,
+        list,
+        deadline_s=LONG_S,
+        names_other=names_other,
+        names_region=names_region,
+    )
+
+
+def _page(name: str, page: bytes, *lines: bytes, promise: Promise = EIO) -> Row:
+    """Return a row with another page, which the other verbs do not see."""
+
+    def change(reply: Reply) -> Reply:
+        changed = reply.with_body(page)
+        for line in lines:
+            changed = changed.also(line)
+        return changed
+
+    return Row(f"page: {name}", _only("list", _reply(change)), NOT_ASKED, NOT_ASKED, promise)
+
+
+# --- status line
+
+_HTTP2 = bytes.fromhex("000012040000000000000300000064000400100000000600004000")
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </>\r\n\r\n"
+
+_STATUS_LINES = [
+    _says("no status line", b"\r\n\r\n"),
+    Row("HTTP/0.9", _ended(lambda reply: b"<html>hello</html>"), EIO),
+    _says("the settings of HTTP/2", _HTTP2),
+    _says("the greeting of SSH", b"SSH-2.0-OpenSSH_9.2p1\r\n"),
+    _status_line("another protocol", b"ICY 200 OK"),
+    _status_line("version 2.0", b"HTTP/2.0 200 OK"),
+    _status_line("version 1.2", b"HTTP/1.2 200 OK"),
+    _status_line("version without a number", b"HTTP/ 200 OK"),
+    _status_line("protocol in lower case", b"http/1.1 200 OK"),
+    _status_line("status that is no number", b"HTTP/1.1 2x6 OK"),
+    _status_line("status of two digits", b"HTTP/1.1 20 OK"),
+    _status_line("status of four digits", b"HTTP/1.1 2000 OK"),
+    _status_line("status 000", b"HTTP/1.1 000 OK"),
+    _status_line("status in other digits", "HTTP/1.1 ٢٠٠ OK".encode()),
+    _status_line("negative status", b"HTTP/1.1 -206 OK"),
+    _status_line("no status", b"HTTP/1.1"),
+    _status_line("status 600", b"HTTP/1.1 600 What"),
+    _status_line("an empty line first", b"\r\nHTTP/1.1 206 OK"),
+    _status_line("reason of 64 KiB", b"HTTP/1.1 206 " + _BLOCK),
+    Row("status line without an end", _flood(lambda reply: b"HTTP/1.1 200 ", _BLOCK), EIO, is_flood=True),
+    Row("no reason", _reply(lambda reply: reply.with_status(reply.status_line[9:12].decode())), RIGHT),
+    Row("HTTP/1.0", _ended(lambda reply: reply.encode().replace(b"HTTP/1.1", b"HTTP/1.0", 1)), RIGHT),
+    Row("status 206 for everything", _reply(lambda reply: reply.with_status("206 OK")), RIGHT, EIO, EIO),
+    Row("status 200 for a range", _reply(lambda reply: reply.with_status("200 OK")), RIGHT),
+    Row("interim replies", _reply(lambda reply: _INTERIM + reply.encode()), RIGHT),
+    Row("an unknown interim reply", _reply(lambda reply: b"HTTP/1.1 199 Hm\r\n\r\n" + reply.encode()), RIGHT),
+    _says("another protocol is switched to", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n" + _HTTP2),
+    Row("interim replies for ever", _flood(lambda reply: b"", _INTERIM * 100), EIO, is_flood=True),
+    Row("interim replies that drip", _drip(lambda reply: b"", b"HTTP/1.1 100 Continue\r\n\r\n"), EIO),
+]
+
+# --- header section
+
+_HEADERS = [
+    Row(
+        "headers for ever", _flood(lambda reply: reply.status_line + b"\r\n", b"A: b\r\n" * 10_000), EIO, is_flood=True
+    ),
+    Row(
+        "a million headers",
+        _reply(lambda reply: reply.status_line + b"\r\n" + b"A: b\r\n" * 1_000_000 + b"\r\n"),
+        EIO,
+        is_flood=True,
+    ),
+    _line("a header of 1 MiB", b"X: " + _BLOCK * 16),
+    _line("257 headers", b"\r\n".join(b"X-%d: y" % at for at in range(257))),
+    _line("a folded header", b"X-Amz-Meta: a\r\n b"),
+    _line("a header without a colon", b"Nothing"),
+    _line("a header without a name", b": nothing"),
+    _line("a space before the colon", b"X-Amz-Meta : a"),
+    _line("a tab before the colon", b"X-Amz-Meta\t: a"),
+    _line("NUL in a header", b"X-Amz-Meta: a\0b"),
+    _line("escape sequence in a header", b"X-Amz-Meta: \x1b[2J"),
+    _line("LF alone in a header", b"X-Amz-Meta: a\nContent-Length: 1"),
+    _line("CR alone in a header", b"X-Amz-Meta: a\rContent-Length: 1"),
+    _line("bytes beyond ASCII in a header", b"X-Amz-Meta: \xff\xfe\x80", RIGHT),
+    _line("200 headers", b"\r\n".join(b"X-%d: y" % at for at in range(200)), RIGHT),
+    _line("header of 16 KiB", b"X: " + _BLOCK[: 16 * _KIB], RIGHT),
+    _line("an empty header", b"X-Amz-Meta:", RIGHT),
+    Row("LF ends all lines", _reply(lambda reply: reply.head.replace(b"\r\n", b"\n") + reply.body), EIO),
+    Row("the same length twice", _reply(lambda reply: reply.also(reply.headers[-1])), EIO),
+    _line("two lengths", b"Content-Length: 1"),
+    _line("length beside chunks", b"Transfer-Encoding: chunked"),
+    _line("ETag twice", b'ETag: "a"\r\nETag: "b"'),
+    _line("Content-Range twice", b"Content-Range: bytes 0-1/2\r\nContent-Range: bytes 0-1/2"),
+    _line("Last-Modified twice", b"Last-Modified: a\r\nLast-Modified: b"),
+    _length("length with a list", "5, 5"),
+    _length("negative length", "-1"),
+    _length("length with a sign", "+5"),
+    _length("length in hexadecimal", "0x10"),
+    _length("length that is no number", "many"),
+    _length("length that is empty", ""),
+    _length("length of 64 bits and more", "9999999999999999999"),
+    _length("length of a thousand digits", "9" * 1000),
+    _line("body in gzip and chunks", b"Transfer-Encoding: gzip, chunked"),
+    _line("unknown transfer encoding", b"Transfer-Encoding: identity"),
+    Row("no Content-Length", _ended(lambda reply: reply.without("Content-Length")), RIGHT, head=EIO),
+    Row("no Last-Modified", _reply(lambda reply: reply.without("Last-Modified")), RIGHT, EIO, RIGHT),
+    Row("Last-Modified in no time", _reply(lambda reply: reply.with_header("Last-Modified", "now")), RIGHT, EIO, RIGHT),
+    Row(
+        "Last-Modified in the year 9999",
+        _reply(lambda reply: reply.with_header("Last-Modified", "Fri, 31 Dec 9999 23:59:59 GMT")),
+        RIGHT,
+        EIO,
+        RIGHT,
+    ),
+]
+
+# --- which bytes of which version
+
+_VERSIONS = [
+    Row("Content-Range is missing", _reply(lambda reply: reply.without("Content-Range")), EIO, RIGHT, RIGHT),
+    _range("of another start", f"bytes 0-3999/{len(DATA)}", EIO),
+    _range("of another end", f"bytes 1000-4998/{len(DATA)}", EIO),
+    _range("of another end and unit", f"items 1000-4999/{len(DATA)}", EIO),
+    _range("of no range", f"bytes */{len(DATA)}", EIO),
+    _range("reversed", f"bytes 4999-1000/{len(DATA)}", EIO),
+    _range("negative", f"bytes -1000-4999/{len(DATA)}", EIO),
+    _range("huge", f"bytes {'9' * 30}-{'9' * 31}/{'9' * 32}", EIO),
+    _range("of words", "all of it", EIO),
+    _range("empty", "", EIO),
+    Row(
+        "Content-Range with another total",
+        _only("get", _reply(lambda reply: _with_total(reply, str(len(DATA) + 1)))),
+        ESTALE,
+        NOT_ASKED,
+        NOT_ASKED,
+    ),
+    Row(
+        "Content-Range without a total",
+        _only("get", _reply(lambda reply: _with_total(reply, "*"))),
+        RIGHT,
+        NOT_ASKED,
+        NOT_ASKED,
+    ),
+    Row("ranges in parts", _only("get", _reply(lambda reply: _in_parts(reply))), EIO, NOT_ASKED, NOT_ASKED),
+    Row("another ETag", _reply(lambda reply: reply.with_header("ETag", '"another"')), ESTALE, NOT_ASKED, RIGHT),
+    Row("no ETag", _reply(lambda reply: reply.without("ETag")), EIO, NOT_ASKED, RIGHT),
+    Row("empty ETag", _reply(lambda reply: reply.with_header("ETag", "")), EIO, NOT_ASKED, RIGHT),
+    Row("weak ETag", _reply(lambda reply: _with_weak_etag(reply)), RIGHT, NOT_ASKED, RIGHT),
+    Row("the whole object for a range", _only("get", _reply(lambda reply: _whole(reply))), RIGHT, NOT_ASKED, NOT_ASKED),
+    Row(
+        "the whole object of unknown length",
+        _only("get", _ended(lambda reply: _whole(reply).without("Content-Length"))),
+        RIGHT,
+        NOT_ASKED,
+        NOT_ASKED,
+    ),
+    Row(
+        "the whole object, cut off",
+        _only("get", _ended(lambda reply: _whole(reply).encode()[:2000])),
+        EIO,
+        NOT_ASKED,
+        NOT_ASKED,
+    ),
+    Row("another page in place of an object", _refuse("200 OK", b"<html>Sign in</html>"), EIO | ESTALE, EIO, EIO),
+    *(
+        Row(f"status {status} in place of 206", _reply(_of_status(status)), EIO)
+        for status in ("202 Accepted", "203 Transformed", "226 IM Used")
+    ),
+    *(
+        Row(f"status {status} with a body", _reply(_of_status(status)), EIO)
+        for status in ("204 No Content", "205 Reset Content", "304 Not Modified")
+    ),
+    Row("status 204", _reply(lambda reply: b"HTTP/1.1 204 No Content\r\n\r\n"), EIO),
+]
+
+
+def _with_total(reply: Reply, total: str) -> Reply:
+    start, end = _span(reply)
+    return reply.with_header("Content-Range", f"bytes {start}-{end - 1}/{total}")
+
+
+def _span(reply: Reply) -> tuple[int, int]:
+    """Return the first byte of a good reply to a GET, and the one behind the last."""
+    line = next(line for line in reply.headers if line.startswith(b"Content-Range"))
+    first, _, last = line.partition(b" bytes ")[2].partition(b"/")[0].partition(b"-")
+    return int(first), int(last) + 1
+
+
+def _whole(reply: Reply) -> Reply:
+    return reply.with_status("200 OK").without("Content-Range").with_body(DATA)
+
+
+def _with_weak_etag(reply: Reply) -> Reply:
+    etag = next((line.partition(b": ")[2] for line in reply.headers if line.startswith(b"ETag")), b'"a"')
+    return reply.with_header("ETag", b"W/" + etag)
+
+
+def _in_parts(reply: Reply) -> Reply:
+    start, end = _span(reply)
+    part = f"--p\r\nContent-Range: bytes {start}-{end - 1}/{len(DATA)}\r\n\r\n".encode() + reply.body + b"\r\n--p--"
+    changed = reply.without("Content-Range").with_header("Content-Type", "multipart/byteranges; boundary=p")
+    return changed.with_body(part)
+
+
+# --- bodies of a known length, and connections
+
+# What a client would take for its reply if it asked for more over a connection on which this was left.
+_STALE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
+
+
+async def _say_stale(peer: Peer) -> None:
+    await peer.send(_STALE)
+
+
+async def _give_up(peer: Peer) -> None:
+    await peer.send(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+    await peer.end()
+
+
+async def _send_garbage_below(peer: Peer) -> None:
+    """Send what is no record of TLS."""
+    await peer.transport.send_all(bytes(range(256)))
+
+
+def _cut(at: Callable[[Reply], int]) -> Change:
+    return lambda reply: reply.encode()[: at(reply)]
+
+
+def _after_head(reply: Reply) -> int:
+    return len(reply.head)
+
+
+def _middle(reply: Reply) -> int:
+    return len(reply.head) + len(reply.body) // 2
+
+
+def _in_head(reply: Reply) -> int:
+    return len(reply.head) // 2
+
+
+def _before_last(reply: Reply) -> int:
+    return len(reply.encode()) - 1
+
+
+_BODIES = [
+    Row("ended before the reply", _ended(lambda reply: b""), EIO),
+    Row("ended in the head", _ended(_cut(_in_head)), EIO),
+    Row("ended after the head", _ended(_cut(_after_head)), EIO, head=RIGHT),
+    Row("ended in the body", _ended(_cut(_middle)), EIO, head=RIGHT),
+    Row("ended before the last byte", _ended(_cut(_before_last)), EIO),
+    Row("reset before the reply", _then(_reply(lambda reply: b""), _reset), EIO),
+    Row("reset in the head", _then(_reply(_cut(_in_head)), _reset), EIO),
+    Row("reset in the body", _then(_reply(_cut(_middle)), _reset), EIO, head=EIO | RIGHT),
+    Row("silent before the reply", _reply(lambda reply: b""), EIO),
+    Row("silent in the head", _reply(_cut(_in_head)), EIO),
+    Row("silent after the head", _reply(_cut(_after_head)), EIO, head=RIGHT),
+    Row("silent in the body", _reply(_cut(_middle)), EIO, head=RIGHT),
+    Row("silent before the last byte", _reply(_cut(_before_last)), EIO),
+    Row("dripping head", _drip(lambda reply: reply.status_line + b"\r\n", b"X-Amz-Meta: a\r\n"), EIO),
+    Row("dripping body", _drip(lambda reply: reply.head, b"abc"), EIO, head=NOT_ASKED),
+    Row("once ended before the reply", _once(_ended(lambda reply: b"")), RIGHT),
+    Row("once ended in the body", _once(_ended(_cut(_middle))), RIGHT),
+    Row("once reset before the reply", _once(_then(_reply(lambda reply: b""), _reset)), RIGHT),
+    Row("once reset in the body", _once(_then(_reply(_cut(_middle)), _reset)), RIGHT),
+    Row("once silent before the reply", _once(_reply(lambda reply: b"")), RIGHT, deadline_s=_MEDIUM_S),
+    Row("once silent in the body", _once(_reply(_cut(_middle))), RIGHT, deadline_s=_MEDIUM_S),
+    Row("body shorter by one", _reply(lambda reply: reply.with_body(reply.body[:-1])), EIO, head=NOT_ASKED),
+    Row("body longer by one", _reply(lambda reply: reply.with_body(reply.body + b"x")), EIO, head=NOT_ASKED),
+    Row("no body", _reply(lambda reply: reply.with_body(b"")), EIO, head=NOT_ASKED),
+    # Either is right: what follows a reply may come with it, or later.
+    Row("a byte behind the body", _reply(lambda reply: reply.encode() + b"x"), RIGHT | EIO),
+    Row("another reply behind the body", _reply(lambda reply: reply.encode() + _STALE), RIGHT | EIO),
+    Row("a flood behind the body", _flood(lambda reply: reply, _BLOCK), RIGHT | EIO, is_flood=True),
+    Row("a body in reply to a HEAD", _reply(lambda reply: reply.head + (reply.body or DATA)), RIGHT),
+    Row("connection: close", _ended(lambda reply: reply.with_header("Connection", "close")), RIGHT),
+    Row("connection: close, and left open", _reply(lambda reply: reply.with_header("Connection", "close")), RIGHT),
+    Row("keep-alive, and closed", _ended(lambda reply: reply.with_header("Connection", "keep-alive")), RIGHT),
+    Row("keep-alive, and reset", _then(good, lambda peer: _reset(peer)), RIGHT | EIO),
+    Row("a reply on an idle connection", good, RIGHT, when_idle=_say_stale),
+    Row("408 on an idle connection", good, RIGHT, when_idle=_give_up),
+    Row("end of an idle connection", good, RIGHT, when_idle=Peer.end),
+    Row("reset of an idle connection", good, RIGHT, when_idle=_reset),
+    Row("garbage on an idle connection", good, RIGHT, when_idle=_send_garbage_below),
+    Row("reset on being opened", good, EIO, accept=_reset),
+    Row("ended on being opened", good, EIO, accept=Peer.end),
+    Row("never answers", good, EIO, accept=_silence),
+    Row("speaks first", good, EIO, accept=lambda peer: peer.transport.send_all(b"220 mail.example.com ESMTP\r\n")),
+    Row("garbage for ever", good, EIO, accept=lambda peer: _flood_below(peer, _BLOCK), is_flood=True),
+    Row("drips garbage", good, EIO, accept=lambda peer: _drip_below(peer, b"x")),
+]
+
+
+async def _flood_below(peer: Peer, data: bytes) -> None:
+    while True:
+        await peer.transport.send_all(data)
+
+
+async def _drip_below(peer: Peer, data: bytes) -> None:
+    while True:
+        await peer.transport.send_all(data)
+        await trio.sleep(0.2)
+
+
+# --- bodies in chunks
+
+_CHUNKS = [
+    _chunked("one", _chunks, RIGHT),
+    _chunked("of 1,000 bytes", lambda body: _chunks(body, 1000), RIGHT),
+    _chunked("with extensions", lambda body: _chunks(body).replace(b"\r\n", b';a="b"\r\n', 1), RIGHT),
+    _chunked("with trailers", lambda body: _chunks(body, end=b"0\r\nA: b\r\nC: d\r\n\r\n"), RIGHT),
+    _chunked("with leading zeros", lambda body: b"00000" + _chunks(body), RIGHT),
+    _chunked("with another reply behind", lambda body: _chunks(body) + _STALE, RIGHT),
+    _chunked("then closed", _chunks, RIGHT, make=_ended),
+    Row(
+        "chunks: encoding in capitals",
+        _reply(lambda reply: reply.in_chunks(_chunks(reply.body)).with_header("Transfer-Encoding", "CHUNKED")),
+        RIGHT,
+        head=EIO,
+    ),
+    _chunked("size of 64 bits", lambda body: b"ffffffffffffffff\r\n" + body),
+    _chunked("size of 68 bits", lambda body: b"f" * 17 + b"\r\n" + body),
+    _chunked("size that is no number", lambda body: b"xyz\r\n" + body),
+    _chunked("negative size", lambda body: b"-5\r\n" + body),
+    _chunked("size with 0x", lambda body: b"0x" + _chunks(body)),
+    _chunked("empty size", lambda body: b"\r\n" + _chunks(body)),
+    _chunked("size between spaces", lambda body: b" " + _chunks(body)),
+    _chunked("lines end with LF", lambda body: _chunks(body).replace(b"\r\n", b"\n")),
+    _chunked("longer than its size", lambda body: b"%x\r\n%bxx\r\n0\r\n\r\n" % (len(body), body)),
+    _chunked("sum is short", lambda body: _chunks(body[:-1])),
+    _chunked("sum is long", lambda body: _chunks(body + b"x")),
+    _chunked("none", lambda body: b"0\r\n\r\n"),
+    _chunked("ended before the last", lambda body: _chunks(body, end=b""), make=_ended),
+    _chunked("silent before the last", lambda body: _chunks(body, end=b"")),
+    _chunked("ended in one", lambda body: _chunks(body)[: len(body) // 2], make=_ended),
+    _chunked("silent in one", lambda body: _chunks(body)[: len(body) // 2]),
+    _chunked("ended in the trailers", lambda body: _chunks(body, end=b"0\r\nA: b\r\n"), make=_ended),
+    Row(
+        "chunks: of one byte for ever",
+        _flood(lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n" * 10_000),
+        EIO,
+        is_flood=True,
+    ),
+    Row(
+        "chunks: of 64 KiB for ever",
+        _flood(lambda reply: reply.in_chunks(b""), _chunks(_BLOCK, end=b"")),
+        EIO,
+        is_flood=True,
+    ),
+    Row(
+        "chunks: trailers for ever",
+        _flood(lambda reply: reply.in_chunks(_chunks(reply.body, end=b"0\r\n")), b"A: b\r\n" * 10_000),
+        EIO,
+        is_flood=True,
+    ),
+    Row(
+        "chunks: extension for ever",
+        _flood(lambda reply: reply.in_chunks(b"5;"), _BLOCK),
+        EIO,
+        is_flood=True,
+    ),
+    Row("chunks: size for ever", _flood(lambda reply: reply.in_chunks(b""), b"0" * 10_000), EIO, is_flood=True),
+]
+
+# --- what is encoded
+
+_IN_GZIP = b"Content-Encoding: gzip"
+_BOMB = gzip.compress(bytes(256 << 20), 1)
+_PAGE_BOMB = gzip.compress(PAGE[:-19] + b" " * (256 << 20) + PAGE[-19:], 1)
+
+
+def _is_encoded(body: bytes, encoding: bytes = b"gzip") -> tuple[bytes, bytes]:
+    return body, b"Content-Encoding: " + encoding
+
+
+_ENCODINGS = [
+    Row(
+        "an object in gzip",
+        _only("get", _reply(lambda reply: reply.with_header("Content-Encoding", "gzip"))),
+        RIGHT,
+        NOT_ASKED,
+        NOT_ASKED,
+    ),
+    _page("in gzip", *_is_encoded(gzip.compress(PAGE)), promise=RIGHT),
+    _page("in gzip, cut off", *_is_encoded(gzip.compress(PAGE)[:-30])),
+    _page("in gzip that is none", *_is_encoded(b"x" * 1000)),
+    _page("in gzip twice", *_is_encoded(gzip.compress(gzip.compress(PAGE)), b"gzip, gzip")),
+    _page("in br", *_is_encoded(b"x" * 1000, b"br")),
+    _error("in gzip", b"", answer=_refuse("400 Bad", gzip.compress(_document("AccessDenied")), _IN_GZIP)),
+    Row(
+        "page: a bomb of gzip",
+        _only("list", _reply(lambda reply: _bombed(reply, _PAGE_BOMB))),
+        NOT_ASKED,
+        NOT_ASKED,
+        EIO,
+        is_flood=True,
+    ),
+    Row("error document: a bomb of gzip", _refuse("403 Forbidden", _BOMB, _IN_GZIP), EACCES, is_flood=True),
+]
+
+
+def _bombed(reply: Reply, bomb: bytes) -> Reply:
+    return reply.with_header("Content-Encoding", "gzip").with_body(bomb)
+
+
+# --- redirects
+
+_TO_OTHER = b"Location: http://OTHER/bucket/key"
+
+
+async def _wants_another_region(peer: Peer, request: Request) -> None:
+    """Send everybody to another region who has not signed for it."""
+    if "/eu-west-1/s3/" in request.headers["authorization"]:
+        await good(peer, request)
+    else:
+        line = b"x-amz-bucket-region: eu-west-1"
+        await _refuse("301 Moved Permanently", _document("PermanentRedirect"), line)(peer, request)
+
+
+async def _wants_always_another_region(peer: Peer, request: Request) -> None:
+    line = b"x-amz-bucket-region: eu-west-%d" % (peer.hostile.hostile_replies + 1)
+    await _refuse("301 Moved Permanently", _document("PermanentRedirect"), line)(peer, request)
+
+
+async def _names_region_in_document(peer: Peer, request: Request) -> None:
+    if "/eu-west-1/s3/" in request.headers["authorization"]:
+        await good(peer, request)
+    else:
+        document = _document("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>")
+        await _refuse("400 Bad Request", document)(peer, request)
+
+
+_REDIRECTS = [
+    _redirect("300", "300 Multiple Choices", _TO_OTHER, list=EIO | WRONG_PLACE),
+    _redirect("301", "301 Moved Permanently", _TO_OTHER, list=EIO | WRONG_PLACE),
+    _redirect("302", "302 Found", _TO_OTHER, list=EIO | WRONG_PLACE),
+    _redirect("303", "303 See Other", _TO_OTHER, list=EIO | WRONG_PLACE),
+    _redirect("305", "305 Use Proxy", _TO_OTHER, list=EIO | WRONG_PLACE),
+    _redirect("307", "307 Temporary Redirect", _TO_OTHER, list=EIO | WRONG_PLACE),
+    _redirect("308", "308 Permanent Redirect", _TO_OTHER, list=EIO | WRONG_PLACE),
+    _redirect("over TLS", "307 Temporary Redirect", b"Location: https://OTHER/bucket/key", list=EIO | WRONG_PLACE),
+    _redirect(
+        "that names another region, too",
+        "307 Temporary Redirect",
+        _TO_OTHER,
+        b"x-amz-bucket-region: eu-west-1",
+        list=EIO | WRONG_PLACE,
+        names_other=False,
+        names_region=True,
+    ),
+    _redirect(
+        "with a user and a password",
+        "307 Temporary Redirect",
+        b"Location: http://user:password@OTHER/",
+        list=EIO | WRONG_PLACE,
+        names_other=False,
+    ),
+    _redirect("without a scheme", "302 Found", b"Location: //OTHER/key", list=EIO | WRONG_PLACE, names_other=False),
+    _redirect("to a file", "302 Found", b"Location: file:///etc/passwd", list=EIO | WRONG_PLACE, names_other=False),
+    _redirect(
+        "to itself", "307 Temporary Redirect", b"Location: SELF/bucket/key", list=EIO | WRONG_PLACE, names_other=False
+    ),
+    _redirect("to nowhere", "301 Moved Permanently", list=EIO | WRONG_PLACE, names_other=False),
+    _redirect("to two places", "302 Found", _TO_OTHER, _TO_OTHER, list=EIO | WRONG_PLACE, names_other=False),
+    _redirect(
+        "to a region that is a host",
+        "301 Moved Permanently",
+        b"x-amz-bucket-region: OTHER",
+        list=EIO | WRONG_PLACE,
+        names_other=False,
+    ),
+    _redirect(
+        "to a region that is a path",
+        "301 Moved Permanently",
+        b"x-amz-bucket-region: ../../etc/passwd",
+        list=EIO | WRONG_PLACE,
+        names_other=False,
+    ),
+    _redirect(
+        "to two regions",
+        "301 Moved Permanently",
+        b"x-amz-bucket-region: eu-west-1",
+        b"x-amz-bucket-region: eu-west-2",
+        list=EIO | WRONG_PLACE,
+        names_other=False,
+    ),
+    _redirect("of 64 KiB", "302 Found", b"Location: http://OTHER/" + _BLOCK, list=EIO | WRONG_PLACE, names_other=False),
+    Row("the right region is named", _wants_another_region, RIGHT, names_region=True),
+    Row("the right region is named in a document", _names_region_in_document, RIGHT, NOT_ASKED, names_region=True),
+    Row("always another region", _wants_always_another_region, EIO, WRONG_PLACE, WRONG_PLACE, names_region=True),
+]
+
+# --- refusals
+
+_REFUSALS = [
+    _code("400 Bad Request", "", EIO, EACCES, EIO),
+    _code("400 Bad Request", "ExpiredToken", EACCES),
+    _code("400 Bad Request", "InvalidToken", EACCES),
+    _code("400 Bad Request", "TokenRefreshRequired", EACCES),
+    _code("400 Bad Request", "AuthorizationHeaderMalformed", EACCES),
+    _code("400 Bad Request", "RequestTimeout", EIO, EACCES, EIO),
+    _code("401 Unauthorized", "", EACCES),
+    _code("402 Payment Required", "", EIO),
+    _code("403 Forbidden", "AccessDenied", EACCES),
+    _code("403 Forbidden", "AllAccessDisabled", EACCES),
+    _code("403 Forbidden", "InvalidAccessKeyId", EACCES),
+    _code("403 Forbidden", "InvalidObjectState", EACCES),
+    _code("403 Forbidden", "RequestTimeTooSkewed", EACCES),
+    _code("403 Forbidden", "RequestExpired", EACCES),
+    _code("403 Forbidden", "SignatureDoesNotMatch", EACCES),
+    _code("403 Forbidden", "NeverHeardOf", EACCES),
+    _code("404 Not Found", "NoSuchKey", ESTALE),
+    _code("404 Not Found", "NoSuchBucket", ESTALE),
+    _code("404 Not Found", "NoSuchVersion", ESTALE),
+    _code("404 Not Found", "", ESTALE),
+    _code("405 Method Not Allowed", "MethodNotAllowed", EIO),
+    _code("407 Proxy Authentication Required", "", EIO),
+    _code("408 Request Timeout", "", EIO),
+    _code("409 Conflict", "OperationAborted", EIO),
+    _code("412 Precondition Failed", "PreconditionFailed", ESTALE),
+    _code("416 Range Not Satisfiable", "InvalidRange", ESTALE),
+    _code("418 I'm a Teapot", "", EIO),
+    _code("429 Too Many Requests", "", EIO),
+    _code("431 Request Header Fields Too Large", "", EIO),
+    _code("500 Internal Server Error", "InternalError", EIO),
+    _code("501 Not Implemented", "NotImplemented", EIO),
+    _code("502 Bad Gateway", "", EIO),
+    _code("503 Slow Down", "SlowDown", EIO),
+    _code("503 Service Unavailable", "ServiceUnavailable", EIO),
+    _code("504 Gateway Timeout", "", EIO),
+    _code("505 HTTP Version Not Supported", "", EIO),
+    Row("once 500", _once(_refuse("500 Internal Server Error", _document("InternalError"))), RIGHT),
+    Row("once 503", _once(_refuse("503 Slow Down", _document("SlowDown"))), RIGHT, list=EIO),
+    Row("once an expired token", _once(_refuse("400 Bad Request", _document("ExpiredToken"))), RIGHT),
+    Row(
+        "once an expired signature",
+        _once(_refuse("403 Forbidden", _document("RequestTimeTooSkewed"))),
+        RIGHT,
+        head=NOT_ASKED,
+    ),
+]
+
+
+# --- what refusals come with
+
+_LAUGHS = (
+    b'<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "ha">'
+    + b"".join(b'<!ENTITY %c "%b">' % (98 + at, b"&%c;" % (97 + at) * 10) for at in range(12))
+    + b"]>"
+)
+
+
+def _unending(reply: Reply) -> bytes:
+    return b"HTTP/1.1 403 Forbidden\r\nContent-Length: 1000000000000\r\n\r\n"
+
+
+async def _quotes_everything(peer: Peer, request: Request) -> None:
+    """Quote the request, credentials included, wherever an error has room for it."""
+    quoted = "".join(f"<{name}>{value}</{name}>" for name, value in sorted(request.headers.items()))
+    token, signed = request.headers["x-amz-security-token"], request.headers["authorization"]
+    document = f"<Error><Code>{token}</Code><Region>{signed}</Region><Message>{quoted}</Message></Error>".encode()
+    lines = [f"{name}: {token}".encode() for name in ("Location", "x-amz-bucket-region", "x-amz-request-id")]
+    await _refuse(f"403 {token}", document, *lines)(peer, request)
+
+
+_ERRORS = [
+    Row("error document: for ever", _flood(_unending, _BLOCK), EACCES, is_flood=True),
+    Row(
+        "error document: chunks for ever",
+        _flood(lambda reply: b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\n", _chunks(_BLOCK, end=b"")),
+        EACCES,
+        is_flood=True,
+    ),
+    Row(
+        "error document: of one byte chunks for ever",
+        _flood(lambda reply: b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000),
+        EACCES,
+        is_flood=True,
+    ),
+    _error("of a huge length, then silence", b"", EACCES | EIO, answer=_reply(_unending)),
+    _error("of a huge length, then the end", b"", answer=_ended(_unending)),
+    _error(
+        "bad chunks",
+        b"",
+        EACCES | EIO,
+        answer=_reply(lambda reply: b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
+    ),
+    _error("nothing", b""),
+    _error("random bytes", bytes((at * at * 7919 >> 3) & 255 for at in range(50_000))),
+    _error("HTML", b"<!DOCTYPE html><html><head><title>403</title></head><body>Forbidden</body></html>"),
+    _error("not UTF-8", b"<Error><Code>Acc\xe9s\xff</Code></Error>"),
+    _error("UTF-16", "<Error><Code>NoSuchKey</Code></Error>".encode("utf-16")),
+    _error("JSON", b'{"error": {"code": "AccessDenied"}}'),
+    _error("NUL", bytes(60_000)),
+    _error("a million laughs", _LAUGHS + b"<Error><Code>&m;</Code></Error>"),
+    _error("code of 60 KiB", b"<Error><Code>" + _BLOCK[: 60 * _KIB] + b"</Code></Error>"),
+    _error("code with an escape sequence", b"<Error><Code>\x1b[2JAccessDenied</Code></Error>"),
+    _error("deep", b"<Error>" * 8000),
+    Row("error document: quotes the credentials", _quotes_everything, EACCES),
+]
+
+# --- pages
+
+_ENTRY = PAGE[PAGE.index(b"<Contents>") : PAGE.index(b"</Contents>") + len(b"</Contents>")]
+_LIST_HEAD = PAGE[: PAGE.index(b"<Contents>")]
+
+_PAGES = [
+    _page("an error", _document("InternalError")),
+    _page("an error that denies", _document("AccessDenied"), promise=EACCES),
+    _page("an error that slows down", _document("SlowDown")),
+    _page("cut off", PAGE[:-30]),
+    _page("empty", b""),
+    _page("HTML", b"<!DOCTYPE html><html><body>Welcome</body></html>"),
+    _page("JSON", b'{"keys": []}'),
+    _page("not XML", bytes(range(256)) * 100),
+    _page("in UTF-16", PAGE.decode().replace("UTF-8", "UTF-16").encode("utf-16")),
+    _page("with a document type", PAGE.replace(b"<ListBucketResult", _LAUGHS[21:] + b"<ListBucketResult")),
+    _page("another result", PAGE.replace(b"ListBucketResult", b"ListVersionsResult")),
+    _page("a size that no column holds", PAGE.replace(b"<Size>5<", b"<Size>99999999999999999999<")),
+    _page("a negative size", PAGE.replace(b"<Size>5<", b"<Size>-5<")),
+    _page("a time that is none", PAGE.replace(b"2023-11-14T22:13:20.000Z", b"yesterday")),
+    _page("a year beyond all columns", PAGE.replace(b"2023-11-14T22:13:20.000Z", b"9999-11-14T22:13:20.000Z")),
+    _page("truncated without a token", _LIST_HEAD.replace(b">false<", b">true<") + b"</ListBucketResult>"),
+    _page("deep", PAGE[:-19] + b"<!-- -->" + b"<a>" * 100_000 + b"</a>" * 100_000 + PAGE[-19:], promise=RIGHT | EIO),
+    Row(
+        "page: another behind it",
+        _only("list", _reply(lambda reply: reply.encode() + _ENTRY.replace(b"key", b"kex") + b"</ListBucketResult>")),
+        NOT_ASKED,
+        NOT_ASKED,
+        RIGHT | EIO,
+    ),
+    _page("a key of 1,025 bytes", PAGE.replace(b"<Key>other<", b"<Key>" + b"o" * 1025 + b"<")),
+    Row(
+        "page: of 100 MB",
+        _only(
+            "list",
+            _flood(lambda reply: reply.with_header("Content-Length", "100000000").encode()[: -len(PAGE)], _ENTRY * 100),
+        ),
+        NOT_ASKED,
+        NOT_ASKED,
+        EIO,
+        is_flood=True,
+    ),
+    Row(
+        "page: of no length for ever",
+        _only("list", _flood(lambda reply: reply.without("Content-Length").encode(), _ENTRY * 100)),
+        NOT_ASKED,
+        NOT_ASKED,
+        EIO,
+        is_flood=True,
+    ),
+    Row(
+        "page: in chunks for ever",
+        _only(
+            "list", _flood(lambda reply: reply.in_chunks(_chunks(PAGE[:-19], end=b"")), _chunks(_ENTRY * 100, end=b""))
+        ),
+        NOT_ASKED,
+        NOT_ASKED,
+        EIO,
+        is_flood=True,
+    ),
+]
+
+# --- TLS
+
+
+async def _speak_plainly(peer: Peer) -> None:
+    """Answer a handshake as plain HTTP servers do."""
+    await peer.transport.receive_some(1)
+    await peer.transport.send_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    await peer.leave()
+
+
+async def _send_alert(peer: Peer) -> None:
+    """Answer anything with a fatal alert of TLS."""
+    await peer.transport.receive_some(1)
+    await peer.transport.send_all(bytes.fromhex("15030300020228"))
+    await peer.leave()
+
+
+async def _half_a_handshake(peer: Peer) -> None:
+    """Send the beginning of a handshake message of 16 KB, and nothing more."""
+    await peer.transport.send_all(bytes.fromhex("160303400002003ffc0303") + bytes(100))
+    await trio.sleep_forever()
+
+
+async def _handshake_for_ever(peer: Peer) -> None:
+    """Send records of a handshake message of 16 MB, of which each is well formed."""
+    await peer.transport.send_all(bytes.fromhex("16030340000bffffff") + bytes(0x4000 - 4))
+    await _flood_below(peer, bytes.fromhex("1603034000") + bytes(0x4000))
+
+
+async def _garbage(peer: Peer) -> None:
+    await peer.transport.send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
+
+
+_TLS_ONLY = ("tls",)
+_TLS = [
+    Row("TLS: certificate for another name", good, EIO, context="another name", transports=_TLS_ONLY),
+    Row("TLS: certificate that has expired", good, EIO, context="expired", transports=_TLS_ONLY),
+    Row("TLS: certificate of nobody's", good, EIO, context="self-signed", transports=_TLS_ONLY),
+    Row("TLS: wants the client's certificate", good, RIGHT, context="wants a certificate", transports=_TLS_ONLY),
+    Row("TLS: needs the client's certificate", good, EIO, context="needs a certificate", transports=_TLS_ONLY),
+    Row("TLS: version 1.2", good, RIGHT, context="tls 1.2", transports=_TLS_ONLY),
+    Row("TLS: offers HTTP/2", good, RIGHT, context="http/2", transports=_TLS_ONLY),
+    Row("TLS: fifty session tickets", good, RIGHT, context="many tickets", transports=_TLS_ONLY),
+    Row("TLS: plain HTTP in place of a handshake", good, EIO, head=EIO | EACCES, accept=_speak_plainly),
+    Row("TLS: an alert in place of a handshake", good, EIO, accept=_send_alert),
+    Row("TLS: half a handshake", good, EIO, accept=_half_a_handshake),
+    Row("TLS: a handshake for ever", good, EIO, accept=_handshake_for_ever, is_flood=True),
+    Row("TLS: a bad record before the reply", _then(_reply(lambda reply: b""), _garbage), EIO, transports=_TLS_ONLY),
+    Row(
+        "TLS: a bad record in the body",
+        _then(_reply(_cut(_middle)), _garbage),
+        EIO,
+        head=RIGHT | EIO,
+        transports=_TLS_ONLY,
+    ),
+    Row(
+        "TLS: close_notify before the reply",
+        _then(_reply(lambda reply: b""), Peer.notify_end),
+        EIO,
+        transports=_TLS_ONLY,
+    ),
+    Row("TLS: close_notify in the head", _then(_reply(_cut(_in_head)), Peer.notify_end), EIO, transports=_TLS_ONLY),
+    Row(
+        "TLS: close_notify in the body",
+        _then(_reply(_cut(_middle)), Peer.notify_end),
+        EIO,
+        head=RIGHT,
+        transports=_TLS_ONLY,
+    ),
+    Row("TLS: close_notify behind the body", _then(good, Peer.notify_end), RIGHT, transports=_TLS_ONLY),
+    Row(
+        "TLS: no length, and no close_notify in the middle",
+        _ended(lambda reply: reply.without("Content-Length").encode()[: _middle(reply.without("Content-Length"))]),
+        EIO,
+        transports=_TLS_ONLY,
+    ),
+]
+
+ROWS: Sequence[Row] = (
+    *_STATUS_LINES,
+    *_HEADERS,
+    *_VERSIONS,
+    *_BODIES,
+    *_CHUNKS,
+    *_ENCODINGS,
+    *_REDIRECTS,
+    *_REFUSALS,
+    *_ERRORS,
+    *_PAGES,
+    *_TLS,
+)
