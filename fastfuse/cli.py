@@ -94,7 +94,7 @@ def mount(
             metavar="MOUNTPOINT",
             envvar="FASTFUSE_MOUNTPOINT",
             parser=Path,  # looks at nothing there: a mount that hangs would hang us, too
-            help="An existing directory. Left out, it is /opt/ml/input/data/CHANNEL, made if it is missing.",
+            help="An empty directory, created if it is missing. Left out, it is /opt/ml/input/data/CHANNEL.",
         ),
     ] = None,
     *,

@@ -404,8 +404,8 @@ def mount_settings(
         gid=os.getgid() if gid is None else gid,
         umask=int(umask, 8),
         allow_other=allow_other,
-        # A channel's place is ours to make, whoever names it; elsewhere a missing directory is a mistyped one.
-        create_mountpoint=place.parent == CHANNELS_ROOT,
+        # A channel's place is ours to make, whoever names it; elsewhere a missing parent is a mistyped one.
+        create_parents=place.parent == CHANNELS_ROOT,
         mount_options=tuple(mount_options),
         grace_s=grace_s,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),

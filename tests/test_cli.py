@@ -80,7 +80,7 @@ class TestMount:
         assert settings.source == S3Uri("b", "p")
         assert settings.mountpoint == Path("/mnt/data")
         assert settings.connection == ConnectionConfig()
-        assert not settings.create_mountpoint
+        assert not settings.create_parents
 
     def test_a_channel_names_the_mountpoint(self, mounts: Mounts) -> None:
         assert mounted(mounts, "s3://b", "--channel", "eval").mountpoint == Path("/opt/ml/input/data/eval")

@@ -314,7 +314,7 @@ class TestMount:
         settings = mount_settings(source="s3://b/p", connection=ConnectionConfig())
         assert settings.source == S3Uri("b", "p")
         assert settings.mountpoint == Path("/opt/ml/input/data/training")
-        assert settings.create_mountpoint
+        assert settings.create_parents
         assert (settings.uid, settings.gid, settings.umask) == (os.getuid(), os.getgid(), 0)
         assert settings.part_size_bytes == 8 * MIB
         assert 128 * MIB <= settings.memory_target_bytes <= 4 * GIB
@@ -355,9 +355,9 @@ class TestMount:
         ("mountpoint", "created"),
         [("/mnt/data", False), ("/opt/ml/input/data/x", True), ("/opt/ml/input/data/x/y", False)],
     )
-    def test_only_a_channels_own_place_is_made(self, mountpoint: str, created: bool) -> None:
+    def test_only_a_channels_own_place_is_made_with_its_parents(self, mountpoint: str, created: bool) -> None:
         settings = mount_settings(source="s3://b", mountpoint=Path(mountpoint), connection=ConnectionConfig())
-        assert settings.create_mountpoint is created
+        assert settings.create_parents is created
 
     def test_a_relative_mountpoint_is_of_the_working_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

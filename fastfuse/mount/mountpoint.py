@@ -127,10 +127,11 @@ def _abort_if_there(entry: MountEntry) -> None:
         abort(entry.path, entry.device)
 
 
-def prepare_mountpoint(path: Path, *, create: bool) -> Path:
+def prepare_mountpoint(path: Path, *, create_parents: bool) -> Path:
     """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
 
-    A dead fastfuse mount of this user is cleared (L4); a live one, or anybody else's, is never touched.
+    A missing directory is created. Its parents are created only with `create_parents`: a missing parent is most likely
+    a mistyped one. A dead fastfuse mount of this user is cleared (L4); a live one, or anybody else's, is never touched.
 
     Raises:
         MountError: with what is wrong with the place and what to do about it.
@@ -139,14 +140,12 @@ def prepare_mountpoint(path: Path, *, create: bool) -> Path:
     if entry is not None:
         _clear_dead_mount(entry)
     try:
-        if create:
-            path.mkdir(parents=True, exist_ok=True)
-        with os.scandir(path) as entries:
-            is_empty = next(entries, None) is None
-    except FileNotFoundError as error:
-        raise MountError(f"the mountpoint {path} does not exist", hint=f"mkdir -p {path}") from error
-    except (NotADirectoryError, FileExistsError) as error:
-        raise MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory") from error
+        is_empty = _is_empty(path)
+    except FileNotFoundError:
+        _create(path, parents=create_parents)
+        is_empty = True
+    except NotADirectoryError as error:
+        raise _no_directory_error(path) from error
     except OSError as error:
         raise MountError(f"the mountpoint {path} cannot be used: {error.strerror}") from error
     if not is_empty:
@@ -181,6 +180,34 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether the directory has no entry."""
+    with os.scandir(path) as entries:
+        return next(entries, None) is None
+
+
+def _create(path: Path, *, parents: bool) -> None:
+    """Create the missing mountpoint."""
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
+    except FileNotFoundError as error:
+        raise MountError(
+            f"the mountpoint {path} cannot be created: {path.parent} does not exist", hint=f"mkdir -p {path}"
+        ) from error
+    except FileExistsError as error:
+        # A link that leads nowhere.
+        raise _no_directory_error(path) from error
+    except OSError as error:
+        raise MountError(
+            f"the mountpoint {path} does not exist and cannot be created: {error.strerror}",
+            hint=f"create it as a user who may write to {path.parent}",
+        ) from error
+
+
+def _no_directory_error(path: Path) -> MountError:
+    return MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory")
 
 
 def _clear_dead_mount(entry: MountEntry) -> None:

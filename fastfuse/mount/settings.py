@@ -43,8 +43,8 @@ class MountSettings:
     # Permission bits of `umask` are taken from 0555 and 0444 (clause A1: they may narrow).
     umask: int = 0
     allow_other: bool = False
-    # Create the mountpoint if it is missing: the default place below /opt/ml is, a named one is not.
-    create_mountpoint: bool = False
+    # Create the missing parents of the mountpoint too: those of a channel's place are ours to make.
+    create_parents: bool = False
     # Options of `-o` that the kernel's mount understands and that are passed through (`nodev`, `noatime`, ...).
     mount_options: tuple[str, ...] = ()
     grace_s: float = 30.0

@@ -112,7 +112,7 @@ class Supervisor:
     def run(self, ready: Callable[[], None]) -> int:
         """See `run`."""
         settings = self._settings
-        self._mountpoint = prepare_mountpoint(settings.mountpoint, create=settings.create_mountpoint)
+        self._mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
         try:
             if settings.metrics_listen:
                 self._start_metrics(*settings.metrics_listen)

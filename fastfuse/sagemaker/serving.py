@@ -191,7 +191,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         uid=os.getuid(),
         gid=os.getgid(),
         allow_other=task.settings.allow_other,
-        create_mountpoint=True,
+        create_parents=True,
         grace_s=task.settings.grace_s,
     )
 

@@ -55,10 +55,18 @@ def mount_arguments(server: LoopbackServer, place: Path) -> list[str]:
     return words[words.index("mount") :]
 
 
-def test_a_missing_mountpoint(server: LoopbackServer, tmp_path: Path) -> None:
-    place = tmp_path / "missing"
-    refused(place, 5, "does not exist", f"hint: mkdir -p {place}", arguments=mount_arguments(server, place))
-    assert not place.exists()
+def test_a_mountpoint_below_a_missing_directory(server: LoopbackServer, tmp_path: Path) -> None:
+    place = tmp_path / "missing" / "place"
+    missing = f"{place.parent} does not exist"
+    refused(place, 5, missing, f"hint: mkdir -p {place}", arguments=mount_arguments(server, place))
+    assert not place.parent.exists()
+
+
+def test_a_missing_mountpoint_that_the_user_may_not_create(server: LoopbackServer, place: Path) -> None:
+    missing = place.parent / "missing"
+    done = run(in_namespace(as_nobody(command(server, missing)), DEV_FUSE_FOR_ALL))
+    assert_refused(done, 5, "cannot be created: Permission denied", f"a user who may write to {place.parent}")
+    assert not missing.exists()
 
 
 def test_a_mountpoint_that_is_not_empty(server: LoopbackServer, place: Path) -> None:
@@ -74,7 +82,8 @@ def test_a_mountpoint_that_is_a_file(server: LoopbackServer, tmp_path: Path) -> 
 
 def test_a_bad_mountpoint_is_told_before_anything_is_listed(server: LoopbackServer, tmp_path: Path) -> None:
     before = server.statistics().requests
-    refused(tmp_path / "missing", 5, arguments=mount_arguments(server, tmp_path / "missing"))
+    missing = tmp_path / "missing" / "place"
+    refused(missing, 5, arguments=mount_arguments(server, missing))
     assert server.statistics().requests == before
 
 

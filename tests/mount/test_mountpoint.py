@@ -150,30 +150,47 @@ def test_an_empty_directory_is_returned_absolute_and_without_links(
     (tmp_path / "link-to-link").symlink_to(tmp_path / "link")
     monkeypatch.chdir(tmp_path)
     for name in ("real", "link", "link-to-link", "real/../link"):
-        assert prepare_mountpoint(Path(name), create=False) == (tmp_path / "real").resolve()
+        assert prepare_mountpoint(Path(name), create_parents=False) == (tmp_path / "real").resolve()
 
 
-def test_a_missing_directory_is_an_error_that_says_how_to_make_it(tmp_path: Path) -> None:
+def test_a_missing_directory_is_created_where_its_parent_is_there(tmp_path: Path) -> None:
+    place = tmp_path / "missing"
+    assert prepare_mountpoint(place, create_parents=False) == place.resolve()
+    assert place.is_dir()
+
+
+def test_a_missing_parent_is_an_error_that_says_how_to_create_it(tmp_path: Path) -> None:
     place = tmp_path / "missing" / "place"
-    with pytest.raises(MountError, match=f"the mountpoint {place} does not exist") as caught:
-        prepare_mountpoint(place, create=False)
+    message = f"the mountpoint {place} cannot be created: {place.parent} does not exist"
+    with pytest.raises(MountError, match=message) as caught:
+        prepare_mountpoint(place, create_parents=False)
     assert caught.value.hint == f"mkdir -p {place}"
 
 
-def test_a_missing_directory_is_made_where_that_was_asked_for(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with (
+        kernel_mount(tmp_path, "tmpfs", "nr_inodes=1"),
+        pytest.raises(MountError, match="does not exist and cannot be created: No space left on device") as caught,
+    ):
+        prepare_mountpoint(tmp_path / "place", create_parents=False)
+    assert caught.value.hint == f"create it as a user who may write to {tmp_path}"
+
+
+def test_missing_parents_are_created_where_that_was_asked_for(tmp_path: Path) -> None:
     place = tmp_path / "missing" / "place"
-    assert prepare_mountpoint(place, create=True) == place.resolve()
+    assert prepare_mountpoint(place, create_parents=True) == place.resolve()
     assert place.is_dir()
-    assert prepare_mountpoint(place, create=True) == place.resolve()
+    assert prepare_mountpoint(place, create_parents=True) == place.resolve()
 
 
-@pytest.mark.parametrize("create", [False, True])
-@pytest.mark.parametrize("name", ["file", "file/below", "link"])
-def test_a_file_is_no_mountpoint(tmp_path: Path, name: str, create: bool) -> None:
+@pytest.mark.parametrize("create_parents", [False, True])
+@pytest.mark.parametrize("name", ["file", "file/below", "link", "link-to-nothing"])
+def test_a_file_is_no_mountpoint(tmp_path: Path, name: str, create_parents: bool) -> None:
     (tmp_path / "file").write_text("keep")
     (tmp_path / "link").symlink_to("file")
+    (tmp_path / "link-to-nothing").symlink_to("nothing")
     with pytest.raises(MountError, match="is not a directory"):
-        prepare_mountpoint(tmp_path / name, create=create)
+        prepare_mountpoint(tmp_path / name, create_parents=create_parents)
     assert (tmp_path / "file").read_text() == "keep"
 
 
@@ -181,19 +198,19 @@ def test_a_link_that_leads_round_in_circles_is_no_mountpoint(tmp_path: Path) -> 
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(MountError, match="cannot be used: Too many levels of symbolic links"):
-        prepare_mountpoint(tmp_path / "a", create=False)
+        prepare_mountpoint(tmp_path / "a", create_parents=False)
 
 
 def test_a_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".hidden").touch()
     with pytest.raises(MountError, match="is not empty"):
-        prepare_mountpoint(tmp_path, create=False)
+        prepare_mountpoint(tmp_path, create_parents=False)
 
 
 def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
     with kernel_mount(tmp_path, "tmpfs"):
         with pytest.raises(MountError, match="is a mountpoint already, of type tmpfs"):
-            prepare_mountpoint(tmp_path, create=False)
+            prepare_mountpoint(tmp_path, create_parents=False)
         with pytest.raises(MountError, match="is a mount of type tmpfs, not of fastfuse"):
             unmount(tmp_path)
         assert find_mount(tmp_path) is not None
@@ -207,7 +224,7 @@ def test_a_dead_mount_of_ours_is_cleared_l4(tmp_path: Path, through_link: bool) 
     link.symlink_to(place)
     with fuse_mount(place) as connection:
         connection.close()
-        assert prepare_mountpoint(link if through_link else place, create=False) == place
+        assert prepare_mountpoint(link if through_link else place, create_parents=False) == place
         assert find_mount(place) is None
 
 
@@ -216,7 +233,7 @@ def test_a_dead_mount_of_another_kind_is_left_alone_l4(tmp_path: Path) -> None:
     with fuse_mount(tmp_path, "fuse.other") as connection:
         connection.close()
         with pytest.raises(MountError, match=r"is a mountpoint already, of type fuse\.other"):
-            prepare_mountpoint(tmp_path, create=False)
+            prepare_mountpoint(tmp_path, create_parents=False)
         assert find_mount(tmp_path) is not None
 
 
@@ -225,7 +242,7 @@ def test_a_dead_mount_of_another_user_is_left_alone_l4(tmp_path: Path) -> None:
     with fuse_mount(tmp_path, uid=65534, options=",allow_other") as connection:
         connection.close()
         with pytest.raises(MountError, match="holds a dead mount of user 65534") as caught:
-            prepare_mountpoint(tmp_path, create=False)
+            prepare_mountpoint(tmp_path, create_parents=False)
         assert caught.value.hint == f"fastfuse unmount {tmp_path} as that user"
         assert find_mount(tmp_path) is not None
 
@@ -234,7 +251,7 @@ def test_a_dead_mount_of_another_user_is_left_alone_l4(tmp_path: Path) -> None:
 def test_a_live_mount_of_ours_is_left_alone_l4(tmp_path: Path) -> None:
     with fuse_mount(tmp_path) as connection, answering(connection, tmp_path):
         with pytest.raises(MountError, match=r"is mounted already, with s3://b/p") as caught:
-            prepare_mountpoint(tmp_path, create=False)
+            prepare_mountpoint(tmp_path, create_parents=False)
         assert caught.value.hint == f"fastfuse unmount {tmp_path} first"
         assert find_mount(tmp_path) is not None
 
@@ -247,7 +264,7 @@ def test_a_mount_of_another_user_that_nobody_else_may_look_at_is_left_alone(tmp_
         if is_dead:
             connection.close()
         with pytest.raises(MountError, match="is mounted already"):
-            prepare_mountpoint(tmp_path, create=False)
+            prepare_mountpoint(tmp_path, create_parents=False)
         assert find_mount(tmp_path) is not None
 
 
@@ -263,7 +280,7 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_and_not_waited_for(
         worker = mount.worker()
         os.kill(worker, signal.SIGSTOP)
         with pytest.raises(MountError, match=r"is mounted already, with s3://bucket/, and does not answer") as caught:
-            prepare_mountpoint(tmp_path, create=False)
+            prepare_mountpoint(tmp_path, create_parents=False)
         assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
         os.kill(worker, signal.SIGCONT)
         assert (mount.path / "a").read_bytes() == b"a"
@@ -311,7 +328,7 @@ def test_a_mount_that_nobody_serves_and_that_does_not_answer_is_cleared_and_its_
 ) -> None:
     with asking(hanging) as reader:
         if how == "prepare":
-            assert prepare_mountpoint(hanging, create=False) == hanging
+            assert prepare_mountpoint(hanging, create_parents=False) == hanging
         else:
             unmount(hanging, lazy=True)
         assert find_mount(hanging) is None
@@ -329,10 +346,10 @@ def test_a_mount_that_does_not_answer_is_left_alone_where_somebody_may_serve_it_
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{socket_prefix(entry.device)}1")
         with pytest.raises(MountError, match="does not answer"):
-            prepare_mountpoint(hanging, create=False)
+            prepare_mountpoint(hanging, create_parents=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(MountError, match="does not answer"):
-        prepare_mountpoint(hanging, create=False)
+        prepare_mountpoint(hanging, create_parents=False)
     assert find_mount(hanging) == entry
 
 
