@@ -32,19 +32,19 @@ clean: ## Remove what was installed and built here.
 $(VENV)/.demo: pyproject.toml fastfuse/s3/tls.pyx | system-run
 	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and a module of our own are compiled)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml fastfuse/s3/tls.pyx | system-run system-dev
 	@echo "== installing fastfuse and its development tools into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: pyproject.toml fastfuse/s3/tls.pyx | system-run system-bench
 	@echo "== installing fastfuse and what its bench needs into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[demo,bench]'
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@ $(VENV)/.demo
 
 # Debian's packages, each behind the question whether what it brings is there: Python may be pyenv's, and the rest

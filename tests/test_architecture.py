@@ -5,7 +5,9 @@ packages it may import. A module's own row goes before its package's; one withou
 """
 
 import ast
+import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -212,7 +214,7 @@ LAYERS: Mapping[str, Row] = {
         "cgroup errors indexing.origin mount.settings s3.sse sizes sources.augmented sources.shard sources.uri s3.base"
     ),
     "options": row("config indexing.origin log s3.base", "typer"),
-    "demo": row("config demo.* errors"),
+    "demo": row("demo.*"),
     "demo.*": row(
         "config demo.* errors mount.mountpoint sizes s3.base terminal testing.*",
         "google_crc32c numpy prometheus_client rich",
@@ -231,6 +233,11 @@ LAYERS: Mapping[str, Row] = {
     ),
     "__main__": row("cli"),
 }
+
+# Libraries that come with aiobotocore, its extra httpx2, and pydantic.
+BROUGHT_BY_OTHERS = {"botocore", "httpx2", "pydantic_core"}
+# The library of an extra: whoever needs it is told to install it.
+ASKED_FOR_BY_NAME = {"pyarrow"}
 
 # Who reads the environment.
 READS_ENVIRONMENT = {"cli", "cli_run", "config", "options"}
@@ -415,6 +422,14 @@ def test_a_library_is_imported_where_it_belongs_and_nowhere_else(
         if any(imported.partition(".")[0] == library for imported in module.imports())
     }
     assert found == users
+
+
+def test_a_plain_install_brings_every_library_that_is_imported(modules: dict[str, Module]) -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    named = [re.match(r"[\w-]+", requirement) for requirement in project["dependencies"]]
+    brought = {match[0].replace("-", "_") for match in named if match is not None} | BROUGHT_BY_OTHERS
+    imported = {name.partition(".")[0] for module in modules.values() for name in module.imports()}
+    assert imported - brought - sys.stdlib_module_names <= {PACKAGE.name, *ASKED_FOR_BY_NAME}
 
 
 def test_s3_libraries_are_known_below_the_seam_alone(modules: dict[str, Module]) -> None:
