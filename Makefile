@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean system-run system-dev system-bench
+.PHONY: help demo test check bench readme clean system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ check: $(VENV)/.dev ## Run the linters and the type checker only.
 
 bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 minutes, on a quiet machine).
 	$(BIN)/python -m bench --check
+
+readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
+	$(BIN)/python -m tests.docs.fresh
 
 clean: ## Remove what was installed and built here.
 	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis

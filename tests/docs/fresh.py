@@ -1,0 +1,200 @@
+"""``make readme``: run the commands of the pages that need a fresh machine, exactly as they are written.
+
+They install Debian packages, talk to a running systemd, or to Docker. So the machine is a container of Debian in which
+systemd is the first process, and nothing of this one is changed but Docker's images. AWS is a server of this process;
+containers share the host's network to reach it.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fastfuse.testing import ServerProcess
+from tests.docs.blocks import COMMANDS, ROOT, blocks_of
+
+__all__ = ["SECTIONS"]
+
+_IMAGE, _CONTAINER, _CLONE = "fastfuse-readme", "fastfuse-readme", "/root/fastfuse"
+_MACHINE = """
+FROM debian:bookworm-slim
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates make sudo systemd systemd-sysv
+CMD ["/sbin/init"]
+"""
+# What systemd as the first process of a container takes, and a mount.
+_RIGHTS = [
+    *("--device", "/dev/fuse", "--cap-add", "SYS_ADMIN"),
+    *("--security-opt", "apparmor=unconfined", "--security-opt", "seccomp=unconfined"),
+    *("--cgroupns", "host", "--volume", "/sys/fs/cgroup:/sys/fs/cgroup", "--tmpfs", "/run", "--tmpfs", "/tmp:exec"),
+]
+# Whatever the engine's own network is: the server is on the host's.
+_DOCKER = """#!/bin/sh
+command=$1
+shift
+case $command in build | run) set -- --network host "$@" ;; esac
+exec {docker} "$command" "$@"
+"""
+_AWS_CONFIG = """\
+[default]
+region = eu-west-1
+endpoint_url = {endpoint_url}
+s3 =
+    addressing_style = path
+aws_access_key_id = AKIATESTTESTTESTTEST
+aws_secret_access_key = secret-secret-secret-secret-secret-secret
+"""
+_NAMES = ["part-00000.tfrecord", "part-00001.tfrecord"]
+
+
+class _Reader:
+    """Types commands on the fresh machine, and those of Docker on this one; says what is typed."""
+
+    def __init__(self, docker: str, scratch: Path) -> None:
+        self.docker = docker
+        self._environment = {"PATH": f"{scratch}/bin:/usr/bin:/bin", "HOME": str(scratch / "home")}
+
+    def on_fresh_machine(self, script: str) -> str:
+        return self._type([self.docker, "exec", "--workdir", _CLONE, _CONTAINER, "bash", "-e", "-c", script], script)
+
+    def here(self, script: str) -> str:
+        return self._type(["bash", "-e", "-c", script], script, self._environment)
+
+    def _type(self, command: list[str], script: str, environment: dict[str, str] | None = None) -> str:
+        print("\n".join(f"== {line}" for line in script.splitlines()), flush=True)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        print(done.stdout, flush=True)
+        if done.returncode:
+            raise SystemExit(f"this ended with {done.returncode}: {script}")
+        return done.stdout
+
+
+def _blocks(page: str, heading: str) -> list[str]:
+    return [block.text for block in blocks_of(page) if block.heading == heading and block.language in COMMANDS]
+
+
+def _expect(found: str, *wanted: str) -> None:
+    if missing := [text for text in wanted if text not in found]:
+        raise SystemExit(f"not seen: {missing}")
+
+
+def _install(reader: _Reader, blocks: list[str]) -> None:
+    for block in blocks:
+        reader.on_fresh_machine(block)
+    reader.on_fresh_machine("cd / && fastfuse demo --shards 2 --shard-size 20MiB --small-files 100")
+
+
+def _try(reader: _Reader, blocks: list[str]) -> None:
+    for block in blocks:
+        reader.on_fresh_machine(block)
+
+
+def _serve(reader: _Reader, blocks: list[str]) -> None:
+    install, start = blocks
+    reader.on_fresh_machine(install)
+    reader.on_fresh_machine("sed -i 's|^FASTFUSE_SOURCE=.*|FASTFUSE_SOURCE=s3://my-bucket/train|' /etc/fastfuse/*.env")
+    reader.on_fresh_machine("systemd-analyze verify --man=no fastfuse@training.service")
+    reader.on_fresh_machine(start)
+    _expect(reader.on_fresh_machine("ls /opt/ml/input/data/training"), *_NAMES)
+    reader.on_fresh_machine("systemctl reload fastfuse@training")
+    reader.on_fresh_machine("systemctl stop fastfuse@training; ! grep fuse.fastfuse /proc/mounts")
+
+
+def _list_in_fstab(reader: _Reader, blocks: list[str]) -> None:
+    [line] = [block.text for block in blocks_of("docs/USAGE.md") if block.language == "fstab"]
+    reader.on_fresh_machine(f"cat >> /etc/fstab << 'END'\n{line}END")
+    for block in blocks:
+        reader.on_fresh_machine(block)
+    _expect(reader.on_fresh_machine("ls /mnt/train"), *_NAMES)
+    reader.on_fresh_machine("umount /mnt/train")
+    # As at boot, systemd mounts it through a unit that it makes of the line.
+    reader.on_fresh_machine("systemctl daemon-reload; systemctl start mnt-train.mount")
+    _expect(reader.on_fresh_machine("ls /mnt/train; systemctl stop mnt-train.mount"), *_NAMES)
+
+
+def _contain(reader: _Reader, blocks: list[str]) -> None:
+    start, look_and_stop = blocks
+    try:
+        reader.here(start)
+        with subprocess.Popen(
+            [reader.docker, "logs", "--follow", "train"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as logs:
+            assert logs.stdout is not None
+            lines = []
+            for line in logs.stdout:
+                lines.append(line)
+                if " mounted s3://" in line:
+                    break
+            logs.terminate()
+        _expect("".join(lines), " mounted s3://")
+        _expect(reader.here(look_and_stop), *_NAMES)
+        state = [reader.docker, "inspect", "--format", "{{.State.ExitCode}}", "train"]
+        _expect(subprocess.run(state, capture_output=True, text=True, check=True).stdout, "0")
+    finally:
+        subprocess.run([reader.docker, "rm", "--force", "train"], capture_output=True, check=False)
+
+
+# By page and heading, in the order in which they are run.
+SECTIONS: dict[tuple[str, str], Callable[[_Reader, list[str]], None]] = {
+    ("README.md", "Install"): _install,
+    ("docs/USAGE.md", "As a service"): _serve,
+    ("README.md", "Try it"): _try,
+    ("docs/USAGE.md", "In a container"): _contain,
+}
+
+
+@contextmanager
+def _fresh_machine(docker: str, scratch: Path) -> Iterator[None]:
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, stdout=subprocess.PIPE, check=True,
+    ).stdout  # fmt: skip
+    clone = scratch / "clone.tar"
+    subprocess.run(
+        ["tar", "--create", "--null", f"--file={clone}", "--files-from=-"], cwd=ROOT, input=files, check=True
+    )
+    build = [docker, "build", "--network", "host", "--tag", _IMAGE, "-"]
+    subprocess.run(build, input=_MACHINE, text=True, check=True)
+    run = [docker, "run", "--detach", "--name", _CONTAINER, "--network", "host", *_RIGHTS, _IMAGE]
+    try:
+        subprocess.run(run, check=True)
+        subprocess.run([docker, "exec", _CONTAINER, "mkdir", _CLONE], check=True)
+        with clone.open("rb") as archive:
+            subprocess.run([docker, "cp", "-", f"{_CONTAINER}:{_CLONE}"], stdin=archive, check=True)
+        subprocess.run([docker, "cp", str(scratch / "home/.aws"), f"{_CONTAINER}:/root/.aws"], check=True)
+        subprocess.run([docker, "exec", _CONTAINER, "systemctl", "is-system-running", "--wait"], check=True)
+        yield
+    finally:
+        subprocess.run([docker, "rm", "--force", _CONTAINER], stdout=subprocess.DEVNULL, check=False)
+
+
+def main() -> None:
+    """Run every section; ends with what went wrong first."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
+        print("skipped: no Docker engine answers")
+        return
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastfuse-readme-")))
+        for name in ("bin", "data/train", "home/.aws"):
+            (scratch / name).mkdir(parents=True)
+        for name in _NAMES:
+            (scratch / "data/train" / name).write_text(name)
+        server = stack.enter_context(ServerProcess(scratch / "data", bucket="my-bucket", workers=1))
+        (scratch / "home/.aws/config").write_text(_AWS_CONFIG.format(endpoint_url=server.endpoint_url))
+        (scratch / "bin/docker").write_text(_DOCKER.format(docker=docker))
+        (scratch / "bin/docker").chmod(0o755)
+        stack.enter_context(_fresh_machine(docker, scratch))
+        reader = _Reader(docker, scratch)
+        for (page, heading), follow in SECTIONS.items():
+            print(f"== {page}: {heading}", flush=True)
+            follow(reader, _blocks(page, heading))
+        _list_in_fstab(reader, _blocks("docs/USAGE.md", "In fstab"))
+    print("every command of the pages did what they say")
+
+
+if __name__ == "__main__":
+    main()
