@@ -555,7 +555,8 @@ async def test_an_error_document_without_an_end_is_read_as_far_as_it_may_be_long
 async def test_a_redirect_to_another_host_is_never_followed_and_its_target_is_named(status: int) -> None:
     with canned_server(lambda _: (200, {}, b"")) as other:
         for location in (f"{other.url}/bucket/key?a=b", other.url.replace("//", "//user:hunter2@")):
-            with canned_server(lambda _, location=location: (status, {"Location": location}, b"")) as server:
+            reply = status, {"Location": location}, b""
+            with canned_server(partial(lambda reply, _: reply, reply)) as server:
                 reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
                 with pytest.raises(UnavailableError, match=str(status)) as caught:
                     await reader.get(REF, 0, 10)

@@ -325,12 +325,12 @@ async def test_a_page_that_is_cut_off_is_asked_for_again(headers: dict[str, str]
         assert len(server.seen) == 2
 
 
-async def test_what_is_no_page_for_ever_is_told() -> None:
+async def test_what_is_no_page_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LIST_DEADLINE_S", 1.0)
     with canned_server(lambda _: (200, {}, b"<html>welcome</html>")) as server:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(client_module, "LIST_DEADLINE_S", 1.0)
-            with pytest.raises(ServiceError):
-                await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1"))
+        config = ConnectionConfig(endpoint_url=server.url, region="us-east-1")
+        with pytest.raises(ServiceError, match=r"failed to list the bucket 'bucket' \(500\)"):
+            await list_page(config)
 
 
 async def test_an_answer_that_is_no_http_is_told() -> None:
