@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from fastfuse.testing.config import TlsFiles
+from fastfuse.testing.server_config import TlsFiles
 
 __all__ = ["create_chain"]
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
-from fastfuse.mount.indexing import run_lister
 from fastfuse.mount.kernel import raise_readahead
+from fastfuse.mount.lister_process import run_lister
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.replies import threads_for
 from fastfuse.mount.session import Session
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sources.uri import S3Uri
 
 # The kernel asks for at most 1 MiB (256 pages) at once.
 _BLOCK = memoryview(os.urandom(1 << 20))

@@ -8,10 +8,10 @@ import argparse
 import os
 import statistics
 
-from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.mount.indexing import IndexReport, run_lister
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.mount.lister_process import IndexReport, run_lister
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sources.uri import S3Uri
 from fastfuse.testing import Pace, ServerProcess
 
 _LAYOUTS = {

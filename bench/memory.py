@@ -15,13 +15,13 @@ from bench.machine import describe, touch_memory
 from bench.mounting import ENVIRONMENT
 from bench.processes import pss_bytes
 from fastfuse.demo.mounting import MountProcess
-from fastfuse.indexing.files import replace_file
-from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.indexing.saved import load_index
-from fastfuse.listing.snapshot import open_snapshot
-from fastfuse.mount.indexing import run_lister
+from fastfuse.index.atomic_files import replace_file
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.saved import load_index
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.mount.lister_process import run_lister
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sources.uri import S3Uri
 from fastfuse.testing import ServerProcess
 
 

@@ -26,13 +26,13 @@ from bench.profiles import PROFILES
 from bench.readers import read_raw
 from bench.reading import RawAccess, Span
 from bench.server import Server
-from fastfuse.indexing.make import make_index
-from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.index.make import make_index
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.pipe import PipeProgress, PipeSettings, stream_channel
-from fastfuse.sources.uri import S3Uri
 
 __all__ = ["Figures", "main", "measure_fifo", "measure_pipe", "measure_raw"]
 

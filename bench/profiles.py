@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fastfuse.testing.config import Pace
+from fastfuse.testing.server_config import Pace
 
 __all__ = ["PROFILES", "Profile"]
 

@@ -121,10 +121,10 @@ def prepare_parts(parts: Sequence[Span], access: RawAccess) -> Reading:
     import trio
 
     from fastfuse.objects import ObjectRef
+    from fastfuse.s3.aws import S3Session
     from fastfuse.s3.base import ConnectionConfig
     from fastfuse.s3.buffers import PartBuffers
     from fastfuse.s3.client import S3Client
-    from fastfuse.s3.session import S3Session
 
     def open_client() -> S3Client:
         config = ConnectionConfig(

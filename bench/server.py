@@ -17,9 +17,9 @@ from typing import Self
 from bench.certificates import create_chain
 from bench.processes import cpu_seconds
 from bench.profiles import PROFILES, Profile
-from fastfuse.testing.config import ServerConfig, TlsFiles
-from fastfuse.testing.objects import DirectoryObjects, ObjectSet
+from fastfuse.testing.buckets import DirectoryObjects, ObjectSet
 from fastfuse.testing.server import LoopbackServer, bind_loopback
+from fastfuse.testing.server_config import ServerConfig, TlsFiles
 from fastfuse.testing.synthetic import parse_synthetic, synthetic_bytes
 
 __all__ = ["Server", "Traffic"]

@@ -2,6 +2,6 @@
 
 import sys
 
-from fastfuse.cli import main
+from fastfuse.cli.main import main
 
 sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fastfuse.cli import app
+from fastfuse.cli.main import app
 
 SYSTEMD = Path(__file__).parents[1] / "systemd"
 UNIT = SYSTEMD / "fastfuse@.service"

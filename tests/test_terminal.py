@@ -10,7 +10,7 @@ import pytest
 
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.testing.config import Pace
+from fastfuse.testing.server_config import Pace
 from tests.mounting import ENVIRONMENT, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen, terminal
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from fastfuse.config import DemoSettings
+from fastfuse.cli.config import DemoSettings
 from fastfuse.demo.dataset import DataFile, create_shards, create_small_files, require_space
 from fastfuse.demo.mounting import connection_arguments
 from fastfuse.demo.report import Reporter

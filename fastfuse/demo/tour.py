@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from fastfuse.config import DemoSettings
+from fastfuse.cli.config import DemoSettings
 from fastfuse.demo.dataset import DataFile
 from fastfuse.demo.mounting import MountProcess
 from fastfuse.demo.reading import Ledger, Pass, read_files

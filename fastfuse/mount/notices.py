@@ -8,7 +8,7 @@ import errno
 import os
 import struct
 
-from fastfuse.inodes.changes import Changes
+from fastfuse.index.inodes.changes import Changes
 from fastfuse.mount.protocol import OUT_HEADER
 
 __all__ = ["pack_notices", "send_notices"]

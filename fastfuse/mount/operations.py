@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import pyfuse3
 
 from fastfuse.errors import FastfuseError, ObjectArchivedError, ObjectChangedError, StaleInodeError, errno_for
-from fastfuse.inodes.table import Attributes, InodeTable
+from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.mount.session import InitialisedOperations
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef

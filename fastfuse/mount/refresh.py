@@ -17,15 +17,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from fastfuse.errors import FastfuseError, ServiceError
-from fastfuse.indexing.make import make_index
-from fastfuse.indexing.origin import IndexOrigin
-from fastfuse.inodes.changes import take_over
-from fastfuse.listing.snapshot import open_snapshot, save_snapshot
+from fastfuse.index.inodes.changes import take_over
+from fastfuse.index.make import make_index
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import open_snapshot, save_snapshot
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import Fork, error_message, heard
 from fastfuse.mount.control import RefreshReport
 from fastfuse.mount.notices import pack_notices
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sources.uri import S3Uri
 
 __all__ = ["NewTable", "Refresher"]
 

@@ -23,16 +23,16 @@ from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.mount.children import NoRoomError, fork_child, heard, wait_child
 from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
-from fastfuse.mount.hints import listen_for_hints
-from fastfuse.mount.indexing import run_lister
+from fastfuse.mount.hint_taker import listen_for_hints
 from fastfuse.mount.kernel import raise_readahead
+from fastfuse.mount.lister_process import run_lister
+from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.mount.mountpoint import BusyMountError, prepare_mountpoint
+from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.refresh import NewTable, Refresher
 from fastfuse.mount.session import Session
-from fastfuse.mount.settings import MountSettings, PageCacheUse
 from fastfuse.mount.worker import READY, SWAPPED, WorkerTask, run_worker
-from fastfuse.notify import Notifier
 from fastfuse.readahead import ReadaheadConfig
 
 __all__ = ["Supervisor", "run"]

@@ -38,20 +38,20 @@ import trio
 
 from fastfuse.cgroup import shares_memory
 from fastfuse.errors import FastfuseError
-from fastfuse.listing.snapshot import open_snapshot
+from fastfuse.index.made import MadeReader
+from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
-from fastfuse.mount.hints import HintTaker
+from fastfuse.mount.hint_taker import HintTaker
 from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.orders import OrderFollower
+from fastfuse.mount.order_follower import OrderFollower
 from fastfuse.mount.replies import threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.made import MadeReader
-from fastfuse.s3.session import S3Session
 from fastfuse.s3.trimmed import Trimmer
 
 __all__ = ["READY", "SWAPPED", "WorkerTask", "run_worker"]

@@ -4,9 +4,9 @@
 and `load`), `stream` carries out, `pool` owns the memory.
 """
 
-from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.engine import ReadEngine
 from fastfuse.readahead.ranges import part_ranges
+from fastfuse.readahead.readahead_config import ReadaheadConfig
 from fastfuse.readahead.statistics import ReadStatistics
 
 __all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig", "part_ranges"]

@@ -6,13 +6,13 @@ from itertools import islice
 import trio
 
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
-from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.delivered import Delivered
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.prefetch import Listing, Order, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
+from fastfuse.readahead.readahead_config import ReadaheadConfig
 from fastfuse.readahead.statistics import ReadCounts, ReadStatistics
 from fastfuse.readahead.stream import Stream
 from fastfuse.s3.base import RangeReader

@@ -40,9 +40,9 @@ from collections import deque
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.expected import Expected
 from fastfuse.readahead.parts import FileParts, Part, Shelf
+from fastfuse.readahead.readahead_config import ReadaheadConfig, Share
 from fastfuse.readahead.share import FairShare, ahead_share
 from fastfuse.readahead.statistics import PoolStatistics
 

@@ -14,12 +14,12 @@ import trio
 from fastfuse.errors import FastfuseError, UnavailableError
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
-from fastfuse.readahead.config import ReadaheadConfig
 from fastfuse.readahead.delivered import Delivered
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.readahead_config import ReadaheadConfig
 from fastfuse.readahead.shuffled import ShuffledEpoch
 from fastfuse.readahead.statistics import ReadCounts
 from fastfuse.s3.base import RangeReader
@@ -41,7 +41,7 @@ _NO_FILE = (FastfuseError, LookupError, ValueError)
 
 
 class Listing(Protocol):
-    """What is known of all files: `fastfuse.inodes.table.InodeTable`. It never changes; a refresh brings another."""
+    """What is known of all files: the inode table. It never changes; a refresh brings another."""
 
     def __len__(self) -> int:
         """How many rows there are."""

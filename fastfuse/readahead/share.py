@@ -2,8 +2,8 @@
 
 from itertools import takewhile
 
-from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.parts import FileParts
+from fastfuse.readahead.readahead_config import ReadaheadConfig, Share
 
 __all__ = ["FairShare", "ahead_share"]
 

@@ -9,12 +9,12 @@ import trio
 
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.readahead_config import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.statistics import ReadCounts
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader

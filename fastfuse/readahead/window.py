@@ -31,10 +31,10 @@ Parts double from `first_part_bytes` to `part_size_bytes` as the run and the win
 their size, so that after a while all readers of a file cut it at the same places, and share the parts.
 """
 
-from fastfuse.readahead.config import PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import grown_part_bytes
+from fastfuse.readahead.readahead_config import PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.runs import RunLengths
 
 __all__ = ["Window"]

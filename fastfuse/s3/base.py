@@ -77,7 +77,7 @@ class PageSource(Protocol):
         delimiter: str = "",
         max_keys: int = 1000,
     ) -> bytes:
-        """Return the unparsed body of one ListObjectsV2 reply; parse it with `listing.page`.
+        """Return the unparsed body of one ListObjectsV2 reply; parse it with `index.listing.page`.
 
         Raises `AccessError`, `SourceError`, `ConfigurationError` or `ServiceError`, each after the client's own
         retries. Raises `ThrottledError` (503, 429) at once, because a caller that asks for many pages at a time has

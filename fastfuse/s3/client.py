@@ -28,7 +28,18 @@ from fastfuse.errors import (
 )
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
 from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.checks import (
+    body_start,
+    check_range_arguments,
+    condition_line,
+    error_code,
+    error_region,
+    is_whole_page,
+    object_of,
+    unzipped,
+)
 from fastfuse.s3.connection import TASK_BYTES, Connection
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import (
@@ -41,19 +52,8 @@ from fastfuse.s3.failures import (
     start_error,
 )
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
-from fastfuse.s3.replies import (
-    body_start,
-    check_range_arguments,
-    condition_line,
-    error_code,
-    error_region,
-    is_whole_page,
-    object_of,
-    unzipped,
-)
 from fastfuse.s3.retries import UNTIL_DEADLINE, RetryableError, attempts, retrying
 from fastfuse.s3.routes import NotConnectedError, Route, Routes, unanswered
-from fastfuse.s3.session import DEFAULT_REGION, S3Session, stall_timeout_s
 from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["LIST_DEADLINE_S", "MAX_PAGE_BYTES", "S3Client"]

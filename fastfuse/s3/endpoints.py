@@ -18,8 +18,8 @@ from botocore.loaders import Loader
 from botocore.utils import is_s3_accelerate_url
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.proxies import DEFAULT_PORTS, Proxy, is_host, proxy_for
-from fastfuse.s3.session import S3Session
 
 __all__ = ["Endpoint", "client_certificate", "resolve_endpoint"]
 

@@ -10,7 +10,7 @@ import trio
 
 from fastfuse.errors import ObjectChangedError
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.s3.replies import check_range_arguments, check_version, if_match_value
+from fastfuse.s3.checks import check_range_arguments, check_version, if_match_value
 
 __all__ = ["MemoryStore"]
 

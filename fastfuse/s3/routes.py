@@ -15,12 +15,12 @@ from urllib.parse import quote
 import trio
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.s3.aws import DEFAULT_REGION, S3Session, bad_ca_bundle
 from fastfuse.s3.connection import Connection, connect
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, client_certificate, resolve_endpoint
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.receivers import Receivers
-from fastfuse.s3.session import DEFAULT_REGION, S3Session, bad_ca_bundle
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.sse import customer_key_headers
 from fastfuse.s3.stalls import StallWatch

@@ -16,6 +16,7 @@ from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.errors import FastfuseError, ServiceError, first_of
+from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import (
     Kind,
@@ -26,7 +27,6 @@ from fastfuse.s3.failures import (
     start_error,
 )
 from fastfuse.s3.retries import RetryableError, attempts, retrying
-from fastfuse.s3.session import S3Session, bad_ca_bundle, stall_timeout_s
 
 __all__ = ["upload"]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fastfuse.config import MINIMUM_MEMORY_BYTES
 from fastfuse.errors import ConfigurationError
+from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sizes import format_size
 

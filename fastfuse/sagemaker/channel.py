@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from fastfuse.indexing.origin import SourceKind
-from fastfuse.sources.shard import Shard
-from fastfuse.sources.uri import S3Uri
+from fastfuse.index.origin import SourceKind
+from fastfuse.index.sources.shard import Shard
+from fastfuse.index.sources.uri import S3Uri
 
 __all__ = ["HOMOGENEOUS", "Channel", "Cluster", "InputMode", "InstanceGroup", "RequestedGroup", "TrainingJob"]
 

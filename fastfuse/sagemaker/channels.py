@@ -11,11 +11,11 @@ import signal
 from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError
-from fastfuse.indexing.origin import SourceKind
+from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.mount.children import fork_child, heard
 from fastfuse.sagemaker.channel import Channel, InputMode
-from fastfuse.sagemaker.lines import LinePipe
+from fastfuse.sagemaker.child_lines import LinePipe
 from fastfuse.sagemaker.phases import Phases
 from fastfuse.sagemaker.serving import ChannelTask, serve_channel
 from fastfuse.sagemaker.usage import Usage

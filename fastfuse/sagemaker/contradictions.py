@@ -6,12 +6,12 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.indexing.origin import SourceKind
+from fastfuse.index.origin import SourceKind
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.api import CompressionType, DataDistribution, RecordWrapper
 from fastfuse.sagemaker.channel import HOMOGENEOUS, Channel, InputMode, RequestedGroup, TrainingJob
 from fastfuse.sagemaker.document import FieldError, FieldPath
 from fastfuse.sagemaker.request import ChannelRequest, Request, ResourceRequest, S3Source
-from fastfuse.sources.uri import S3Uri
 
 __all__ = ["job_of"]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from fastfuse.indexing.origin import SourceKind
+from fastfuse.index.origin import SourceKind
 from fastfuse.sagemaker.api import (
     ALGORITHM_FIELDS,
     RESOURCE_FIELDS,

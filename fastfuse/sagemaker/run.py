@@ -18,15 +18,15 @@ from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
 from fastfuse.sagemaker.claim import claim
-from fastfuse.sagemaker.command import CommandProcess, adopt_orphans, find_command, ignored_signals
 from fastfuse.sagemaker.download import DiskClaims
 from fastfuse.sagemaker.environment import count_gpus, script_environment
 from fastfuse.sagemaker.files import write_job_files
 from fastfuse.sagemaker.guardian import Guardian, sweep
+from fastfuse.sagemaker.job_settings import RunSettings
 from fastfuse.sagemaker.phases import Phase, Phases
 from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.serving import ChannelTask
-from fastfuse.sagemaker.settings import RunSettings
+from fastfuse.sagemaker.training import CommandProcess, adopt_orphans, find_command, ignored_signals
 
 __all__ = ["run"]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.indexing.origin import IndexOrigin, SourceKind
+from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
-from fastfuse.mount.indexing import IndexReport, run_lister
+from fastfuse.mount.lister_process import IndexReport, run_lister
+from fastfuse.mount.mount_settings import MountSettings
 from fastfuse.mount.mountpoint import find_mount
-from fastfuse.mount.settings import MountSettings
 from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sagemaker.download import (
     DiskClaim,
@@ -30,8 +30,8 @@ from fastfuse.sagemaker.download import (
     download_channel,
     settle_channel,
 )
+from fastfuse.sagemaker.job_settings import RunSettings
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
-from fastfuse.sagemaker.settings import RunSettings
 from fastfuse.sizes import format_size
 
 __all__ = ["ChannelTask", "serve_channel"]

@@ -16,7 +16,7 @@ Layers, each knowing only those after it: `process` → `server` → `service` (
 `objects`, `synthetic` → `xml`.
 """
 
-from fastfuse.testing.config import Pace, ServerConfig, TlsFiles
+from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject
 from fastfuse.testing.faults import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
@@ -35,10 +35,10 @@ from fastfuse.testing.faults import (
     Truncate,
     WrongEtag,
 )
-from fastfuse.testing.objects import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject
 from fastfuse.testing.process import ServerProcess
 from fastfuse.testing.recording import RequestRecord, Statistics
 from fastfuse.testing.server import LoopbackServer
+from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
 from fastfuse.testing.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
 from fastfuse.testing.tls import create_certificate
 

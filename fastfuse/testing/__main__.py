@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from fastfuse.errors import FastfuseError
-from fastfuse.testing.config import Pace, ServerConfig, TlsFiles
-from fastfuse.testing.objects import DirectoryObjects, ObjectSet
+from fastfuse.testing.buckets import DirectoryObjects, ObjectSet
 from fastfuse.testing.process import Workers
+from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
 from fastfuse.testing.synthetic import parse_synthetic
 
 

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Self
 
 from fastfuse.errors import FastfuseError
-from fastfuse.testing.config import Pace, ServerConfig, TlsFiles
-from fastfuse.testing.objects import ObjectSet
+from fastfuse.testing.buckets import ObjectSet
 from fastfuse.testing.server import LoopbackServer, bind_loopback
+from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
 
 __all__ = ["ServerProcess", "Workers"]
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from fastfuse.testing.config import ServerConfig
+from fastfuse.testing.buckets import ObjectSet
 from fastfuse.testing.faults import Delay, Fault, FaultRule, FaultSet, Limit, Reset, Stall, Truncate
-from fastfuse.testing.objects import ObjectSet
 from fastfuse.testing.recording import RequestLog, RequestRecord, Statistics
+from fastfuse.testing.server_config import ServerConfig
 from fastfuse.testing.service import Call, Service
 from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter, close_by_reset
 

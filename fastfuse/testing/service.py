@@ -12,10 +12,10 @@ from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import unquote_to_bytes
 
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
-from fastfuse.testing.config import ServerConfig
+from fastfuse.testing.buckets import MemoryContent, ObjectSet, StoredObject
 from fastfuse.testing.faults import Action, Answer, Replace, ShortPage, WrongEtag
-from fastfuse.testing.listing import ListQuery, render_page, select_page
-from fastfuse.testing.objects import MemoryContent, ObjectSet, StoredObject
+from fastfuse.testing.pages import ListQuery, render_page, select_page
+from fastfuse.testing.server_config import ServerConfig
 from fastfuse.testing.wire import Reply, Request
 from fastfuse.testing.xml import DECLARATION, error_document, escape
 

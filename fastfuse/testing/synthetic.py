@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.testing.objects import DEFAULT_MODIFIED_S, FileSpan, ObjectView, StoredObject, key_bytes
+from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, FileSpan, ObjectView, StoredObject, key_bytes
 from fastfuse.testing.xml import contents_element, text
 
 __all__ = ["SyntheticObjects", "parse_synthetic", "synthetic_bytes"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.client import responses
 from urllib.parse import unquote, unquote_to_bytes
 
-from fastfuse.testing.objects import Content, FileSpan, MemoryContent
+from fastfuse.testing.buckets import Content, FileSpan, MemoryContent
 
 __all__ = ["BadRequestError", "Reply", "Request", "RequestReader", "ResponseWriter", "close_by_reset"]
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import typer.main
 
-from fastfuse.cli import app
+from fastfuse.cli.main import app
 from fastfuse.metrics import METRICS
 from tests.docs.blocks import PAGES, ROOT
 

@@ -10,12 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.inodes.builder import TableBuilder
-from fastfuse.inodes.table import InodeTable
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.mount import hints
+from fastfuse.mount import hint_taker as hints
+from fastfuse.mount.hint_taker import HintTaker, listen_for_hints
 from fastfuse.mount.hint_wire import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
-from fastfuse.mount.hints import HintTaker, listen_for_hints
 from tests.mount.waiting import PATIENCE_S
 
 DEVICE = f"test-hints:{os.getpid()}"

@@ -377,7 +377,7 @@ def test_a_mount_that_does_not_answer_is_mounted_on_and_unmounted_by_commands_th
         os.kill(worker, signal.SIGSTOP)
         program = (
             "import sys; from fastfuse.mount import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
-            "from fastfuse.cli import main; sys.exit(main())"
+            "from fastfuse.cli.main import main; sys.exit(main())"
         )
         command = [sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from fastfuse.inodes.changes import Changes
+from fastfuse.index.inodes.changes import Changes
 from fastfuse.mount.notices import pack_notices, send_notices
 
 

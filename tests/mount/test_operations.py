@@ -19,9 +19,9 @@ from fastfuse.errors import (
     ObjectDeniedError,
     UnavailableError,
 )
-from fastfuse.inodes.builder import TableBuilder
-from fastfuse.inodes.changes import take_over
-from fastfuse.inodes.table import ROOT, InodeTable
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.changes import take_over
+from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.mount.operations import MountOperations
 from fastfuse.objects import Buffer, ObjectRef

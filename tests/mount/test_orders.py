@@ -12,7 +12,7 @@ import trio.testing
 
 from fastfuse.errors import StaleInodeError
 from fastfuse.metrics import Counters
-from fastfuse.mount.orders import OrderFollower
+from fastfuse.mount.order_follower import OrderFollower
 
 
 class Order:

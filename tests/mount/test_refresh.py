@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fastfuse.indexing.origin import IndexOrigin
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import Fork, NoRoomError, fork_child, wait_child
 from fastfuse.mount.refresh import Refresher
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sources.uri import S3Uri
 from tests.descriptors import open_descriptors
 
 # No table: none of the children here looks at it.

@@ -48,7 +48,7 @@ def server() -> Iterator[LoopbackServer]:
 
 def with_change(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     """Let mounts run with the lines of `change` before the command line."""
-    program = f"import sys\n{textwrap.dedent(change)}\nfrom fastfuse.cli import main\nsys.exit(main())"
+    program = f"import sys\n{textwrap.dedent(change)}\nfrom fastfuse.cli.main import main\nsys.exit(main())"
 
     def command(*arguments: str) -> list[str]:
         plain = mount_command(*arguments)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 import pytest
 
-from fastfuse.readahead.config import ReadaheadConfig, Share
 from fastfuse.readahead.parts import FileParts
+from fastfuse.readahead.readahead_config import ReadaheadConfig, Share
 from fastfuse.readahead.share import FairShare, ahead_share
 from tests.readahead.readers import MIB, listed
 

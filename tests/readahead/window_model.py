@@ -1,8 +1,8 @@
 """The naive model that the window is tested against: everything fetched arrives at once and stays for ever."""
 
 from fastfuse.readahead import ReadaheadConfig
-from fastfuse.readahead.config import PAGE_BYTES
 from fastfuse.readahead.cursor import Cursor
+from fastfuse.readahead.readahead_config import PAGE_BYTES
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB
 

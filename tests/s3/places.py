@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from fastfuse.objects import ObjectRef
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.memory import MemoryStore
-from fastfuse.s3.session import S3Session
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.servers import S3Server, create_chain
 

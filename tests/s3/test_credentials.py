@@ -10,10 +10,10 @@ import trio.testing
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ObjectDeniedError, ServiceError
 from fastfuse.objects import ObjectRef
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials, CredentialSource
-from fastfuse.s3.session import S3Session
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.s3.places import client_of
 from tests.servers import ACCESS_KEY, SECRET_KEY, configure

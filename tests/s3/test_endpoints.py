@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.endpoints import Endpoint, client_certificate, resolve_endpoint
-from fastfuse.s3.session import S3Session
 
 ACCOUNT = "123456789012"
 OUTPOST_ALIAS = "test-accessp-o0b1d075431d83bebde8xz5w8ijx1qzlbp3i3kuse10--op-s3"

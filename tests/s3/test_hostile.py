@@ -25,11 +25,11 @@ from fastfuse.errors import (
     ServiceError,
     SourceError,
 )
-from fastfuse.listing.page import parse_page
+from fastfuse.index.listing.page import parse_page
 from fastfuse.s3 import client as client_module
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.session import S3Session
 from tests.mounting import ENVIRONMENT
 from tests.s3.hostile import BUCKET, DATA, PAGE, REF, Certificates, Hostile, create_certificates, serving
 from tests.s3.hostile_rows import LONG_S, ROWS, Ending, Row

@@ -11,9 +11,9 @@ import trio.testing
 from fastfuse.errors import AccessError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import whole
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.session import S3Session
 from fastfuse.s3.whole import read_into, read_small
 from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.servers import S3Server

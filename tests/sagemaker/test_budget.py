@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.budget import MINIMUM_CHANNEL_BYTES, divide_memory, minimum_job_bytes
 from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sizes import GIB, MIB
-from fastfuse.sources.uri import S3Uri
 
 
 def channels(*given_channels: tuple[InputMode, float]) -> list[Channel]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob
 from fastfuse.sagemaker.cluster import find_cluster
 from fastfuse.sagemaker.files import JobPaths, write_job_files
-from fastfuse.sources.uri import S3Uri
 from tests.sagemaker.jobs import job_of as described
 from tests.sagemaker.jobs import request, source
 

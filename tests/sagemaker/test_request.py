@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import pytest
 
-from fastfuse.indexing.origin import SourceKind
+from fastfuse.index.origin import SourceKind
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.document import FieldPath
-from fastfuse.sources.uri import S3Uri
 from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusal, request, source, with_field
 
 BASE = request()

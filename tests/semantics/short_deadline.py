@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse import log
-from fastfuse.config import mount_settings
+from fastfuse.cli.config import mount_settings
 from fastfuse.log import LogConfig
 from fastfuse.mount import supervisor
 from fastfuse.s3.base import ConnectionConfig

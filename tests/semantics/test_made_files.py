@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.inodes.builder import TableBuilder
-from fastfuse.listing.snapshot import Snapshot
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.snapshot import Snapshot
 from fastfuse.testing import MemoryObjects
-from tests.indexing.indexes import index_bytes
+from tests.index.indexes import index_bytes
 from tests.mounting import run_fastfuse
 from tests.semantics.places import block_bytes, direct_read, gets, place
 

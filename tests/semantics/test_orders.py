@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.sources.shuffle import shuffled
+from fastfuse.index.sources.shuffle import shuffled
 from tests.mount.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, gets, place

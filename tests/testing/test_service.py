@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from fastfuse.testing.config import ServerConfig
+from fastfuse.testing.buckets import FileSpan, MemoryObjects
 from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN, Action, Replace, ShortPage, WrongEtag
-from fastfuse.testing.objects import FileSpan, MemoryObjects
+from fastfuse.testing.server_config import ServerConfig
 from fastfuse.testing.service import Service
 from fastfuse.testing.wire import Reply, Request
 

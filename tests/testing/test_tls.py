@@ -19,7 +19,7 @@ from fastfuse.testing import (
     Truncate,
     create_certificate,
 )
-from fastfuse.testing.config import TlsFiles
+from fastfuse.testing.server_config import TlsFiles
 
 _DATA = os.urandom(1_000_000)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing.objects import FileSpan, MemoryContent
+from fastfuse.testing.buckets import FileSpan, MemoryContent
 from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter, close_by_reset
 
 

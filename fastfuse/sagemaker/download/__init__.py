@@ -17,8 +17,8 @@ Each file carries an extended attribute that says of which version of which obje
 none (tmpfs before Linux 6.6, NFS before 4.2), a file is kept only if its ETag proves it.
 """
 
-from fastfuse.sagemaker.download.channel import download_channel, settle_channel
 from fastfuse.sagemaker.download.disk_claims import DiskClaim, DiskClaims
+from fastfuse.sagemaker.download.file_channel import download_channel, settle_channel
 from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
 
 __all__ = [

@@ -13,10 +13,10 @@ import trio
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
+from fastfuse.sagemaker.download.concurrency import Pace
 from fastfuse.sagemaker.download.jobs import Job
+from fastfuse.sagemaker.download.journal import Part
 from fastfuse.sagemaker.download.landing import Half, Landing
-from fastfuse.sagemaker.download.pace import Pace
-from fastfuse.sagemaker.download.parts import Part
 
 __all__ = ["Fetch", "Room"]
 

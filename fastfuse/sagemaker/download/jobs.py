@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.inodes.table import InodeTable
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import Directory, disk_errors
 

@@ -13,7 +13,7 @@ from fastfuse.errors import ServiceError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.sagemaker.download.disk import Directory, disk_errors, write_all, write_stamp
 from fastfuse.sagemaker.download.jobs import Job
-from fastfuse.sagemaker.download.parts import Journal, Part
+from fastfuse.sagemaker.download.journal import Journal, Part
 from fastfuse.sagemaker.download.stamps import Stamp, Trust, md5_of_etag, version_of
 
 __all__ = ["Half", "Landing", "half_names"]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfuse.errors import DiskError
-from fastfuse.inodes.columns import Kind
-from fastfuse.inodes.table import ROOT
-from fastfuse.inodes.totals import exact_sum
+from fastfuse.index.inodes.columns import Kind
+from fastfuse.index.inodes.table import ROOT
+from fastfuse.index.inodes.totals import exact_sum
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, Directory, disk_errors, read_stamp, write_stamp
 from fastfuse.sagemaker.download.disk_claims import DiskClaim

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.inodes.columns import are_objects
-from fastfuse.inodes.part import key_order
-from fastfuse.inodes.table import ROOT, InodeTable
-from fastfuse.sources.shuffle import shuffled
+from fastfuse.index.inodes.columns import are_objects
+from fastfuse.index.inodes.selection import key_order
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.sources.shuffle import shuffled
 
 __all__ = ["epoch_order", "find_object", "source_order"]
 

@@ -6,14 +6,14 @@ from typing import Protocol
 import numpy as np
 
 from fastfuse.errors import ConfigurationError, SourceError
-from fastfuse.inodes.table import ROOT, InodeTable
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.pipe.epoch import Item
-from fastfuse.sagemaker.pipe.lines import Attribute, attributes_of
 from fastfuse.sagemaker.pipe.lookahead import File
+from fastfuse.sagemaker.pipe.manifest_lines import Attribute, attributes_of
 from fastfuse.sagemaker.pipe.order import epoch_order, find_object, source_order
+from fastfuse.sagemaker.pipe.pipe_settings import PipeSettings
 from fastfuse.sagemaker.pipe.recordio import MAX_RECORD_BYTES
-from fastfuse.sagemaker.pipe.settings import PipeSettings
-from fastfuse.sources.uri import S3Uri
 
 __all__ = ["Sequence", "sequence_of"]
 

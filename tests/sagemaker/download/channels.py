@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fastfuse.inodes.builder import TableBuilder
-from fastfuse.inodes.names import Refusals
-from fastfuse.inodes.table import InodeTable
-from fastfuse.listing.snapshot import Snapshot, save_snapshot
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.names import Refusals
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import DiskError
-from fastfuse.inodes.table import InodeTable
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download import DiskClaims
 from fastfuse.testing import LoopbackServer, MemoryObjects

@@ -9,14 +9,14 @@ import trio
 import trio.testing
 
 from fastfuse.errors import UnavailableError, first_of
-from fastfuse.inodes.builder import TableBuilder
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
-from fastfuse.s3.made import MadeReader
 from fastfuse.s3.memory import MemoryStore
-from fastfuse.sagemaker.download.channel import download
+from fastfuse.sagemaker.download.concurrency import Pace
 from fastfuse.sagemaker.download.fetch import Room
-from fastfuse.sagemaker.download.pace import Pace
+from fastfuse.sagemaker.download.file_channel import download
 from fastfuse.sagemaker.download.values import DownloadProgress
 from tests.descriptors import open_descriptors
 from tests.fakes import CountingReader, FailingReader, SlowReader

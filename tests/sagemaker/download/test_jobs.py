@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastfuse.errors import ConfigurationError, DiskError
-from fastfuse.inodes.table import InodeTable
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import open_root
 from fastfuse.sagemaker.download.jobs import Job, Places, jobs

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.sagemaker.download.parts import Journal
+from fastfuse.sagemaker.download.journal import Journal
 from fastfuse.sagemaker.download.stamps import Stamp
 
 STAMP = Stamp(b"v" * 16, b"b" * 16)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError
-from fastfuse.indexing.make import make_index
-from fastfuse.indexing.origin import IndexOrigin, SourceKind
+from fastfuse.index.make import make_index
+from fastfuse.index.origin import IndexOrigin, SourceKind
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
-from fastfuse.sources.uri import S3Uri
 
 
 def tell(**told: Any) -> None:  # noqa: ANN401 - whatever JSON can carry

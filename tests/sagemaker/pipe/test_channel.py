@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.sources.shuffle import shuffled
+from fastfuse.index.sources.shuffle import shuffled
 from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall, Truncate
 from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
 from tests.sagemaker.pipe.test_recordio import MAGIC, model_read

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.inodes.builder import TableBuilder
-from fastfuse.inodes.table import InodeTable
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.sagemaker.pipe.order import epoch_order, find_object, source_order
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'

@@ -1,0 +1,1 @@
+"""The command line: commands, options, configuration, output. The only floor that reads the environment."""

@@ -1,0 +1,449 @@
+"""The command line: options to settings, settings to the command's module, errors to one line and an exit code."""
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from fastfuse import __version__, log
+from fastfuse.cli import daemon, fstab, options
+from fastfuse.cli import run_command as cli_run
+from fastfuse.cli.config import demo_settings, mount_settings, parse_index_place
+from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.log import LogConfig
+from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
+from fastfuse.s3.base import ConnectionConfig
+
+__all__ = ["app", "main"]
+
+_logger = logging.getLogger(__name__)
+
+# The commands' own modules are imported where they are called: `--help` and a mistyped option should answer at once,
+# and a daemon is forked before anything that starts a thread is loaded.
+
+# 128 and the signal, as shells tell it.
+_INTERRUPTED = 130
+
+_VIEW = "What the mount shows"
+
+app = typer.Typer(
+    name="fastfuse",
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 clean, 1 anything else, 2 usage or configuration, 3 credentials or access, "
+    "4 source not found or empty, 5 mount failed.",
+)
+
+
+class MountCommand(TyperCommand):
+    """A command that takes ``-o`` as mount(8) passes it: fastfuse's own options in it are its long options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
+        own = {
+            name.removeprefix("--").replace("-", "_"): not getattr(parameter, "is_flag", False)
+            for parameter in self.params
+            for name in parameter.opts
+            if name.startswith("--") and name != "--mount-option"
+        }
+        return super().parse_args(ctx, fstab.expand(args, own))
+
+
+@app.callback(invoke_without_command=True)
+def fastfuse(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> int:
+    """Mount an S3 prefix read-only and stream it to training jobs.
+
+    Start with [bold]fastfuse mount s3://BUCKET/PREFIX /mnt/data[/bold].
+
+    [bold]fastfuse demo[/bold] shows it without an S3 account.
+    """
+    if version:
+        _say(f"fastfuse {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(ConfigurationError.exit_code)
+    return 0
+
+
+@app.command(
+    cls=MountCommand,
+    epilog="Every option can be set in the environment, under the name that is shown with it. In fstab: "
+    "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
+)
+@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
+def mount(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, or s3://BUCKET/KEY for one object."
+        ),
+    ],
+    mountpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MOUNTPOINT",
+            envvar="FASTFUSE_MOUNTPOINT",
+            parser=Path,  # looks at nothing there: a mount that hangs would hang us, too
+            help="An empty directory, created if it is missing. Left out, it is /opt/ml/input/data/CHANNEL.",
+        ),
+    ] = None,
+    *,
+    channel: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_CHANNEL",
+            metavar="NAME",
+            help="Channel that names the default mountpoint ('training' if left out). Not together with MOUNTPOINT.",
+        ),
+    ] = None,
+    background: Annotated[
+        bool, typer.Option("--daemon", help="Return once the mount is ready and serve it from the background.")
+    ] = False,
+    mount_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o",
+            "--mount-option",
+            metavar="OPTIONS",
+            help="Options as in fstab, separated by commas: any of these long options (region=eu-west-1), and those "
+            "of mount(8), of which what a read-only mount has no use for is ignored.",
+        ),
+    ] = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_METRICS_LISTEN",
+            metavar="[HOST:]PORT",
+            help="Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
+            "and logs it.",
+        ),
+    ] = None,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            envvar="FASTFUSE_GRACE_S",
+            metavar="SECONDS",
+            help="How long a stopping mount lets open files be read to their end.",
+        ),
+    ] = 30.0,
+    uid: Annotated[
+        int | None,
+        typer.Option(
+            envvar="FASTFUSE_UID",
+            metavar="ID",
+            min=0,
+            max=2**32 - 2,
+            rich_help_panel=_VIEW,
+            help="Owner of the files; left out, you.",
+        ),
+    ] = None,
+    gid: Annotated[
+        int | None,
+        typer.Option(
+            envvar="FASTFUSE_GID",
+            metavar="ID",
+            min=0,
+            max=2**32 - 2,
+            rich_help_panel=_VIEW,
+            help="Group of the files; left out, yours.",
+        ),
+    ] = None,
+    umask: Annotated[
+        str,
+        typer.Option(
+            envvar="FASTFUSE_UMASK",
+            metavar="OCTAL",
+            rich_help_panel=_VIEW,
+            help="Permissions to take from the 0444 of files and the 0555 of directories.",
+        ),
+    ] = "000",
+    allow_other: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other",
+            envvar="FASTFUSE_ALLOW_OTHER",
+            rich_help_panel=_VIEW,
+            help="Let other users in (unless you are root, /etc/fuse.conf must have user_allow_other).",
+        ),
+    ] = False,
+    memory_target: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_MEMORY_TARGET",
+            metavar="SIZE|PERCENT",
+            rich_help_panel=options.MEMORY_PANEL,
+            help="Memory for data on its way to readers: 2GiB, or 25% of the RAM or of the control group's limit, "
+            "whichever is less. At least 128MiB; left out, a quarter, but at most 4GiB.",
+        ),
+    ] = None,
+    part_size: options.PartSize = "8MiB",
+    training: options.Training = False,
+    io: Annotated[
+        PageCacheUse,
+        typer.Option(
+            "--io",
+            envvar="FASTFUSE_IO",
+            rich_help_panel=options.MEMORY_PANEL,
+            help="'cached' reads through the kernel's page cache: what fits there is fetched once. 'direct' reads "
+            "files of a part or more past it: faster for reads of 1 MiB or more where the kernel's readahead cannot "
+            "be raised, slower for small ones. 'auto' is 'cached', and warns where that readahead slows readers down.",
+        ),
+    ] = PageCacheUse.AUTO,
+    origin: IndexOrigin,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Mount an S3 prefix read-only, as it is listed now, and serve it until interrupted or unmounted."""
+    settings = mount_settings(
+        source=source,
+        mountpoint=mountpoint,
+        channel=channel,
+        connection=connection,
+        origin=origin,
+        memory_target=memory_target,
+        part_size=part_size,
+        training=training,
+        io=io,
+        uid=uid,
+        gid=gid,
+        umask=umask,
+        allow_other=allow_other,
+        mount_options=mount_option or (),
+        grace_s=grace_s,
+        metrics_listen=metrics_listen,
+        # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
+        notify_socket=None if background else os.environ.get("NOTIFY_SOCKET"),
+    )
+    if background:
+        return _serve_in_background(settings, logs)
+    log.configure(logs)
+    return _serve(settings, None)
+
+
+# Whatever follows the command's name is the command's, options included.
+app.command(epilog=cli_run.EPILOG, context_settings={"allow_interspersed_args": False})(cli_run.run)
+
+
+def _serve(settings: MountSettings, ready: Callable[[], None] | None) -> int:
+    from fastfuse.mount import supervisor
+
+    return supervisor.run(settings, ready=ready)
+
+
+def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
+    startup = daemon.fork()
+    ready = False
+
+    def on_ready() -> None:
+        nonlocal ready
+        ready = True
+        startup.ready()
+
+    try:
+        heard = log.configure(logs, syslog=log.SYSLOG)
+        startup.relay_logs(log.formatter(logs))
+        if not heard:
+            _logger.warning("there is no syslog here: once mounted, nothing is logged (--log-file keeps the lines)")
+        return _serve(settings, on_ready)
+    except FastfuseError as error:
+        if not ready:
+            startup.fail(log.error_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
+        _logger.error("%s", error)
+        return error.exit_code
+
+
+@app.command()
+def unmount(
+    mountpoint: Annotated[
+        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount of this machine.")] = False,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
+    ] = False,
+) -> int:
+    """Unmount a mount of fastfuse, and so end the process that serves it."""
+    if every == (mountpoint is not None):
+        raise ConfigurationError("unmount takes either MOUNTPOINT or --all", hint="see 'fastfuse unmount --help'")
+    from fastfuse.mount import mountpoint as mounts
+
+    for path in mounts.fastfuse_mounts() if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
+        mounts.unmount(path, lazy=lazy)
+        _say(f"unmounted {path}")
+    return 0
+
+
+@app.command()
+@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
+def index(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted."),
+    ],
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE|S3_URI", help="Where to write it, for 'fastfuse mount --index'."),
+    ] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Print what it holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print that as JSON.")] = False,
+    origin: IndexOrigin,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Make the index of a source once, so that no mount of it has to list again; or look at what it holds."""
+    if output is None and not summary:
+        raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
+    if as_json and not summary:
+        raise ConfigurationError("--json is how to print the --summary", hint="give both")
+    place = None if output is None else parse_index_place(output)
+    log.configure(logs)
+    from fastfuse.cli import index_command as command
+
+    return command.run(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
+
+
+@app.command()
+def refresh(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+) -> int:
+    """List the source of a mount again and show what it holds now; open files keep what they had."""
+    from fastfuse.mount import control
+
+    _say(control.request_refresh(Path(os.path.abspath(mountpoint))))
+    return 0
+
+
+@app.command()
+def hint(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", parser=Path, help="Read the list from there, not stdin.")
+    ] = None,
+    null: Annotated[
+        bool, typer.Option("-0", "--null", help="A NUL ends each path (find -print0), not a newline.")
+    ] = False,
+) -> int:
+    """Announce files in the order in which they will be opened, from a list of paths, one a line.
+
+    They are fetched ahead of whoever opens them. Ends when the mount has taken the last one, which it does no faster
+    than files are opened: run it beside what opens them.
+
+    [bold]fastfuse hint /mnt/data < list[/bold]
+    """
+    from fastfuse import hints
+
+    try:
+        with _opened(file) as listing:
+            hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _opened(path: Path | None) -> io.BufferedReader:
+    """The file, or stdin, which closing it leaves open."""
+    try:
+        return open(0, "rb", closefd=False) if path is None else path.open("rb")
+    except OSError as error:
+        name = "stdin" if path is None else f"--file {path}"
+        raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="it is the list of paths") from error
+
+
+@app.command()
+@options.takes(connection=options.connection, logs=options.logs)
+def demo(
+    shards: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="How many shards to make. The first is read alone, the others at once."),
+    ] = 5,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "200MiB",
+    small_files: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many small files to make.")] = 2000,
+    small_file_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each small file.")] = "100KiB",
+    readers: Annotated[int, typer.Option(min=1, max=256, help="How many files to read at once.")] = 4,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it mounted until interrupted, to look around.")] = False,
+    uri: Annotated[
+        str | None,
+        typer.Option(metavar="S3_URI", help="Read this, through the connection options, instead of a made data set."),
+    ] = None,
+    *,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Show what a mount does: make a data set on a local S3 server, mount it, and read it at full speed."""
+    settings = demo_settings(
+        shards=shards,
+        shard_size=shard_size,
+        small_files=small_files,
+        small_file_size=small_file_size,
+        readers=readers,
+        keep=keep,
+        uri=uri,
+        connection=connection,
+    )
+    log.configure(logs)
+    from fastfuse import demo as show
+
+    return show.run(settings)
+
+
+@app.command()
+def version() -> int:
+    """Print the version."""
+    _say(f"fastfuse {__version__}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; an error is one line on stderr and the exit code that is returned."""
+    # What we change is not for a command that we run.
+    given = dict(os.environ)
+    # numpy is here for its arrays. With it OpenBLAS would start a thread for each core, and until the first fork ends
+    # them they spin: 100 to 200 ms of CPU on four cores.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    daemon.open_standard_streams()
+    words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return int(typer.main.get_command(app).main(words, prog_name="fastfuse", standalone_mode=False, obj=given))
+    except FastfuseError as error:
+        message, hint, exit_code = str(error), error.hint, error.exit_code
+    except typer.TyperException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "fastfuse")
+        message, hint, exit_code = error.format_message(), f"see '{command} --help'", ConfigurationError.exit_code
+    except BaseExceptionGroup as group:
+        # Ctrl-C in a run of trio: typer knows a KeyboardInterrupt that stands alone only.
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        return _INTERRUPTED
+    sys.stderr.write(log.error_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words)) + "\n")
+    return exit_code
+
+
+def _say(text: object) -> None:
+    """Print the result of a command."""
+    try:
+        typer.echo(text)
+    except OSError as error:
+        # What is left in the buffer would fail once more at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether errors are to be JSON: read from the raw words, for the error may be that they cannot be parsed."""
+    named = [words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--log-format"]
+    if ["json"] in named or any("log-format=json" in word.replace("_", "-") for word in words):
+        return True
+    return not named and os.environ.get("FASTFUSE_LOG_FORMAT") == "json"

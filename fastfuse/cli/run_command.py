@@ -1,0 +1,193 @@
+"""The options of ``fastfuse run``."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastfuse import log
+from fastfuse.cli import options
+from fastfuse.cli.config import index_origin, job_memory_bytes, parse_part_size
+from fastfuse.errors import ConfigurationError
+from fastfuse.log import LogConfig
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.budget import divide_memory, minimum_job_bytes
+from fastfuse.sagemaker.channel import TrainingJob
+
+__all__ = ["EPILOG", "run"]
+
+_JOB = "Job"
+
+EPILOG = (
+    "The exit code is the command's, 128 and the signal if one killed it; where the job cannot be prepared, it is "
+    "that of 'fastfuse mount' (see 'fastfuse --help')."
+)
+
+
+@options.takes(connection=options.connection, logs=options.logs)
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND ARGS",
+            help="What to run once every channel can be read. Left out, the channels stay up until SIGTERM or Ctrl-C.",
+        ),
+    ] = None,
+    *,
+    context: typer.Context,
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="FASTFUSE_JOB",
+            metavar="FILE",
+            rich_help_panel=_JOB,
+            help="A CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array, as JSON.",
+        ),
+    ] = None,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=S3_URI[,...]",
+            rich_help_panel=_JOB,
+            help="A channel, instead of a job file: train=s3://BUCKET/PREFIX, with options after commas, as in "
+            "train=s3://BUCKET/PREFIX,mode=Pipe. FastFile if no mode is given. Can be repeated.",
+        ),
+    ] = None,
+    base_dir: Annotated[
+        Path,
+        typer.Option(
+            envvar="FASTFUSE_BASE_DIR",
+            metavar="DIR",
+            parser=Path,
+            rich_help_panel=_JOB,
+            help="Where to make input/config, input/data and the rest. With another one than SageMaker's you need not "
+            "be root.",
+        ),
+    ] = Path("/opt/ml"),
+    host: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_HOST",
+            metavar="I/N",
+            rich_help_panel=_JOB,
+            help="Which of the job's N hosts this is, from 1. Left out, SM_HOSTS, RANK and WORLD_SIZE, or what Slurm "
+            "or Kubernetes set says so; else there is one.",
+        ),
+    ] = None,
+    shard_by: Annotated[
+        options.ShardBy,
+        typer.Option(
+            envvar="FASTFUSE_SHARD_BY",
+            rich_help_panel=_JOB,
+            help="Of a channel that is ShardedByS3Key, hosts get about as many objects, or about as many bytes.",
+        ),
+    ] = options.ShardBy.COUNT,
+    stop_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="FASTFUSE_STOP_TIMEOUT",
+            metavar="SECONDS",
+            min=0,
+            rich_help_panel=_JOB,
+            help="How long the command may take to end that was sent SIGTERM; 120 is SageMaker's promise.",
+        ),
+    ] = 120.0,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            envvar="FASTFUSE_GRACE_S",
+            metavar="SECONDS",
+            min=0,
+            max=86400,
+            rich_help_panel=_JOB,
+            help="How long, after that, files that others have open can be read to their end.",
+        ),
+    ] = 30.0,
+    allow_other: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other",
+            envvar="FASTFUSE_ALLOW_OTHER",
+            rich_help_panel=_JOB,
+            help="Let other users into what is mounted (unless you are root, /etc/fuse.conf must have "
+            "user_allow_other).",
+        ),
+    ] = False,
+    memory_target: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FASTFUSE_MEMORY_TARGET",
+            metavar="SIZE|PERCENT",
+            rich_help_panel=options.MEMORY_PANEL,
+            help="Memory for data of all channels, which divide it: 2GiB, or 25% of the RAM or of the control group's "
+            "limit, whichever is less. At least 128MiB for each channel; left out, a quarter, but at most 4GiB.",
+        ),
+    ] = None,
+    part_size: options.PartSize = "8MiB",
+    index_cache: options.IndexCache = None,
+    no_index_cache: options.NoIndexCache = False,
+    index_max_age: options.IndexMaxAge = None,
+    strict: options.Strict = False,
+    allow_empty: options.AllowEmpty = False,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Run a training job as SageMaker does: its channels where a script expects them, then the script.
+
+    [bold]fastfuse run --job job.json -- python train.py --epochs 3[/bold]
+
+    Each channel is mounted (FastFile), downloaded (File) or streamed through FIFOs (Pipe), below /opt/ml/input/data.
+
+    The script finds SM_CHANNEL_TRAIN and the like, and /opt/ml/input/config; all is taken down when it ends.
+
+    Extensions: SageMaker's FastFile takes prefixes only; here it takes both kinds of manifests, too, and so does File.
+
+    How the objects of a ShardedByS3Key channel are dealt out is fastfuse's own rule, for SageMaker tells none.
+
+    --max-connections is for each channel.
+    """
+    from fastfuse.sagemaker.cluster import find_cluster
+    from fastfuse.sagemaker.job_settings import RunSettings
+    from fastfuse.sagemaker.run import run as run_job
+
+    described = _described(job, channel or ())
+    cluster = find_cluster(described, os.environ, host=host)
+    channels = [item for item in described.channels if cluster.gets(item)]
+    shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)
+    settings = RunSettings(
+        job=described,
+        cluster=cluster,
+        base_dir=Path(os.path.abspath(base_dir)),
+        connection=connection,
+        origin=index_origin(
+            index_cache=index_cache,
+            no_index_cache=no_index_cache,
+            index_max_age=index_max_age,
+            strict=strict,
+            allow_empty=allow_empty,
+        ),
+        memory_target_bytes=shares,
+        part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
+        shard_by_bytes=shard_by is options.ShardBy.BYTES,
+        allow_other=allow_other,
+        grace_s=grace_s,
+        command=tuple(command or ()),
+        stop_timeout_s=stop_timeout,
+        environment=context.obj,
+        is_json=logs.json,
+    )
+    log.configure(logs)
+    return run_job(settings)
+
+
+def _described(file: Path | None, channels: Sequence[str]) -> TrainingJob:
+    from fastfuse.sagemaker.job import channels_job, read_job
+
+    if (file is None) == (not channels):
+        raise ConfigurationError(
+            "run takes either --job FILE or --channel NAME=S3_URI", hint="see 'fastfuse run --help'"
+        )
+    return channels_job(channels) if file is None else read_job(file)

@@ -1,0 +1,318 @@
+"""From listed keys to an `InodeTable`: collect columns page by page, then lay out the tree once.
+
+A listing may hold tens of millions of keys, so none of them is an object of its own for longer than it takes to place
+the page that it came with: what is kept are columns of numbers, the bytes of all keys, and the bytes of all names. The
+work per key is a handful of operations; everything that does not need the key's bytes (ETags, sizes, order, counts) is
+done a page or the whole table at a time in numpy.
+"""
+
+import hashlib
+import operator
+import struct
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfuse.errors import ServiceError
+from fastfuse.index.inodes.columns import MADE, Kind, are_objects
+from fastfuse.index.inodes.names import Reason, Refusals
+from fastfuse.index.inodes.table import InodeTable, TableMetadata
+from fastfuse.index.inodes.totals import exact_sum
+from fastfuse.index.inodes.tree import Layout, Tree
+
+__all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
+
+_QUOTED_MD5_BYTES = 34
+_MAX_PARTS = 0xFFFF
+_ETAG_INDEX = struct.Struct("<Q8x")
+# What the column's uint8 can tell apart; AWS has twelve.
+_MAX_STORAGE_CLASSES = 256
+# Between the keys of a page: no key that can be shown holds it.
+_SEPARATOR = b"\0"
+# How many keys of a listing in no order are placed at once.
+_CHUNK_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Where a page's keys lie: the listed rows ``[start, end)``, in ascending order between `first` and `last`."""
+
+    first: bytes
+    last: bytes
+    start: int
+    end: int
+    key_bytes_start: int
+    key_bytes_end: int
+
+
+class TableBuilder:
+    """Collects listed objects in any order; `build` makes the table. One builder makes one table."""
+
+    def __init__(self, bucket: str, key_prefix: str) -> None:
+        """`key_prefix` (empty or ending in ``/``) is what stands before every path; every key added starts with it."""
+        self._bucket = bucket
+        self._key_prefix = key_prefix
+        self._keys = bytearray()
+        self._pages: list[_Page] = []
+        self._has_ordered_pages = True
+        self._sizes = array("q")
+        self._mtimes_ns = array("q")
+        self._kinds = bytearray()
+        self._etag_parts = array("H")
+        self._etags = bytearray()
+        self._other_etags: dict[str, int] = {}
+        self._storage_classes: dict[str, int] = {}
+        self._class_rows = bytearray()
+        self._source_order: Sequence[int] | None = None
+        # Content and time by key; their rows come after all that are listed.
+        self._made: dict[bytes, tuple[bytes, int]] = {}
+        self._contents = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(
+        self,
+        keys: Sequence[bytes],
+        sizes: Sequence[int],
+        mtimes_ns: Sequence[int],
+        etags: Sequence[str],
+        storage_classes: Sequence[str],
+    ) -> None:
+        """Add objects: whole keys as bytes, and the other columns in the same order and of the same length.
+
+        Raises:
+            ServiceError: more storage classes than any service has.
+        """
+        self._add_keys(keys)
+        self._sizes.extend(sizes)
+        self._mtimes_ns.extend(mtimes_ns)
+        self._add_etags(etags)
+        indexes = self._storage_classes
+        rows = [indexes.setdefault(name, len(indexes)) for name in storage_classes]
+        if len(indexes) > _MAX_STORAGE_CLASSES:
+            raise ServiceError(f"the LIST replies name more than {_MAX_STORAGE_CLASSES} storage classes")
+        self._class_rows += bytes(rows)
+
+    def add_made(self, path: bytes, content: bytes, mtime_ns: int) -> None:
+        """Add a file at `path` (below the root, without the key prefix) whose bytes the table itself carries.
+
+        It is left out, and among the refusals, where an object has its name, and where a name is none (N2, N4).
+
+        Raises:
+            ValueError: there is a made file of this path already, or it is that of a directory.
+        """
+        if not path or path.endswith(b"/"):
+            raise ValueError(f"{path!r} is no path of a file")
+        key = self._key_prefix.encode() + path
+        if key in self._made:
+            raise ValueError(f"{path!r} is made twice")
+        self._made[key] = (content, mtime_ns)
+
+    def _add_keys(self, keys: Sequence[bytes]) -> None:
+        packed = _SEPARATOR.join(keys)
+        if packed.count(_SEPARATOR) >= max(len(keys), 1):
+            for key in keys:  # one of them holds the separator; a page of one key needs none
+                self._add_page([key], key)
+        elif keys:
+            self._add_page(keys, packed)
+
+    def _add_page(self, keys: Sequence[bytes], packed: bytes) -> None:
+        start = self._pages[-1].end if self._pages else 0
+        begun = len(self._keys)
+        self._keys += packed
+        self._pages.append(_Page(keys[0], keys[-1], start, start + len(keys), begun, len(self._keys)))
+        self._has_ordered_pages &= _is_ascending(keys)
+
+    def _add_etags(self, etags: Sequence[str]) -> None:
+        joined = "".join(etags)
+        if len(joined) == _QUOTED_MD5_BYTES * len(etags) and joined.isascii():
+            # Nearly every page: quoted MD5s only. Checked and packed without a loop.
+            letters = np.frombuffer(joined.encode(), "uint8").reshape(-1, _QUOTED_MD5_BYTES)
+            digits = letters[:, 1:-1].tobytes()
+            packed = _from_lowercase_hex(digits)
+            if packed is not None and np.all(letters[:, [0, -1]] == ord('"')):
+                self._etags += packed
+                self._kinds += bytes([Kind.FILE_MD5]) * len(etags)
+                self._etag_parts.extend([0] * len(etags))
+                return
+        for etag in etags:
+            kind, parts, packed = self._pack_etag(etag)
+            self._kinds.append(kind)
+            self._etag_parts.append(parts)
+            self._etags += packed
+
+    def _pack_etag(self, etag: str) -> tuple[Kind, int, bytes]:
+        digits, separator, suffix = etag[1:-1].partition("-")
+        packed = _from_lowercase_hex(digits.encode()) if len(digits) == _QUOTED_MD5_BYTES - 2 else None
+        if packed is not None and etag[0] == etag[-1] == '"':
+            if not separator:
+                return Kind.FILE_MD5, 0, packed
+            # The length first: Python refuses to read a number of thousands of digits.
+            parts = int(suffix) if len(suffix) <= len(str(_MAX_PARTS)) and suffix.isdecimal() else -1
+            if str(parts) == suffix and parts <= _MAX_PARTS:
+                return Kind.FILE_MULTIPART, parts, packed
+        index = self._other_etags.setdefault(etag, len(self._other_etags))
+        return Kind.FILE_OTHER_ETAG, 0, _ETAG_INDEX.pack(index)
+
+    def set_source_order(self, added: Sequence[int]) -> None:
+        """Say in which order the source names the objects: by their positions among all that were added.
+
+        One may be named more than once. Those that cannot be shown are left out of it.
+        """
+        self._source_order = added
+
+    def build(self) -> tuple[InodeTable, Refusals]:
+        """The table and what was left out of it (clauses N2-N4). The builder is spent afterwards."""
+        refusals = Refusals()
+        made_from = len(self)
+        made_keys = sorted(self._made)
+        for key in made_keys:
+            self._add_content(*self._made[key])
+        layout = self._laid_out(made_keys, made_from, refusals)
+        return self._table(layout), refusals
+
+    def _add_content(self, content: bytes, mtime_ns: int) -> None:
+        self._sizes.append(len(content))
+        self._mtimes_ns.append(mtime_ns)
+        self._kinds.append(Kind.FILE_MADE)
+        self._etag_parts.append(0)
+        self._etags += MADE.pack(len(self._contents), hashlib.blake2b(content, digest_size=8).digest())
+        self._class_rows.append(0)
+        self._contents += content
+
+    def _laid_out(self, made_keys: Sequence[bytes], made_from: int, refusals: Refusals) -> Layout:
+        tree = Tree(self._key_prefix.encode(), refusals)
+        for keys, rows in _merged(self._pages_in_key_order(), made_keys, made_from, refusals):
+            tree.place(keys, rows, self._sizes)
+        self._keys.clear()  # before the rows of the table come on top
+        return tree.lay_out()
+
+    def _pages_in_key_order(self) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+        """Keys and their listed rows, ascending from page to page, a key listed twice once.
+
+        S3 lists pages in this order, so it is enough to order the pages that a parallel listing brings; directory
+        buckets have no order.
+        """
+        pages = sorted(self._pages, key=operator.attrgetter("first"))
+        if self._has_ordered_pages and all(before.last < after.first for before, after in pairwise(pages)):
+            return ((self._unpacked(page), range(page.start, page.end)) for page in pages)
+        return self._sorted_pages()
+
+    def _sorted_pages(self) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+        keys = [key for page in self._pages for key in self._unpacked(page)]
+        rows = sorted(range(len(keys)), key=keys.__getitem__)
+        unique = [rows[0], *(row for before, row in pairwise(rows) if keys[before] != keys[row])]
+        for start in range(0, len(unique), _CHUNK_ROWS):
+            chunk = unique[start : start + _CHUNK_ROWS]
+            yield [keys[row] for row in chunk], chunk
+
+    def _unpacked(self, page: _Page) -> list[bytes]:
+        packed = bytes(memoryview(self._keys)[page.key_bytes_start : page.key_bytes_end])
+        return packed.split(_SEPARATOR) if page.end - page.start > 1 else [packed]
+
+    def _table(self, layout: Layout) -> InodeTable:
+        is_file = layout.listed_rows >= 0
+        files = layout.listed_rows[is_file]
+        columns: dict[str, npt.NDArray[np.generic]] = {
+            "names": layout.names,
+            "name_ends": layout.name_ends,
+            "parents": layout.parents,
+            "kinds": _scatter(is_file, np.frombuffer(self._kinds, "uint8")[files]),
+            "storage_classes": _scatter(is_file, np.frombuffer(self._class_rows, "uint8")[files]),
+            "etag_parts": _scatter(is_file, np.frombuffer(self._etag_parts, "uint16")[files]),
+            "sizes": _scatter(is_file, np.frombuffer(self._sizes, "int64")[files]),
+            "mtimes_ns": _scatter(is_file, np.frombuffer(self._mtimes_ns, "int64")[files]),
+            "etags": _scatter(is_file, np.frombuffer(self._etags, "V16")[files]),
+        }
+        columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(layout.parents, is_file)
+        raise_directory_mtimes(columns["mtimes_ns"], layout.parents, layout.level_starts)
+        if self._source_order is not None:
+            columns["source_order"] = self._rows_in_source_order(layout)
+        if self._made:
+            columns["made"] = np.frombuffer(self._contents, "uint8")
+        is_object = are_objects(columns["kinds"])
+        metadata = TableMetadata(
+            bucket=self._bucket,
+            key_prefix=self._key_prefix,
+            file_count=int(np.count_nonzero(is_object)),
+            directory_count=len(is_file) - len(files),
+            total_bytes=exact_sum(columns["sizes"][is_object]),
+            storage_classes=tuple(self._storage_classes) or ("STANDARD",),
+            other_etags=tuple(self._other_etags),
+        )
+        return InodeTable(metadata, columns)
+
+    def _rows_in_source_order(self, layout: Layout) -> npt.NDArray[np.uint32]:
+        rows = np.full(len(self), -1, "int64")
+        is_file = layout.listed_rows >= 0
+        rows[layout.listed_rows[is_file]] = np.flatnonzero(is_file)
+        ordered = rows[np.array(self._source_order, "int64")]
+        shown: npt.NDArray[np.uint32] = ordered[ordered >= 0].astype("uint32")
+        return shown
+
+
+def _merged(
+    pages: Iterator[tuple[Sequence[bytes], Sequence[int]]],
+    made_keys: Sequence[bytes],
+    made_from: int,
+    refusals: Refusals,
+) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+    """`pages` with those made keys in between that no object has; the row of the first of them is `made_from`."""
+    made = deque(enumerate(made_keys, made_from))
+    for keys, rows in pages:
+        begin = 0
+        while made and made[0][1] <= keys[-1]:
+            row, key = made.popleft()
+            end = bisect_left(keys, key)
+            if keys[end] == key:
+                refusals.add(key, Reason.MADE_SHADOWED)
+                continue
+            if begin < end:
+                yield keys[begin:end], rows[begin:end]
+            yield [key], [row]
+            begin = end
+        yield keys[begin:], rows[begin:]
+    for row, key in made:
+        yield [key], [row]
+
+
+def _from_lowercase_hex(digits: bytes) -> bytes | None:
+    """The bytes that `digits` spell, or None where spelling them again would not give `digits`."""
+    try:
+        packed = bytes.fromhex(digits.decode("ascii"))
+    except ValueError:
+        return None
+    return packed if packed.hex().encode() == digits else None
+
+
+def _is_ascending(keys: Sequence[bytes]) -> bool:
+    return all(map(operator.lt, keys, islice(keys, 1, None)))
+
+
+def _scatter(is_file: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """`values` on the rows of files, zero on the rows of directories."""
+    column = np.zeros(len(is_file), values.dtype)
+    column[is_file] = values
+    return column
+
+
+def child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """For each directory, in the order of rows, the row of its first child and the number of its children."""
+    counts = np.bincount(parents[1:], minlength=len(parents))[~is_file]
+    # Children follow those of the directory before; the root is nobody's child.
+    return np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
+
+
+def raise_directory_mtimes(
+    mtimes_ns: npt.NDArray[np.generic], parents: npt.NDArray[np.uint32], level_starts: list[int]
+) -> None:
+    """Give each directory the newest time below it, from the deepest level up."""
+    for start, end in zip(level_starts[-2::-1], level_starts[:0:-1], strict=True):
+        np.maximum.at(mtimes_ns, parents[start:end], mtimes_ns[start:end])

@@ -1,0 +1,184 @@
+"""What a newer table changes: inode numbers that stay, and what the kernel has to forget (clause L6). Pure.
+
+Whatever is the same in both tables, a directory or a file with its ETag, size and time, keeps its inode number, so
+that the kernel's page cache, working directories and open handles stay good. A replaced file gets a new one: what is
+open under the old number can never be mixed with the new bytes. Numbers are never used again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfuse.index.inodes.columns import Kind, are_made
+from fastfuse.index.inodes.table import InodeTable
+
+__all__ = ["Changes", "take_over"]
+
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Changes:
+    """Files that came, went or changed, and what the kernel believes that is no longer true."""
+
+    added: int = 0
+    removed: int = 0
+    replaced: int = 0
+    # (inode of a directory, name): there or not there, the name stands for something else now.
+    stale_names: list[tuple[int, bytes]] = field(default_factory=list)
+    # Directories that stay and have another time.
+    stale_attributes: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.stale_names or self.stale_attributes)
+
+
+def take_over(old: InodeTable, new: InodeTable) -> tuple[InodeTable, Changes]:
+    """`new` (without numbers of its own) with those of `old` wherever the two agree, and how they differ.
+
+    Walks both from their roots down: their directories must be a tree, as a builder makes or `verify_snapshot` found.
+    """
+    numbering = _Numbering(old, new)
+    numbering.match_directories()
+    return numbering.table(), numbering.changes
+
+
+class _Numbering:
+    def __init__(self, old: InodeTable, new: InodeTable) -> None:
+        self._old = old
+        self._new = new
+        self._old_inodes = old.columns.get("inodes", np.arange(1, len(old) + 1, dtype="uint64"))
+        self._new_inodes = np.zeros(len(new), "uint64")  # 0: not known yet
+        self._classes = _translation(old.metadata.storage_classes, new.metadata.storage_classes)
+        self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
+        # Manifests may come to name another bucket: the same path is another object then.
+        self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
+        self.changes = Changes()
+
+    def match_directories(self) -> None:
+        """Walk the directories that both tables have, from the root down."""
+        waiting = [(0, 0)]
+        while waiting:
+            old_row, new_row = waiting.pop()
+            self._new_inodes[new_row] = self._old_inodes[old_row]
+            if self._old.columns["mtimes_ns"][old_row] != self._new.columns["mtimes_ns"][new_row]:
+                self.changes.stale_attributes.append(self._old.inode(old_row))
+            waiting += self._match_children(old_row, new_row)
+
+    def table(self) -> InodeTable:
+        """The new table with its numbers; those of rows that nothing was found for are fresh."""
+        fresh = np.flatnonzero(self._new_inodes == 0)
+        first = self._old.next_inode
+        self._new_inodes[fresh] = np.arange(first, first + len(fresh), dtype="uint64")
+        rows = np.argsort(self._new_inodes).astype("uint32")
+        metadata = replace(self._new.metadata, next_inode=first + len(fresh))
+        return InodeTable(metadata, {**self._new.columns, "inodes": self._new_inodes, "inode_rows": rows})
+
+    def _match_children(self, old_directory: int, new_directory: int) -> list[tuple[int, int]]:
+        """Compare the children of one directory; the subdirectories to go on with, as rows of both tables."""
+        directory = self._old.inode(old_directory)
+        olds, news = _Children(self._old, old_directory), _Children(self._new, new_directory)
+        if olds.blob == news.blob and np.array_equal(olds.ends, news.ends):
+            old_rows, new_rows = olds.rows(), news.rows()
+        else:
+            old_rows, new_rows = self._match_names(directory, olds, news)
+        were_directories = self._old.columns["kinds"][old_rows] == Kind.DIRECTORY
+        are_directories = self._new.columns["kinds"][new_rows] == Kind.DIRECTORY
+        stay = self._are_same_files(old_rows, new_rows)
+        self._new_inodes[new_rows[stay]] = self._old_inodes[old_rows[stay]]
+        both = were_directories & are_directories
+        for old_row, new_row in _pairs(old_rows, new_rows, ~stay & ~both):
+            self._replace(directory, old_row, new_row)
+        return _pairs(old_rows, new_rows, both)
+
+    def _match_names(self, directory: int, olds: "_Children", news: "_Children") -> tuple[_Rows, _Rows]:
+        """Rows of the names that are in both; what is in one only is counted as come or gone."""
+        places = {name: row for row, name in enumerate(olds.names(), olds.first)}
+        old_rows, new_rows = [], []
+        for row, name in enumerate(news.names(), news.first):
+            was = places.pop(name, None)
+            if was is None:
+                self.changes.added += _files_below(self._new, row)
+                self.changes.stale_names.append((directory, name))
+            else:
+                old_rows.append(was)
+                new_rows.append(row)
+        for name, row in places.items():
+            self.changes.removed += _files_below(self._old, row)
+            self.changes.stale_names.append((directory, name))
+        return np.array(old_rows, "int64"), np.array(new_rows, "int64")
+
+    def _are_same_files(self, old_rows: _Rows, new_rows: _Rows) -> npt.NDArray[np.bool_]:
+        """Which of the pairs are files of the same bytes and attributes."""
+        old, new = self._old.columns, self._new.columns
+        kinds = old["kinds"][old_rows]
+        same: npt.NDArray[np.bool_] = (kinds != Kind.DIRECTORY) & self._is_same_bucket
+        for name in ("kinds", "sizes", "mtimes_ns", "etag_parts"):
+            same &= old[name][old_rows] == new[name][new_rows]
+        same &= self._classes[old["storage_classes"][old_rows].astype("int64")] == new["storage_classes"][new_rows]
+        before, after = (
+            columns["etags"][rows].view("int64").reshape(-1, 2) for columns, rows in ((old, old_rows), (new, new_rows))
+        )
+        # An ETag that is no MD5 is a number into its table's own list.
+        other = kinds == Kind.FILE_OTHER_ETAG
+        before[other, 0] = self._other_etags[before[other, 0]]
+        # Where the bytes of a made file lie says nothing about them.
+        made = are_made(kinds)
+        before[made, 0] = after[made, 0] = 0
+        same &= np.all(before == after, axis=1)
+        return same
+
+    def _replace(self, directory: int, old_row: int, new_row: int) -> None:
+        name = self._new.name_at(new_row)
+        self.changes.stale_names.append((directory, name))
+        if Kind.DIRECTORY in {self._old.columns["kinds"][old_row], self._new.columns["kinds"][new_row]}:
+            self.changes.removed += _files_below(self._old, old_row)
+            self.changes.added += _files_below(self._new, new_row)
+        elif self._new.columns["kinds"][new_row] != Kind.FILE_ORDER:
+            self.changes.replaced += 1
+
+
+class _Children:
+    """The contiguous rows of one directory's children, and their names in one piece."""
+
+    def __init__(self, table: InodeTable, directory: int) -> None:
+        self.first, self._count = table.span(directory)
+        if not self._count:
+            self.ends, self.blob = np.zeros(1, "int64"), b""
+            return
+        ends = table.columns["name_ends"][self.first - 1 : self.first + self._count].astype("int64")
+        self.blob = table.columns["names"][int(ends[0]) : int(ends[-1])].tobytes()
+        self.ends = ends - ends[0]
+
+    def rows(self) -> _Rows:
+        return np.arange(self.first, self.first + self._count)
+
+    def names(self) -> Iterator[bytes]:
+        return (self.blob[start:end] for start, end in pairwise(self.ends.tolist()))
+
+
+def _pairs(old_rows: _Rows, new_rows: _Rows, which: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    return list(zip(old_rows[which].tolist(), new_rows[which].tolist(), strict=True))
+
+
+def _files_below(table: InodeTable, row: int) -> int:
+    """How many files `row` is or holds, but for orders of them: a name more changes every one of those."""
+    count, waiting = 0, [row]
+    kinds = table.columns["kinds"]
+    while waiting:
+        at = waiting.pop()
+        if kinds[at] == Kind.DIRECTORY:
+            first, children = table.span(at)
+            waiting += range(first, first + children)
+        elif kinds[at] != Kind.FILE_ORDER:
+            count += 1
+    return count
+
+
+def _translation(old: tuple[str, ...], new: tuple[str, ...]) -> _Rows:
+    """For each index into `old` the index of the same word in `new`, or -1."""
+    places = {word: index for index, word in enumerate(new)}
+    return np.array([places.get(word, -1) for word in old], "int64")

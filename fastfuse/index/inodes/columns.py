@@ -1,0 +1,104 @@
+"""The columns of an `index.inodes.table.InodeTable`.
+
+======================  ========  ==============================================================================
+column                  type      meaning
+======================  ========  ==============================================================================
+``names``               bytes     last path segments, concatenated in row order
+``name_ends``           uint64    exclusive end of the row's name in ``names``
+``parents``             uint32    row of the directory that holds the row; the root holds itself
+``kinds``               uint8     what the row is and how its ETag is written: `Kind`
+``storage_classes``     uint8     index into `TableMetadata.storage_classes`
+``etag_parts``          uint16    ``-N`` suffix of a multipart upload's ETag
+``sizes``               int64     file: bytes. directory: 0
+``mtimes_ns``           int64     file: LastModified. directory: the newest below it
+``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
+                                  directory: row of the first child and number of children, two uint64.
+                                  made file: where in ``made`` it begins, uint64, and 8 bytes of digest
+======================  ========  ==============================================================================
+
+*Made* files are no objects: the table carries their bytes, in one more column, which only tables have that need it.
+
+======================  ========  ==============================================================================
+``made``                bytes     contents of made files, concatenated; of an order of files what it is made of,
+                                  seed and epoch, two int64
+======================  ========  ==============================================================================
+
+Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
+(`index.inodes.changes`) whatever has not changed keeps its number, and two more columns say which it is:
+
+======================  ========  ==============================================================================
+``inodes``              uint64    inode number of the row
+``inode_rows``          uint32    the rows, in the order of their inode numbers
+======================  ========  ==============================================================================
+
+Where the source has an order of its own (a manifest), one more column tells it, a file that is named twice twice:
+
+======================  ========  ==============================================================================
+``source_order``        uint32    rows of files, as many as the source names
+======================  ========  ==============================================================================
+"""
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "COLUMN_TYPES",
+    "INODE_COLUMN_TYPES",
+    "MADE",
+    "MADE_COLUMN_TYPES",
+    "MADE_KINDS",
+    "ORDER_COLUMN_TYPES",
+    "ORDER_RECIPE",
+    "Kind",
+    "are_made",
+    "are_objects",
+]
+
+COLUMN_TYPES: Mapping[str, str] = {
+    "names": "uint8",
+    "name_ends": "uint64",
+    "parents": "uint32",
+    "kinds": "uint8",
+    "storage_classes": "uint8",
+    "etag_parts": "uint16",
+    "sizes": "int64",
+    "mtimes_ns": "int64",
+    "etags": "V16",
+}
+
+INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint32"}
+
+ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
+MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
+
+# What the ``etags`` of made files hold, and what ``made`` holds of orders.
+MADE = struct.Struct("<Q8s")
+ORDER_RECIPE = struct.Struct("<qq")
+
+
+class Kind(IntEnum):
+    """Values of the ``kinds`` column."""
+
+    DIRECTORY = 0
+    FILE_MD5 = 1  # "0123...ef"
+    FILE_MULTIPART = 2  # "0123...ef-12"
+    FILE_OTHER_ETAG = 3  # anything else, none included
+    FILE_MADE = 4  # no object: its bytes are in the column ``made``
+    FILE_ORDER = 5  # no object: the order of an epoch, see `index.inodes.orders`
+
+
+MADE_KINDS = (Kind.FILE_MADE, Kind.FILE_ORDER)
+
+
+def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which rows are objects, by their kinds: neither directories nor made files."""
+    return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
+
+
+def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which rows are files and no objects, by their kinds."""
+    return np.isin(kinds, MADE_KINDS)

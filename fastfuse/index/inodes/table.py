@@ -1,0 +1,365 @@
+"""`InodeTable`: the whole namespace of a mount in a handful of columns.
+
+Rows are in breadth-first order and the children of a directory are contiguous and sorted by name (bytes), so that
+
+* ``lookup`` is a bisection among the children,
+* ``readdir`` is a slice whose resume offset is the position in it,
+* and the only per-row cost of the tree is the parent's row: 48 bytes a row and the bytes of its last name.
+
+`index.inodes.columns` tells which columns there are, and which inode numbers rows have. The paths of a table of several
+buckets are ``bucket/key``, and its `TableMetadata.bucket` is empty.
+
+The columns may lie in a mapped snapshot: nothing is copied and nothing is written.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfuse.errors import StaleInodeError
+from fastfuse.index.inodes.columns import MADE, MADE_KINDS, ORDER_RECIPE, Kind, are_objects
+from fastfuse.index.inodes.totals import exact_sum
+from fastfuse.objects import ObjectRef
+
+__all__ = ["ROOT", "Attributes", "InodeTable", "TableMetadata"]
+
+ROOT = 1
+
+_DIRECTORY_SPAN = struct.Struct("<QQ")
+_ETAG_INDEX = struct.Struct("<Q8x")
+
+# Paths of directories that are kept, as the files of one are mostly opened with others of it; 0.5 MB, or
+# 4 where they are as long as a key may be.
+_MAX_DIRECTORY_PATHS = 4096
+# Objects that are kept: a file is mostly opened soon after it was fetched ahead; 1.6 MB, or 5.
+_MAX_REFS = 4096
+
+
+class Attributes(NamedTuple):
+    """What ``stat`` tells of a row, before the mount's owner and umask."""
+
+    inode: int
+    is_directory: bool
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableMetadata:
+    """What is said once for the whole table."""
+
+    # Empty where the objects lie in several: then the first segment of each path is its bucket.
+    bucket: str
+    # What stands before every path to make it a key: empty or ending in "/".
+    key_prefix: str
+    # Objects and their bytes: made files are in neither.
+    file_count: int
+    directory_count: int
+    total_bytes: int
+    storage_classes: tuple[str, ...] = ("STANDARD",)
+    other_etags: tuple[str, ...] = field(default=())
+    # Above every inode number of the table and of those whose place it took; 0 where the numbers are the rows plus one.
+    next_inode: int = 0
+
+
+class InodeTable:
+    """A read-only view of the columns. Cheap to make; safe to share; never changes."""
+
+    def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """`columns` has all of `COLUMN_TYPES`, and may have others of `columns`; they are kept, not copied."""
+        self.metadata = metadata
+        self.columns = columns
+        # memoryview items are plain ints, three times faster to take than numpy scalars.
+        self._names = columns["names"].data
+        self._name_ends = columns["name_ends"].data
+        self._parents = columns["parents"].data
+        self._kinds = columns["kinds"].data
+        self._storage_classes = columns["storage_classes"].data
+        self._etag_parts = columns["etag_parts"].data
+        self._sizes = columns["sizes"].data
+        self._mtimes_ns = columns["mtimes_ns"].data
+        self._etags = columns["etags"].view("uint8").data
+        self._inodes = columns["inodes"].data if "inodes" in columns else None
+        self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
+        # By row, and by inode.
+        self._directory_paths: dict[int, str] = {}
+        self._refs: dict[int, ObjectRef] = {}
+        self._made = columns["made"].data if "made" in columns else memoryview(b"")
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __contains__(self, inode: int) -> bool:
+        try:
+            self.row(inode)
+        except StaleInodeError:
+            return False
+        return True
+
+    @property
+    def next_inode(self) -> int:
+        """The first inode number that neither this table nor one whose place it took has used."""
+        return self.metadata.next_inode or len(self) + 1
+
+    def row(self, inode: int) -> int:
+        """Where the columns describe `inode`; `StaleInodeError` if nothing here has this number."""
+        rows = self._inode_rows
+        if rows is None:
+            if 0 < inode <= len(self._kinds):
+                return inode - 1
+        else:
+            at = bisect_left(rows, inode, key=self.inode)
+            if at < len(rows) and self.inode(rows[at]) == inode:
+                row: int = rows[at]
+                return row
+        raise StaleInodeError(f"inode {inode} is not in the table")
+
+    def inode(self, row: int) -> int:
+        """The inode number of a row."""
+        if self._inodes is None:
+            return row + 1
+        inode: int = self._inodes[row]
+        return inode
+
+    def file_at(self, row: int) -> tuple[int, int] | None:
+        """``(inode, size in bytes)`` of the file at `row`; None for a directory."""
+        return None if self._kinds[row] == Kind.DIRECTORY else (self.inode(row), self._sizes[row])
+
+    def attributes(self, inode: int) -> Attributes:
+        return self._attributes(self.row(inode), inode)
+
+    def is_directory(self, inode: int) -> bool:
+        return self._kinds[self.row(inode)] == Kind.DIRECTORY
+
+    def parent(self, inode: int) -> int:
+        """The directory that holds `inode`; the root's is the root."""
+        return self.inode(self._parents[self.row(inode)])
+
+    def name(self, inode: int) -> bytes:
+        """The last path segment; empty for the root."""
+        return self.name_at(self.row(inode))
+
+    def lookup(self, parent: int, name: bytes) -> int | None:
+        """The inode called `name` in the directory `parent`, or None."""
+        low, count = self.span(self.row(parent))
+        names, ends = self._names, self._name_ends
+        end = high = low + count
+        while low < high:
+            middle = (low + high) // 2
+            if names[ends[middle - 1] : ends[middle]].tobytes() < name:  # `name_at`, without a call: no child is row 0
+                low = middle + 1
+            else:
+                high = middle
+        return self.inode(low) if low < end and self.name_at(low) == name else None
+
+    def find(self, path: bytes) -> int | None:
+        """The inode at `path` below the root, or None; the segments are as they are in a key."""
+        inode: int | None = ROOT
+        for name in path.split(b"/"):
+            if inode is None or not self.is_directory(inode):
+                return None
+            inode = self.lookup(inode, name)
+        return inode
+
+    def children(self, directory: int, start: int = 0) -> Iterator[tuple[int, bytes, Attributes]]:
+        """``(resume offset, name, attributes)`` in byte order of names, from the `start`-th child on.
+
+        The resume offset of a child is the `start` that continues right after it.
+        """
+        first, count = self.span(self.row(directory))
+        for position in range(start, count):
+            row = first + position
+            yield position + 1, self.name_at(row), self._attributes(row, self.inode(row))
+
+    def name_at(self, row: int) -> bytes:
+        """The last path segment of a row."""
+        return self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]].tobytes()
+
+    def span(self, row: int) -> tuple[int, int]:
+        """``(row of the first child, number of children)`` of the directory at `row`; `ValueError` for a file."""
+        if self._kinds[row] != Kind.DIRECTORY:
+            raise ValueError(f"row {row} is not a directory")
+        first, count = _DIRECTORY_SPAN.unpack_from(self._etags, 16 * row)
+        return first, count
+
+    def storage_class(self, inode: int) -> str:
+        return self.metadata.storage_classes[self._storage_classes[self.row(inode)]]
+
+    def path(self, inode: int) -> str:
+        """Below the root, without a ``/`` at the beginning; of a directory with one at the end. The root's is empty."""
+        row = self.row(inode)
+        return self._directory_path(row) if self._kinds[row] == Kind.DIRECTORY else self._file_path(row)
+
+    def bucket_and_key(self, inode: int) -> tuple[str, str]:
+        """The bucket and the whole S3 key of a file, or the prefix with its ``/`` of a directory.
+
+        Both are empty for what lies above the buckets of a table of several.
+        """
+        return self._bucket_and_key(self.path(inode))
+
+    def _bucket_and_key(self, path: str) -> tuple[str, str]:
+        if self.metadata.bucket:
+            return self.metadata.bucket, self.metadata.key_prefix + path
+        bucket, _, key = path.partition("/")
+        return bucket, key
+
+    def _file_path(self, row: int) -> str:
+        return self._directory_path(self._parent_row(row)) + self.name_at(row).decode()
+
+    def _directory_path(self, row: int) -> str:
+        path = self._directory_paths.get(row)
+        if path is None:
+            segments, above = [b""], row
+            while above:
+                segments.append(self.name_at(above))
+                above = self._parent_row(above)
+            path = b"/".join(reversed(segments)).decode()
+            if len(self._directory_paths) >= _MAX_DIRECTORY_PATHS:
+                self._directory_paths.clear()
+            self._directory_paths[row] = path
+        return path
+
+    def _parent_row(self, row: int) -> int:
+        parent: int = self._parents[row]
+        if parent >= row:  # only in a damaged snapshot, which must not lead round in circles
+            raise ValueError(f"row {row} lies in a directory that comes after it")
+        return parent
+
+    def key(self, inode: int) -> str:
+        """As `bucket_and_key`, without the bucket."""
+        return self.bucket_and_key(inode)[1]
+
+    def buckets(self) -> list[str]:
+        """Where the objects are, in order."""
+        if self.metadata.bucket:
+            return [self.metadata.bucket]
+        found = [name.decode() for _, name, attributes in self.children(ROOT) if attributes.is_directory]
+        return [name for name in found if not name.startswith(".")]  # as no bucket's name does
+
+    def source_order(self) -> npt.NDArray[np.uint32] | None:
+        """The rows of files in the order in which the source names them, one that is named twice twice.
+
+        None where the source has no order of its own: it is that of keys then, see `index.inodes.selection.key_order`.
+        """
+        order = self.columns.get("source_order")
+        return None if order is None else order.view("uint32")
+
+    def etag(self, inode: int) -> str:
+        """As the service listed it, quotes included."""
+        return self._etag(self.row(inode))
+
+    def _etag(self, row: int) -> str:
+        packed, kind = self._etags[16 * row : 16 * row + 16], self._kinds[row]
+        if kind == Kind.FILE_MD5:
+            return f'"{packed.hex()}"'
+        match kind:
+            case Kind.FILE_MULTIPART:
+                return f'"{packed.hex()}-{self._etag_parts[row]}"'
+            case Kind.FILE_OTHER_ETAG:
+                (index,) = _ETAG_INDEX.unpack(packed)
+                return self.metadata.other_etags[int(index)]
+            case Kind.FILE_MADE | Kind.FILE_ORDER:
+                return f'"made-{packed[8:].hex()}"'
+            case _:
+                raise ValueError(f"row {row} is a directory and has no ETag")
+
+    def is_made(self, inode: int) -> bool:
+        """Whether it is a file and no object."""
+        return self._kinds[self.row(inode)] in MADE_KINDS
+
+    def holds_orders(self, inode: int) -> bool:
+        """Whether it is the directory of the orders, and no folder of keys."""
+        row = self.row(inode)
+        if self._kinds[row] != Kind.DIRECTORY:
+            return False
+        first, count = self.span(row)
+        return bool(count) and self._kinds[first] == Kind.FILE_ORDER
+
+    def made(self, inode: int) -> memoryview:
+        """The bytes of a made file that the table carries; `ValueError` for everything else."""
+        row = self.row(inode)
+        if self._kinds[row] != Kind.FILE_MADE:
+            raise ValueError(f"inode {inode} is no made file")
+        return self._content(row, self._sizes[row])
+
+    def recipe(self, inode: int) -> tuple[int, int] | None:
+        """``(seed, epoch)`` of the order that a file holds; None for everything else."""
+        row = self.row(inode)
+        if self._kinds[row] != Kind.FILE_ORDER:
+            return None
+        seed, epoch = ORDER_RECIPE.unpack(self._content(row, ORDER_RECIPE.size))
+        return seed, epoch
+
+    def _content(self, row: int, size_bytes: int) -> memoryview:
+        start, _ = MADE.unpack_from(self._etags, 16 * row)
+        content = self._made[start : start + size_bytes]
+        if len(content) != size_bytes:
+            raise ValueError(f"the bytes of row {row} are not all there")
+        return content
+
+    def ref(self, inode: int) -> ObjectRef:
+        """The object behind a file; `ValueError` for a directory.
+
+        A made file has one of no bucket, whose key is its path, and whose ETag changes with its bytes.
+        """
+        ref = self._refs.get(inode)
+        if ref is None:
+            ref = self._ref_at(self.row(inode))
+            if len(self._refs) >= _MAX_REFS:
+                self._refs.clear()
+            self._refs[inode] = ref
+        return ref
+
+    def _ref_at(self, row: int) -> ObjectRef:
+        path, size_bytes, etag, mtime_ns = self._file_path(row), self._sizes[row], self._etag(row), self._mtimes_ns[row]
+        if self._kinds[row] in MADE_KINDS:
+            return ObjectRef("", path, size_bytes, etag, mtime_ns)
+        bucket, key = self._bucket_and_key(path)
+        storage_class = self.metadata.storage_classes[self._storage_classes[row]]
+        return ObjectRef(bucket, key, size_bytes, etag, mtime_ns, storage_class)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` if the columns contradict what the module docstring promises. Linear; for tests."""
+        count = len(self)
+        assert count >= 1
+        assert self._kinds[0] == Kind.DIRECTORY
+        assert self._parents[0] == 0
+        ends = self.columns["name_ends"]
+        assert len(ends) == count
+        assert np.all(np.diff(ends.astype("int64")) >= 0)
+        assert int(ends[-1]) == len(self._names)
+        next_child = 1
+        for row in range(count):
+            if self._kinds[row] != Kind.DIRECTORY:
+                continue
+            first, children = self.span(row)
+            assert first == next_child, f"children of row {row} do not follow on"
+            next_child += children
+            names = [self.name_at(child) for child in range(first, first + children)]
+            assert names == sorted(set(names)), f"children of row {row} are not sorted and unique"
+            assert all(names), f"row {row} has a child without a name"
+            assert all(self._parents[child] == row for child in range(first, first + children))
+            newest = max((self._mtimes_ns[child] for child in range(first, first + children)), default=0)
+            assert self._mtimes_ns[row] >= newest
+        assert next_child == count
+        is_object = are_objects(self.columns["kinds"])
+        assert self.metadata.file_count == int(np.count_nonzero(is_object))
+        assert self.metadata.directory_count == int(np.count_nonzero(self.columns["kinds"] == Kind.DIRECTORY))
+        assert self.metadata.total_bytes == exact_sum(self.columns["sizes"][is_object])
+        for row in np.flatnonzero(self.columns["kinds"] == Kind.FILE_MADE).tolist():
+            assert len(self.made(self.inode(row))) == self._sizes[row]
+        order = self.source_order()
+        assert order is None or all(self._kinds[row] != Kind.DIRECTORY for row in order)
+        inodes = [self.inode(row) for row in range(count)]
+        assert inodes[0] == ROOT
+        assert len(set(inodes)) == count
+        assert max(inodes) < self.next_inode
+        assert [self.row(inode) for inode in inodes] == list(range(count))
+
+    def _attributes(self, row: int, inode: int) -> Attributes:
+        return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])

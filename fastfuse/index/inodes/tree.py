@@ -1,0 +1,259 @@
+"""The tree that keys in byte order spell: which directories there are, what lies in each, and in which row.
+
+Nothing here is an object per key: names are one run of bytes, and the rest is a few numbers for each name.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfuse.index.inodes.names import MAX_NAME_BYTES, Reason, Refusals, reason_to_refuse
+
+__all__ = ["Layout", "Tree"]
+
+_Integers = npt.NDArray[np.int64]
+
+_NO_NAMES = frozenset({b"", b".", b".."})
+_NUL = b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tree in the rows of the table: breadth first, the children of a directory side by side and by name.
+
+    `listed_rows` tells where in the listing a file is, and is below 0 for a directory. `level_starts` holds the first
+    row of each depth, and at last the number of rows.
+    """
+
+    listed_rows: _Integers
+    parents: npt.NDArray[np.uint32]
+    names: npt.NDArray[np.uint8]
+    name_ends: npt.NDArray[np.uint64]
+    level_starts: list[int]
+
+
+@dataclass(slots=True)
+class _OpenDirectory:
+    """`path` is the whole key, with its ``/``; `last_name` is the name of the child that was found last."""
+
+    path: bytes
+    number: int
+    depth: int
+    last_name: bytes = b""
+
+
+class Tree:
+    """Directories and files found so far: *entries*, in columns, in the order in which they were found.
+
+    Keys come in byte order, so all keys below a directory are consecutive: a stack of the open directories is enough
+    to find a key's directory, and a directory that has left the stack never comes back.
+
+    For the same reason the children of a directory are found in the order of their names, but for one case: as keys,
+    subdirectories end in ``/``, so ``a``, ``a!b`` and ``a-c/d`` come before ``a/e``. Only then are the children of a
+    directory sorted again, and only then can a file have the name of a directory (N4).
+    """
+
+    def __init__(self, prefix: bytes, refusals: Refusals) -> None:
+        """`prefix` (empty or ending in ``/``) is the key of the root."""
+        self._prefix = prefix
+        self._refusals = refusals
+        self._stack = [_OpenDirectory(prefix, 0, 0)]  # from the root to the directory of the last key
+        # For each entry; the root is the first.
+        self._names = bytearray()
+        self._name_lengths = bytearray(1)
+        self._parents = array("I", [0])  # numbers of directories
+        self._listed_rows = array("q", [-1])  # -1 - number for a directory
+        # For each directory, by its number.
+        self._depths = array("I", [0])
+        # The directories whose children were not found by name, by the depth of these.
+        self._unsorted: dict[int, list[int]] = {}
+
+    def place(self, keys: Sequence[bytes], rows: Sequence[int], sizes: Sequence[int]) -> None:
+        """Find the directories of the next keys in order, or refuse keys.
+
+        `rows` are the listed rows of these keys; `sizes` are those of the whole listing.
+        """
+        end = 0
+        for folder, run in groupby([key[: key.rfind(b"/") + 1] for key in keys]):
+            start, end = end, end + len(list(run))
+            names = [key[len(folder) :] for key in keys[start:end]]
+            if self._is_directory(folder) and _are_plain(names):
+                self._add_files(folder, names, rows[start:end])
+            else:
+                for key, name, row in zip(keys[start:end], names, rows[start:end], strict=True):
+                    self._place_one(key, folder, name, row, sizes[row])
+
+    def _is_directory(self, folder: bytes) -> bool:
+        known = (self._stack[-1].path, self._prefix)
+        return folder in known or reason_to_refuse(folder[len(self._prefix) :]) is None
+
+    def _place_one(self, key: bytes, folder: bytes, name: bytes, row: int, size_bytes: int) -> None:
+        if key == self._prefix and not size_bytes:
+            return  # the marker of the mounted prefix itself
+        reason = reason_to_refuse(key[len(self._prefix) :])
+        if reason is None and not name and size_bytes:
+            reason = Reason.MARKER_WITH_DATA
+        if reason is not None:
+            self._refusals.add(key, reason)
+        elif name:
+            self._add_files(folder, [name], [row])
+        else:
+            self._enter(folder)  # a marker: the directory exists now, that is all it says (N3)
+
+    def _add_files(self, folder: bytes, names: list[bytes], rows: Sequence[int]) -> None:
+        here = self._enter(folder)
+        here.last_name = names[-1]
+        self._names += b"".join(names)
+        self._name_lengths += bytes(map(len, names))
+        self._parents += array("I", [here.number]) * len(names)
+        self._listed_rows.extend(rows)
+
+    def _enter(self, path: bytes) -> _OpenDirectory:
+        """Make `path` the current directory, with every directory on the way to it."""
+        stack = self._stack
+        while not path.startswith(stack[-1].path):
+            stack.pop()
+        while (opened := len(stack[-1].path)) < len(path):
+            end = path.index(b"/", opened)
+            stack.append(self._add_directory(stack[-1], path[opened:end], path[: end + 1]))
+        return stack[-1]
+
+    def _add_directory(self, parent: _OpenDirectory, name: bytes, path: bytes) -> _OpenDirectory:
+        here = _OpenDirectory(path, len(self._depths), parent.depth + 1)
+        if name <= parent.last_name:
+            unsorted = self._unsorted.setdefault(here.depth, [])
+            if parent.number not in unsorted[-1:]:
+                unsorted.append(parent.number)
+        parent.last_name = name
+        self._depths.append(here.depth)
+        self._names += name
+        self._name_lengths.append(len(name))
+        self._parents.append(parent.number)
+        self._listed_rows.append(-1 - here.number)
+        return here
+
+    def lay_out(self) -> Layout:
+        """The rows of everything that was placed. Refuses files that have the name of a directory (N4)."""
+        entries = self._entries()
+        order, level_starts, directory_rows = self._breadth_first(entries)
+        names, name_ends = entries.gather_names(order)
+        return Layout(
+            listed_rows=entries.listed_rows[order],
+            parents=directory_rows[entries.parents[order]],
+            names=names,
+            name_ends=name_ends,
+            level_starts=level_starts,
+        )
+
+    def _entries(self) -> "_Entries":
+        name_lengths = np.frombuffer(self._name_lengths, "uint8")
+        name_bounds = np.zeros(len(name_lengths) + 1, "int64")
+        np.cumsum(name_lengths, out=name_bounds[1:])
+        listed_rows = np.frombuffer(self._listed_rows, "int64")
+        return _Entries(
+            parents=np.frombuffer(self._parents, "uint32"),
+            directories=np.flatnonzero(listed_rows < 0),
+            listed_rows=listed_rows,
+            names=self._names,
+            name_lengths=name_lengths,
+            name_bounds=name_bounds,
+        )
+
+    def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, list[int], npt.NDArray[np.uint32]]:
+        """The entry of each row, the first row of each depth, and the row of each directory."""
+        depths = np.frombuffer(self._depths, "uint32")[entries.parents] + 1
+        depths[0] = 0
+        by_depth = np.argsort(depths, kind="stable")
+        bounds = np.searchsorted(depths[by_depth], np.arange(1, int(depths.max()) + 2)).tolist()
+        directory_rows = np.zeros(len(self._depths), "uint32")
+        levels = [by_depth[:1]]
+        level_starts = [0, 1]
+        for depth, (start, end) in enumerate(pairwise(bounds), 1):
+            level = by_depth[start:end]
+            above = directory_rows[entries.parents[level]]
+            # Nothing moves, but below directories that were sorted themselves.
+            position = np.argsort(above, kind="stable")
+            level, above = level[position], above[position]
+            for directory in self._unsorted.get(depth, ()):
+                first, after = np.searchsorted(above, directory_rows[directory] + np.arange(2))
+                level[first:after] = self._sorted_by_name(entries, level[first:after].tolist())
+            level = level[level > 0]  # without the files that are hidden
+            listed_rows = entries.listed_rows[level]
+            is_directory = listed_rows < 0
+            directory_rows[-1 - listed_rows[is_directory]] = level_starts[-1] + np.flatnonzero(is_directory)
+            levels.append(level)
+            level_starts.append(level_starts[-1] + len(level))
+        return np.concatenate(levels), level_starts, directory_rows
+
+    def _sorted_by_name(self, entries: "_Entries", siblings: list[int]) -> list[int]:
+        """The same entries in order, with the root, which is nobody's sibling, for a file that a directory hides."""
+        named = sorted((entries.name(entry), entries.listed_rows[entry] >= 0, entry) for entry in siblings)
+        ordered = [entry for _, _, entry in named]
+        for place, ((name, *_), (following, _, entry)) in enumerate(pairwise(named), 1):
+            if name == following:
+                self._refusals.add(self._prefix + entries.path(entry), Reason.SHADOWED)
+                ordered[place] = 0
+        return ordered
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """The columns of a tree that is complete. `name_bounds` holds where each name begins, and at last where it ends.
+
+    `directories` holds the entry of each directory, by its number.
+    """
+
+    parents: npt.NDArray[np.uint32]
+    directories: _Integers
+    listed_rows: _Integers
+    names: bytearray
+    name_lengths: npt.NDArray[np.uint8]
+    name_bounds: _Integers
+
+    def name(self, entry: int) -> bytes:
+        return bytes(self.names[self.name_bounds[entry] : self.name_bounds[entry + 1]])
+
+    def path(self, entry: int) -> bytes:
+        """From the root, which is the first entry."""
+        names = []
+        while entry:
+            names.append(self.name(entry))
+            entry = int(self.directories[self.parents[entry]])
+        return b"/".join(reversed(names))
+
+    def gather_names(self, order: _Integers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
+        """The names of the entries in this order, one after the other, and where each of them ends."""
+        # Files that were found one after another are neighbours here, too: a directory of files is one copy.
+        run_starts = np.flatnonzero(np.diff(order, prepend=-2) != 1)
+        run_lasts = np.append(run_starts[1:], len(order)) - 1
+        begins, ends = self.name_bounds[order[run_starts]], self.name_bounds[order[run_lasts] + 1]
+        names = bytearray()
+        with memoryview(self.names) as found:
+            for begin, end in zip(begins.data, ends.data, strict=True):
+                names += found[begin:end]
+        return np.frombuffer(names, "uint8"), np.cumsum(self.name_lengths[order], dtype="uint64")
+
+
+def _are_plain(names: list[bytes]) -> bool:
+    """Whether each of `names` is the name of a file and needs no closer look."""
+    joined = _NUL.join(names)  # which no UTF-8 sequence runs across
+    return (
+        joined.count(_NUL) == len(names) - 1
+        and _NO_NAMES.isdisjoint(names)
+        and max(map(len, names)) <= MAX_NAME_BYTES
+        and _is_utf8(joined)
+    )
+
+
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""A complete listing, and whether it is one that can be shown (clauses N2-N4)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastfuse.errors import EmptySourceError, SourceError
+from fastfuse.index.inodes.names import Refusals
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.sources.uri import S3Uri
+
+__all__ = ["ALLOW_EMPTY_HINT", "Listing", "accept", "partial_name", "shown_names"]
+
+_log = logging.getLogger(__name__)
+
+ALLOW_EMPTY_HINT = "check the prefix, or mount it anyway with --allow-empty"
+# How many neighbours of a partial name the error shows.
+_MAX_CANDIDATES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A complete listing; there is no other kind."""
+
+    table: InodeTable
+    refusals: Refusals
+    request_count: int
+
+
+def accept(source: S3Uri, table: InodeTable, refusals: Refusals, *, strict: bool, allow_empty: bool) -> None:
+    """Log which keys of `source` are left out.
+
+    Raises:
+        SourceError: with `strict`, if any is.
+        EmptySourceError: there is no object to show, unless `allow_empty`.
+    """
+    if refusals.total:
+        if strict:
+            examples = "; ".join(f"{key!r}: {reason}" for key, reason in refusals.examples)
+            raise SourceError(
+                f"{refusals.total} keys of {source} cannot be shown as files ({examples})",
+                hint="rename them, or mount without --strict to leave them out",
+            )
+        for key, reason in refusals.examples:
+            _log.warning("left out: key %r has %s", key, reason)
+        if refusals.total > len(refusals.examples):
+            _log.warning("left out: %d keys in all; the first %d are above", refusals.total, len(refusals.examples))
+    if not table.metadata.file_count and not allow_empty:
+        raise EmptySourceError(f"{source} holds no object that can be shown", hint=ALLOW_EMPTY_HINT)
+
+
+def partial_name(source: S3Uri, candidates: Sequence[bytes]) -> SourceError:
+    """For a source that is neither a folder nor an object, where `candidates` begin with it (N1)."""
+    return SourceError(
+        f"{source} is only the beginning of a name; there is {shown_names(source.bucket, candidates)}",
+        hint="give the whole name of one folder or object",
+    )
+
+
+def shown_names(bucket: str, names: Sequence[bytes]) -> str:
+    """The first of `names` as URIs, and how many more there are."""
+    shown = ", ".join(f"s3://{bucket}/{name.decode('utf-8', 'backslashreplace')}" for name in names[:_MAX_CANDIDATES])
+    more = len(names) - _MAX_CANDIDATES
+    return f"{shown} and {more} more" if more > 0 else shown

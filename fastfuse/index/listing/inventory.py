@@ -1,0 +1,180 @@
+"""Lists a source from an S3 Inventory report, without a single LIST."""
+
+import hashlib
+import os
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from fastfuse.errors import ConfigurationError, ForbiddenObjectError, MissingObjectError, first_of
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.listing.acceptance import Listing, partial_name
+from fastfuse.index.listing.sweep import ListingProgress, ProgressCallback
+from fastfuse.index.sources.inventory_report import DataFile, InventoryRows, Manifest, parse_manifest, read_rows
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.base import ObjectSource
+from fastfuse.s3.whole import read_into, read_small
+
+__all__ = ["list_inventory"]
+
+# A manifest names a file of up to 2 GB on each line of some 200 bytes: this is for 10^12 objects.
+_MAX_MANIFEST_BYTES = 64 << 20
+# An MD5 in hexadecimal, and perhaps a line's end.
+_MAX_CHECKSUM_BYTES = 100
+# One is parsed while the next is fetched; Python parses one at a time.
+_FILES_AT_ONCE = 2
+_STEP_BYTES = 8 << 20
+
+
+async def list_inventory(
+    objects: ObjectSource, manifest_uri: S3Uri, source: S3Uri, *, progress: ProgressCallback = lambda _: None
+) -> Listing:
+    """The objects of `source` in the report whose manifest.json is at `manifest_uri`.
+
+    Raises:
+        ConfigurationError: it is no report of the source's bucket, of no use, or damaged.
+        SourceError: S3 does not have a part of it, or the source is only the beginning of a name.
+        AccessError, ServiceError: S3 does not give it.
+    """
+    ref = await objects.head(manifest_uri.bucket, manifest_uri.path)
+    text = await read_small(objects, ref, limit_bytes=_MAX_MANIFEST_BYTES)
+    requests = 2 + await _check_manifest(objects, manifest_uri, text)
+    manifest = parse_manifest(text, str(manifest_uri))
+    if manifest.source_bucket != source.bucket:
+        raise ConfigurationError(
+            f"{manifest_uri} is an inventory of the bucket {manifest.source_bucket!r}, not of {source.bucket!r}"
+        )
+    report = _Report(objects, manifest, manifest_uri.bucket, source, progress)
+    await report.read()
+    table, refusals = report.builder().build()
+    return Listing(table, refusals, requests + report.request_count)
+
+
+async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int:
+    """How many requests it took. S3 writes the manifest's MD5 beside it; who copies a report may leave it out."""
+    stem, dot, _ = uri.path.rpartition(".json")
+    if not dot:
+        return 0
+    try:
+        ref = await objects.head(uri.bucket, f"{stem}.checksum")
+    except (MissingObjectError, ForbiddenObjectError):
+        return 1
+    told = await read_small(objects, ref, limit_bytes=_MAX_CHECKSUM_BYTES)
+    if told.strip().lower() != hashlib.md5(text, usedforsecurity=False).hexdigest().encode():
+        raise ConfigurationError(
+            f"{uri} is not the manifest that its {stem.rpartition('/')[2]}.checksum is of (MD5)",
+            hint="copy the two again, or take another report",
+        )
+    return 2
+
+
+class _Report:
+    def __init__(
+        self, objects: ObjectSource, manifest: Manifest, bucket: str, source: S3Uri, progress: ProgressCallback
+    ) -> None:
+        self._objects = objects
+        self._manifest = manifest
+        self._bucket = bucket
+        self._source = source
+        self._progress = progress
+        self._path = source.path.encode()
+        self._folder = f"{source.path.rstrip('/')}/".encode() if source.path else b""
+        self._below = TableBuilder(source.bucket, self._folder.decode())
+        # The object that the source names, if it is none of a folder (N1), ...
+        self._itself: InventoryRows | None = None
+        # ... and what there is instead of both.
+        self._neighbours: set[bytes] = set()
+        self.request_count = 0
+        self._files_done = 0
+
+    async def read(self) -> None:
+        limiter = trio.CapacityLimiter(_FILES_AT_ONCE)
+        try:
+            async with trio.open_nursery() as nursery:
+                for file in self._manifest.files:
+                    nursery.start_soon(self._read_file, file, limiter)
+        except ExceptionGroup as group:
+            raise first_of(group) from group
+
+    def builder(self) -> TableBuilder:
+        """With all rows of the source in it; `SourceError` where it names neither a folder nor an object."""
+        if len(self._below):
+            return self._below
+        if self._itself is not None:
+            path = self._source.path
+            builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
+            _add(builder, self._itself)
+            return builder
+        if self._neighbours:
+            raise partial_name(self._source, sorted(self._neighbours))
+        return self._below
+
+    async def _read_file(self, file: DataFile, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
+            ref = await self._objects.head(self._bucket, file.key)
+            if ref.size_bytes != file.size_bytes:
+                raise self._is_another(file, "size")
+            fd = os.memfd_create("fastfuse-inventory", os.MFD_CLOEXEC)
+            try:
+                await read_into(self._objects, ref, fd)
+                self.request_count += 2
+                await trio.to_thread.run_sync(partial(self._parse, file, fd))
+            finally:
+                os.close(fd)
+            self._files_done += 1
+            self._tell()
+
+    def _is_another(self, file: DataFile, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the inventory file {self._uri(file)} is not the one that its manifest names ({what})"
+        )
+
+    def _uri(self, file: DataFile) -> S3Uri:
+        return S3Uri(self._bucket, file.key)
+
+    def _parse(self, file: DataFile, fd: int) -> None:
+        """In a thread of its own; the rows go back to the task's."""
+        with Path(f"/proc/self/fd/{fd}").open("rb") as data:
+            digest = hashlib.md5(usedforsecurity=False)
+            while block := data.read(_STEP_BYTES):
+                digest.update(block)
+            if digest.hexdigest() != file.md5.lower():
+                raise self._is_another(file, "MD5")
+            data.seek(0)
+            for rows in read_rows(self._manifest, data, str(self._uri(file)), self._path):
+                trio.from_thread.run_sync(self._take, rows)
+
+    def _take(self, rows: InventoryRows) -> None:
+        is_below = [key.startswith(self._folder) for key in rows.keys]
+        below = rows.chosen(is_below)
+        _add(self._below, below)
+        if not all(is_below):
+            self._take_beside(rows.chosen([not one for one in is_below]))
+        self._tell()
+
+    def _take_beside(self, rows: InventoryRows) -> None:
+        """What begins with the source's path and does not lie in its folder; of use if nothing does."""
+        itself = rows.chosen([key == self._path for key in rows.keys])
+        if itself.keys:
+            self._itself = itself
+        if len(self._below) or self._itself is not None:
+            self._neighbours.clear()
+            return
+        begun = len(self._path)
+        self._neighbours.update(key[: key.find(b"/", begun) + 1] or key for key in rows.keys)
+
+    def _tell(self) -> None:
+        self._progress(
+            ListingProgress(
+                objects=len(self._below),
+                requests=self.request_count,
+                in_flight=0,
+                throttled=0,
+                share=self._files_done / max(len(self._manifest.files), 1),
+            )
+        )
+
+
+def _add(builder: TableBuilder, rows: InventoryRows) -> None:
+    builder.add(rows.keys, rows.sizes, rows.mtimes_ns, rows.etags, rows.storage_classes)

@@ -1,0 +1,141 @@
+"""Lists a source into an inode table: what does the URI name (clause N1), then every page of it."""
+
+import logging
+
+from fastfuse.errors import EmptySourceError, ServiceError
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.listing.acceptance import ALLOW_EMPTY_HINT, Listing, accept, partial_name, shown_names
+from fastfuse.index.listing.page import Page
+from fastfuse.index.listing.pager import Pager
+from fastfuse.index.listing.sweep import ListingProgress, ProgressCallback, UnorderedListingError, report, sweep
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.base import PageSource
+
+__all__ = ["Listing", "ListingProgress", "ProgressCallback", "list_source"]
+
+_log = logging.getLogger(__name__)
+
+# Directory buckets (S3 Express) have no start-after and no order.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
+_DIRECTORY_BUCKET = "--x-s3"
+
+
+async def list_source(
+    pages: PageSource,
+    source: S3Uri,
+    *,
+    strict: bool = False,
+    allow_empty: bool = False,
+    progress: ProgressCallback = lambda _: None,
+) -> Listing:
+    """List all objects of `source`, with as many requests at once as it is large; `progress` is called for each page.
+
+    Raises:
+        SourceError: a partial folder name; with `strict`, keys that cannot be shown.
+        EmptySourceError: nothing there, unless `allow_empty`.
+        AccessError, ConfigurationError, ServiceError: as `PageSource.list`.
+    """
+    lister = _Lister(pages, source, progress)
+    builder = await lister.run(allow_empty=allow_empty)
+    table, refusals = builder.build()
+    accept(source, table, refusals, strict=strict, allow_empty=allow_empty)
+    return Listing(table, refusals, lister.request_count)
+
+
+_STUCK = "the listing does not advance"
+
+
+class _Lister:
+    def __init__(self, pages: PageSource, source: S3Uri, progress: ProgressCallback) -> None:
+        self._pager = Pager(pages, source.bucket)
+        self._source = source
+        self._progress = progress
+        # Every continuation token that was followed: one that comes back would lead round in circles for ever.
+        self._tokens: set[str] = set()
+
+    @property
+    def request_count(self) -> int:
+        return self._pager.request_count
+
+    async def run(self, *, allow_empty: bool) -> TableBuilder:
+        path = self._source.path
+        prefix = path if not path or path.endswith("/") else path + "/"
+        page = await self._first_page(prefix)
+        if prefix == path or page.keys:
+            if prefix != path:
+                await self._warn_of_neighbours(path)
+            if not page.keys and not allow_empty:
+                raise EmptySourceError(f"{self._source} holds no objects", hint=ALLOW_EMPTY_HINT)
+            return await self._all_pages(prefix, page)
+        return await self._one_object(path, prefix, allow_empty=allow_empty)
+
+    async def _all_pages(self, prefix: str, first: Page) -> TableBuilder:
+        if not self._source.bucket.endswith(_DIRECTORY_BUCKET):
+            builder = TableBuilder(self._source.bucket, prefix)
+            try:
+                await sweep(self._pager, prefix, first, builder, self._progress)
+            except UnorderedListingError:
+                _log.info("the service does not list in key order: listing %s one page at a time", self._source)
+            else:
+                return builder
+        return await self._all_pages_serially(prefix, first)
+
+    async def _all_pages_serially(self, prefix: str, page: Page) -> TableBuilder:
+        builder = TableBuilder(self._source.bucket, prefix)
+        while True:
+            builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
+            report(self._progress, self._pager, builder)
+            if not page.is_truncated:
+                return builder
+            page = await self._page(prefix, after=page)
+
+    async def _one_object(self, path: str, prefix: str, *, allow_empty: bool) -> TableBuilder:
+        """Nothing lies below `path` as a folder: it is one object, a partial name, or nothing at all."""
+        page = await self._first_page(path, delimiter="/")
+        if path.encode() in page.keys:
+            row = page.keys.index(path.encode())
+            builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
+            one = slice(row, row + 1)
+            builder.add(
+                page.keys[one], page.sizes[one], page.mtimes_ns[one], page.etags[one], page.storage_classes[one]
+            )
+            report(self._progress, self._pager, builder)
+            return builder
+        candidates = sorted(page.common_prefixes + page.keys)
+        if candidates:
+            raise partial_name(self._source, candidates)
+        if not allow_empty:
+            raise EmptySourceError(f"{self._source} names no folder and no object", hint=ALLOW_EMPTY_HINT)
+        return TableBuilder(self._source.bucket, prefix)
+
+    async def _warn_of_neighbours(self, path: str) -> None:
+        """FastFile's own rule: without the final slash the name is ambiguous where others begin with it (N1)."""
+        page = await self._first_page(path, delimiter="/")
+        neighbours = [name for name in page.common_prefixes + page.keys if name != path.encode() + b"/"]
+        if neighbours:
+            shown = shown_names(self._source.bucket, sorted(neighbours))
+            _log.warning("%s is taken as the folder %s/; %s is not mounted", self._source, path, shown)
+
+    async def _first_page(self, prefix: str, *, delimiter: str = "") -> Page:
+        """The first page that holds anything: one without entries says nothing while more are to come."""
+        page = await self._page(prefix, delimiter=delimiter)
+        while page.is_truncated and not page.keys and not page.common_prefixes:
+            page = await self._page(prefix, delimiter=delimiter, after=page)
+        return page
+
+    async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
+        """The page `after` another, by its continuation token, or else after its last key."""
+        token = after.next_token if after else ""
+        last_key = after.keys[-1] if after and not token else b""
+        if token in self._tokens:
+            raise ServiceError(f"{_STUCK}: the service gives the same continuation token again")
+        if token:
+            self._tokens.add(token)
+        try:
+            start_after = last_key.decode()
+        except UnicodeDecodeError as error:
+            raise ServiceError(f"the listing cannot go on after {last_key!r}, which is not UTF-8") from error
+        page = await self._pager.page(prefix, delimiter=delimiter, continuation_token=token, start_after=start_after)
+        if last_key and page.keys and min(page.keys) <= last_key:
+            raise ServiceError(f"{_STUCK}: the service was asked for the keys after {last_key!r} and sends it again")
+        return page

@@ -1,0 +1,168 @@
+"""Lists what a manifest names: reads it, asks S3 for the attributes of each object, and keeps its order."""
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.listing.acceptance import ALLOW_EMPTY_HINT, Listing
+from fastfuse.index.listing.heads import add_found, head_all
+from fastfuse.index.listing.sweep import ProgressCallback
+from fastfuse.index.sources.augmented import AugmentedLine, filtered_manifest, read_augmented_manifest
+from fastfuse.index.sources.located import Reference
+from fastfuse.index.sources.manifest_text import read_manifest
+from fastfuse.index.sources.shard import Shard
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import ObjectSource
+from fastfuse.s3.whole import read_into
+
+__all__ = ["list_augmented_manifest", "list_manifest"]
+
+# Ten million keys of a hundred bytes.
+MAX_MANIFEST_BYTES: Final = 1 << 30
+
+# An object by its bucket and key.
+_Name = tuple[str, str]
+
+
+async def list_manifest(
+    objects: ObjectSource,
+    source: S3Uri,
+    *,
+    shard: Shard | None = None,
+    allow_empty: bool = False,
+    progress: ProgressCallback = lambda _: None,
+) -> Listing:
+    """The objects that the manifest `source` names, or the part of them that is `shard`, under their whole keys.
+
+    What is divided are the objects, in the order of their keys, before any is left out that cannot be shown: one that
+    is named twice is in one part, and is there twice in the table's source order.
+
+    Raises:
+        ConfigurationError: it is no manifest.
+        EmptySourceError: it names nothing, unless `allow_empty`.
+        SourceError, AccessError, ServiceError: it cannot be read, or what it names is not there.
+    """
+    _, data = await _manifest(objects, source)
+    references = read_manifest(data, str(source))
+    _refuse_nothing(source, len(references), "names no object", allow_empty=allow_empty)
+    named = _first_places(references)
+    names = sorted(named)
+    if shard is not None and not shard.by_bytes:
+        names = [names[at] for at in shard.positions(range(len(names)))]
+    found = await head_all(objects, [named[name] for name in names], str(source), progress)
+    requests = 2 + len(found)
+    if shard is not None and shard.by_bytes:
+        found = [found[at] for at in shard.positions([ref.size_bytes for ref in found])]
+    bucket = references[0].bucket if references else source.bucket
+    return _listing(TableBuilder(bucket, ""), found, references, requests, bucket)
+
+
+async def list_augmented_manifest(
+    objects: ObjectSource,
+    source: S3Uri,
+    *,
+    attribute_names: Sequence[str] = (),
+    shard: Shard | None = None,
+    allow_empty: bool = False,
+    progress: ProgressCallback = lambda _: None,
+) -> Listing:
+    """The objects that the lines of `source` refer to, and as a file beside them these lines.
+
+    The lines have the attributes `attribute_names` in this order (empty: all). What is divided are the lines, and an
+    object that two of them refer to may be in two parts. The paths begin with buckets if there is more than one in
+    the whole manifest, whichever part is listed.
+
+    Raises:
+        As `list_manifest`.
+    """
+    ref, data = await _manifest(objects, source)
+    lines = read_augmented_manifest(data, str(source), attribute_names)
+    _refuse_nothing(source, len(lines), "has no lines", allow_empty=allow_empty)
+    buckets = {reference.bucket for line in lines for reference in line.references} or {source.bucket}
+    bucket = buckets.pop() if len(buckets) == 1 else ""
+    if shard is not None and not shard.by_bytes:
+        lines = [lines[at] for at in shard.positions(range(len(lines)))]
+    named = _first_places(_references(lines))
+    names = sorted(named)
+    found = await head_all(objects, [named[name] for name in names], str(source), progress)
+    requests = 2 + len(found)
+    if shard is not None and shard.by_bytes:
+        sizes = {(one.bucket, one.key): one.size_bytes for one in found}
+        lines = [lines[at] for at in shard.positions([_size(line, sizes) for line in lines])]
+        kept = _first_places(_references(lines))
+        found = [one for one in found if (one.bucket, one.key) in kept]
+    builder = TableBuilder(bucket, "")
+    _add_lines(builder, source, ref, lines, bucket)
+    return _listing(builder, found, _references(lines), requests, bucket)
+
+
+async def _manifest(objects: ObjectSource, source: S3Uri) -> tuple[ObjectRef, bytes]:
+    if not source.path or source.path.endswith("/"):
+        raise ConfigurationError(f"{source} names no manifest", hint="write it as s3://BUCKET/KEY")
+    ref = await objects.head(source.bucket, source.path)
+    if ref.size_bytes > MAX_MANIFEST_BYTES:
+        raise SourceError(
+            f"the manifest {source} has {ref.size_bytes:,} bytes; it may have {MAX_MANIFEST_BYTES:,}",
+            hint="is it the manifest? If so, divide it into several",
+        )
+    fd = os.memfd_create("fastfuse-manifest", os.MFD_CLOEXEC)
+    try:
+        await read_into(objects, ref, fd)
+        return ref, os.pread(fd, ref.size_bytes, 0)
+    finally:
+        os.close(fd)
+
+
+def _refuse_nothing(source: S3Uri, count: int, what: str, *, allow_empty: bool) -> None:
+    if not count and not allow_empty:
+        raise EmptySourceError(f"the manifest {source} {what}", hint=ALLOW_EMPTY_HINT)
+
+
+def _references(lines: Sequence[AugmentedLine]) -> list[Reference]:
+    return [reference for line in lines for reference in line.references]
+
+
+def _first_places(references: Sequence[Reference]) -> dict[_Name, Reference]:
+    named: dict[_Name, Reference] = {}
+    for reference in references:
+        named.setdefault((reference.bucket, reference.key), reference)
+    return named
+
+
+def _size(line: AugmentedLine, sizes_bytes: dict[_Name, int]) -> int:
+    return sum(sizes_bytes[reference.bucket, reference.key] for reference in line.references)
+
+
+def _path(named: Reference | ObjectRef, bucket: str) -> str:
+    """In a table of `bucket`; of several, if that is empty."""
+    return named.key if bucket else f"{named.bucket}/{named.key}"
+
+
+def _add_lines(
+    builder: TableBuilder, source: S3Uri, ref: ObjectRef, lines: Sequence[AugmentedLine], bucket: str
+) -> None:
+    """Put the lines into a file of the manifest's name, beside what they refer to."""
+    name = source.path.rpartition("/")[2]
+    for reference in _references(lines):
+        if _path(reference, bucket).partition("/")[0] == name:
+            raise ConfigurationError(
+                f"{source}:{reference.place}: the path of s3://{reference.bucket}/{reference.key} in the mount begins "
+                f"with {name!r}, and so is called the manifest itself",
+                hint="give the manifest another name",
+            )
+    builder.add_made(name.encode(), filtered_manifest(lines), ref.modified_ns)
+
+
+def _listing(
+    builder: TableBuilder, found: Sequence[ObjectRef], references: Sequence[Reference], requests: int, bucket: str
+) -> Listing:
+    """The table of the objects in `found`, in the order of `references`, some of which may be of other parts."""
+    add_found(builder, found, [_path(ref, bucket).encode() for ref in found])
+    places = {(ref.bucket, ref.key): at for at, ref in enumerate(found)}
+    order = (places.get((reference.bucket, reference.key), -1) for reference in references)
+    builder.set_source_order([at for at in order if at >= 0])
+    table, refusals = builder.build()
+    return Listing(table, refusals, requests)

@@ -1,0 +1,179 @@
+"""Makes the index of a source, wherever it comes from, and says how."""
+
+import gc
+import logging
+import os
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+
+from fastfuse.index.cache import IndexCache
+from fastfuse.index.inodes.orders import with_orders
+from fastfuse.index.inodes.selection import take_part
+from fastfuse.index.listing.acceptance import accept
+from fastfuse.index.listing.inventory import list_inventory
+from fastfuse.index.listing.keys import list_keys
+from fastfuse.index.listing.lister import Listing, list_source
+from fastfuse.index.listing.manifest import list_augmented_manifest, list_manifest
+from fastfuse.index.listing.sweep import ProgressCallback
+from fastfuse.index.origin import IndexOrigin, SourceKind
+from fastfuse.index.progress import shown_progress
+from fastfuse.index.saved import load_index
+from fastfuse.index.snapshot import Snapshot, save_snapshot
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig, ObjectSource
+from fastfuse.s3.client import S3Client
+
+__all__ = ["IndexReport", "make_index"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """What was indexed, and what it took."""
+
+    files: int
+    directories: int
+    total_bytes: int
+    refused: int
+    requests: int
+    elapsed_s: float
+    listed_at_ns: int
+
+    def __str__(self) -> str:
+        rate = self.files / self.elapsed_s if self.elapsed_s else 0.0
+        return f"{self.files:,} objects, {self.total_bytes:,} bytes, {self.elapsed_s:.1f} s, {rate:,.0f} objects/s"
+
+
+def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> IndexReport:
+    """Write the index of `source` into the empty file (or memfd) `fd`; for a process of its own, which soon ends.
+
+    Raises:
+        FastfuseError: there is no complete index to be had; `fd` holds nothing of use.
+    """
+    gc.disable()  # millions of objects are made that all live until the process exits
+    started_s = time.monotonic()
+    snapshot, requests = _snapshot(source, origin, connection, fd)
+    if origin.shuffle_seed is not None:
+        snapshot = _with_orders(snapshot, origin.shuffle_seed, fd)
+    metadata = snapshot.table.metadata
+    return IndexReport(
+        files=metadata.file_count,
+        directories=metadata.directory_count,
+        total_bytes=metadata.total_bytes,
+        refused=snapshot.refusals.total,
+        requests=requests,
+        elapsed_s=time.monotonic() - started_s,
+        listed_at_ns=snapshot.listed_at_ns,
+    )
+
+
+def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
+    """The snapshot that `fd` holds then, and how many requests it took."""
+    if origin.shard is None or origin.kind is not SourceKind.PREFIX:
+        return _whole(source, origin, connection, fd)
+    # Of a prefix, every host lists all and then keeps its part: the same kept listing or index serves all of them.
+    whole_fd = os.memfd_create("fastfuse-whole", os.MFD_CLOEXEC)
+    try:
+        snapshot, requests = _whole(source, origin, connection, whole_fd)
+        if snapshot.view != origin.view:
+            part = take_part(snapshot.table, origin.shard.positions)
+            snapshot = replace(snapshot, table=part, view=origin.view)
+        save_snapshot(snapshot, fd)
+        return snapshot, requests
+    finally:
+        os.close(whole_fd)
+
+
+def _with_orders(snapshot: Snapshot, seed: int, fd: int) -> Snapshot:
+    """`snapshot` with the orders of epochs, in `fd` instead of what it held: no listing is kept with them."""
+    table, left_out = with_orders(snapshot.table, seed)
+    if left_out:
+        _log.warning("%d objects are in no order of an epoch: their names have line ends", left_out)
+    snapshot = replace(snapshot, table=table)
+    os.ftruncate(fd, 0)  # nothing of the new table lies in the file that is mapped
+    save_snapshot(snapshot, fd)
+    return snapshot
+
+
+def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
+    """As `_snapshot`, of all of a prefix, or of what of it the index to take has."""
+    view = "" if origin.kind is SourceKind.PREFIX else origin.view
+    if origin.saved is not None:
+        snapshot = load_index(origin.saved, connection, source, fd, {view, origin.view})
+        _accept(source, origin, snapshot)
+        return snapshot, 0
+    is_listed = origin.inventory is None and origin.keys_from is None
+    cache = IndexCache(origin.cache) if origin.cache is not None and is_listed else None
+    kept_at = cache.path(source, S3Session(connection).endpoint_url, view) if cache is not None else Path()
+    if cache is not None and origin.max_age_s:
+        kept = cache.find(kept_at, source, origin.max_age_s, fd, view)
+        if kept is not None:
+            _accept(source, origin, kept)
+            return kept, 0
+    listed_at_ns = time.time_ns()
+    with shown_progress(source) as progress:
+        listing = trio.run(_list, source, origin, connection, progress)
+    snapshot = Snapshot(
+        source=str(source), listed_at_ns=listed_at_ns, table=listing.table, refusals=listing.refusals, view=view
+    )
+    save_snapshot(snapshot, fd)
+    if cache is not None:
+        cache.keep(kept_at, fd)
+    return snapshot, listing.request_count
+
+
+def _accept(source: S3Uri, origin: IndexOrigin, snapshot: Snapshot) -> None:
+    allow_empty = _may_be_empty(origin) or bool(snapshot.view)
+    accept(source, snapshot.table, snapshot.refusals, strict=origin.strict, allow_empty=allow_empty)
+    listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
+    _log.info("using the listing of %s, made at %s", snapshot.source, listed_at.isoformat(timespec="seconds"))
+
+
+def _may_be_empty(origin: IndexOrigin) -> bool:
+    """Whether a table without objects is none to refuse: a part's, or that of lines which refer to none."""
+    is_part = origin.shard is not None and origin.kind is not SourceKind.PREFIX
+    return origin.allow_empty or is_part or origin.kind is SourceKind.AUGMENTED_MANIFEST
+
+
+async def _list(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, progress: ProgressCallback
+) -> Listing:
+    client = S3Client(S3Session(connection))
+    try:
+        if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
+            return await list_source(
+                client, source, strict=origin.strict, allow_empty=origin.allow_empty, progress=progress
+            )
+        listing = await _list_named(client, source, origin, progress)
+    finally:
+        await client.aclose()
+    allow_empty = _may_be_empty(origin)
+    accept(source, listing.table, listing.refusals, strict=origin.strict, allow_empty=allow_empty)
+    return listing
+
+
+async def _list_named(objects: ObjectSource, source: S3Uri, origin: IndexOrigin, progress: ProgressCallback) -> Listing:
+    """What a file names, of whatever kind it is."""
+    if origin.kind is SourceKind.MANIFEST:
+        return await list_manifest(
+            objects, source, shard=origin.shard, allow_empty=origin.allow_empty, progress=progress
+        )
+    if origin.kind is SourceKind.AUGMENTED_MANIFEST:
+        return await list_augmented_manifest(
+            objects,
+            source,
+            attribute_names=origin.attribute_names,
+            shard=origin.shard,
+            allow_empty=origin.allow_empty,
+            progress=progress,
+        )
+    if origin.inventory is not None:
+        return await list_inventory(objects, origin.inventory, source, progress=progress)
+    assert origin.keys_from is not None
+    return await list_keys(objects, origin.keys_from, source, progress=progress)

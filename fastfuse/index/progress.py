@@ -1,0 +1,100 @@
+"""How far a listing is: a line that is redrawn on a terminal, a log line now and then elsewhere."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from fastfuse.index.listing.sweep import ListingProgress, ProgressCallback
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.terminal import can_redraw
+
+__all__ = ["shown_progress"]
+
+_log = logging.getLogger(__name__)
+
+# Between two progress lines where there is no terminal to draw on.
+_LOG_EVERY_S = 10.0
+
+
+@contextmanager
+def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
+    """Yield the callback that shows how far the listing of `source` is."""
+    started_s = time.monotonic()
+    console = _SteadyConsole(stderr=True)
+    if not can_redraw(console):
+        yield _LoggedProgress(source, started_s)
+        return
+    # One column, cut at the right edge: a narrow terminal would show the beginnings of several columns.
+    column = TextColumn(
+        "{task.elapsed:.0f} s: {task.description}",
+        style="none",
+        markup=False,
+        table_column=Column(no_wrap=True, overflow="crop"),
+    )
+    with Progress(column, console=console, transient=True) as line, _logged_above(console):
+        task = line.add_task(f"listing {source}", total=None)
+        yield lambda listed: line.update(task, description=f"{_figures(listed, started_s)}, {source}")
+
+
+class _SteadyConsole(Console):
+    """A console that never hides the cursor: a process that is killed while it lists could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class _Above:
+    """The stream of a log handler; its lines stand above the line that is redrawn."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def write(self, text: str) -> None:
+        self._console.print(Text(text), end="", soft_wrap=True)
+
+    def flush(self) -> None:
+        """Do nothing: the console has written everything."""
+
+
+@contextmanager
+def _logged_above(console: Console) -> Iterator[None]:
+    """Send what is logged to standard error through `console`, or it would begin where the redrawn line ends."""
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is console.file
+    ]
+    streams = [handler.setStream(_Above(console)) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, streams, strict=True):
+            handler.setStream(stream)
+
+
+class _LoggedProgress:
+    def __init__(self, source: S3Uri, started_s: float) -> None:
+        self._source = source
+        self._started_s = self._told_s = started_s
+
+    def __call__(self, listed: ListingProgress) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _LOG_EVERY_S:
+            self._told_s = now_s
+            _log.info("listing %s: %s", self._source, _figures(listed, self._started_s))
+
+
+def _figures(listed: ListingProgress, started_s: float) -> str:
+    elapsed_s = time.monotonic() - started_s
+    rate = f"{listed.objects / elapsed_s:,.0f}" if elapsed_s else "?"
+    share = "" if listed.share is None else f" (about {listed.share:.0%})"
+    return (
+        f"{listed.objects:,} objects{share}, {rate}/s, "
+        f"{listed.in_flight} requests in flight, {listed.throttled} throttled"
+    )

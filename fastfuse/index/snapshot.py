@@ -1,0 +1,297 @@
+"""An index as one file (or memfd): written by the lister, mapped by every worker, kept by `fastfuse index`.
+
+Layout, little-endian::
+
+    0   8 bytes   magic "FASTFUSE"
+    8   uint32    format version: 1, or 2 with what readers of version 1 do not know (made files, views, orders)
+    12  uint32    bytes of the header
+    16  uint32    CRC-32 of the header
+    20  uint32    CRC-32 of everything behind the padded header
+    24  header    JSON, padded with zeros to a multiple of 64 bytes; see below
+    ..  columns   each at a multiple of 64 bytes behind the header, in the types of `index.inodes.columns`
+
+The header is ``{"source": URI, "view": str, "listed_at_ns": int,
+"refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
+"metadata": {...}, "columns": {name: {"type", "offset", "count"}}, "columns_bytes": int}``.
+
+Not compressed: zstd makes it a third (the ETags are random), but then opening takes two to four times as long, and what
+is opened has to be memory of its own instead of a mapping. Measured with three million objects, 168 MB: copied and
+checked in 0.09 s, decompressed in 0.12 s to 0.35 s.
+
+Columns are mapped and never copied, so opening costs the same for ten objects and for ten million. A worker maps what
+its lister has just written or verified: what says where the columns lie is checked, what they hold is not (that would
+read all of it), and the table never leaves the mapping for it: a damaged column makes an error of the file that needs
+it. Whatever comes from outside goes through `verify_snapshot` first.
+"""
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.index.inodes.columns import (
+    COLUMN_TYPES,
+    INODE_COLUMN_TYPES,
+    MADE_COLUMN_TYPES,
+    ORDER_COLUMN_TYPES,
+    ORDER_RECIPE,
+    Kind,
+    are_made,
+)
+from fastfuse.index.inodes.names import Reason, Refusals
+from fastfuse.index.inodes.table import InodeTable, TableMetadata
+
+__all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
+
+_MAGIC = b"FASTFUSE"
+_PLAIN_VERSION, _FULL_VERSION = 1, 2
+_HEAD = struct.Struct("<8sIIII")
+_ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
+_OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **MADE_COLUMN_TYPES, **ORDER_COLUMN_TYPES}
+_TYPES = {**COLUMN_TYPES, **_OPTIONAL_TYPES}
+_PLAIN_COLUMNS = {*COLUMN_TYPES, *INODE_COLUMN_TYPES}
+# Columns whose length is not the number of rows.
+_BLOBS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a source held at one time, and what of it cannot be shown."""
+
+    source: str  # its URI
+    listed_at_ns: int  # since the epoch; when the listing began
+    table: InodeTable
+    refusals: Refusals
+    # How the source was taken and what of it is shown, in words; empty: as a prefix, and all of it.
+    view: str = ""
+
+
+def save_snapshot(snapshot: Snapshot, fd: int) -> None:
+    """Write `snapshot` to the empty file `fd`, from its beginning."""
+    columns = {name: np.ascontiguousarray(column) for name, column in snapshot.table.columns.items()}
+    # Offsets are relative to the end of the header, whose length depends on them otherwise.
+    offset = body_crc = 0
+    described: dict[str, dict[str, Any]] = {}
+    for name, column in columns.items():
+        described[name] = {"type": _TYPES[name], "offset": offset, "count": len(column)}
+        data = column.view("uint8").data
+        body_crc = zlib.crc32(_padding(data.nbytes), zlib.crc32(data, body_crc))
+        offset = _aligned(offset + column.nbytes)
+    header = json.dumps(_header(snapshot, described, offset)).encode()
+    header += _padding(_HEAD.size + len(header))
+    version = _PLAIN_VERSION if not snapshot.view and columns.keys() <= _PLAIN_COLUMNS else _FULL_VERSION
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.seek(0)  # somebody may have read it before
+        file.write(_HEAD.pack(_MAGIC, version, len(header), zlib.crc32(header), body_crc) + header)
+        for column in columns.values():
+            file.write(column.view("uint8").data)
+            file.write(_padding(column.nbytes))
+
+
+def open_snapshot(fd: int) -> Snapshot:
+    """Map the snapshot in `fd`; the mapping outlives the descriptor.
+
+    Raises:
+        ConfigurationError: not a snapshot, cut short, or of a version that this fastfuse does not read.
+    """
+    if os.fstat(fd).st_size < _HEAD.size:
+        raise ConfigurationError("the index is cut short", hint=_MAKE_ANEW)
+    mapping = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+    magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
+    if magic != _MAGIC:
+        raise ConfigurationError("it is not a fastfuse index", hint=_MAKE_ANEW)
+    if not _PLAIN_VERSION <= version <= _FULL_VERSION:
+        raise ConfigurationError(
+            f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_FULL_VERSION}", hint=_MAKE_ANEW
+        )
+    text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
+    if len(text) != header_bytes or zlib.crc32(text) != header_crc:
+        raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
+    try:
+        header = json.loads(text.rstrip(b"\0"))
+        body = mapping[_HEAD.size + header_bytes :]
+        if header["columns_bytes"] != len(body):
+            raise ValueError("columns of another length than the header says")
+        return _snapshot(header, body)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW) from error
+
+
+def verify_snapshot(fd: int) -> Snapshot:
+    """As `open_snapshot`, after reading all of it: any byte that was changed by accident is found.
+
+    Whoever wrote it, its directories are a tree, so every walk down from the root comes to an end, and it has no inode
+    numbers of its own: those belong to a mount.
+    Measured at 6 GB/s; an index of ten million objects takes 0.1 s.
+    """
+    snapshot = open_snapshot(fd)
+    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as data:
+        _, _, header_bytes, _, body_crc = _HEAD.unpack_from(data)
+        with data[_HEAD.size + header_bytes :] as body:
+            is_sound = zlib.crc32(body) == body_crc
+    table = snapshot.table
+    is_new = not table.metadata.next_inode and not table.columns.keys() & INODE_COLUMN_TYPES.keys()
+    is_whole = is_sound and is_new and _is_tree(table) and _has_its_words(table)
+    if not (is_whole and _has_its_contents(table) and _orders_its_files(table)):
+        raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
+    return snapshot
+
+
+_DAMAGED = "the index is damaged"
+_MAKE_ANEW = "make it again with 'fastfuse index'"
+
+
+def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_bytes: int) -> dict[str, Any]:
+    refusals = snapshot.refusals
+    return {
+        "source": snapshot.source,
+        "view": snapshot.view,
+        "listed_at_ns": snapshot.listed_at_ns,
+        "refusals": {
+            "counts": refusals.counts,
+            "examples": [[key.decode("utf-8", "surrogateescape"), reason] for key, reason in refusals.examples],
+        },
+        "metadata": asdict(snapshot.table.metadata),
+        "columns": columns,
+        "columns_bytes": columns_bytes,
+    }
+
+
+def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
+    described = header["columns"]
+    optional = {name: kind for name, kind in _OPTIONAL_TYPES.items() if name in described}
+    columns = {name: _column(body, kind, described[name]) for name, kind in {**COLUMN_TYPES, **optional}.items()}
+    _check_lengths(columns)
+    refusals = header["refusals"]
+    return Snapshot(
+        source=_text(header["source"]),
+        listed_at_ns=_number(header["listed_at_ns"]),
+        table=InodeTable(_metadata(header["metadata"]), columns),
+        refusals=Refusals(
+            Counter({Reason(reason): _number(count) for reason, count in refusals["counts"].items()}),
+            [(key.encode("utf-8", "surrogateescape"), Reason(reason)) for key, reason in refusals["examples"]],
+        ),
+        view=_text(header.get("view", "")),
+    )
+
+
+def _column(body: memoryview, kind: str, described: dict[str, Any]) -> npt.NDArray[np.generic]:
+    if described["type"] != kind:
+        raise ValueError(f"a column of type {described['type']}, not {kind}")
+    if described["offset"] < 0:
+        raise ValueError("a column begins before the columns do")
+    return np.frombuffer(body, kind, described["count"], described["offset"])
+
+
+def _check_lengths(columns: dict[str, npt.NDArray[np.generic]]) -> None:
+    rows = len(columns["kinds"])
+    if not rows or any(len(column) != rows for name, column in columns.items() if name not in _BLOBS):
+        raise ValueError("columns of different lengths")
+    if int(columns["name_ends"][-1]) != len(columns["names"]):
+        raise ValueError("names of another length than their ends say")
+
+
+def _is_tree(table: InodeTable) -> bool:
+    """Whether the children of each directory follow on from those of the one before, and take up all rows.
+
+    As the builder lays them out: every row but the root is the child of one directory, and so has one way to it.
+    """
+    directories = np.flatnonzero(table.columns["kinds"] == Kind.DIRECTORY)
+    firsts, counts = table.columns["etags"][directories].view("uint64").reshape(-1, 2).T
+    return (
+        bool(table.columns["kinds"][0] == Kind.DIRECTORY)
+        and bool(np.all(counts < len(table)))  # or their sum might not be one
+        and int(counts.sum()) == len(table) - 1
+        and np.array_equal(firsts, 1 + np.cumsum(counts) - counts)
+    )
+
+
+def _has_its_words(table: InodeTable) -> bool:
+    """Whether the storage classes and the ETags that are no MD5 are among those of the header."""
+    columns, metadata = table.columns, table.metadata
+    odd = columns["etags"][columns["kinds"] == Kind.FILE_OTHER_ETAG].view("uint64")[::2]
+    return bool(
+        columns["storage_classes"].max() < len(metadata.storage_classes) and np.all(odd < len(metadata.other_etags))
+    )
+
+
+def _orders_its_files(table: InodeTable) -> bool:
+    """Whether the source's order, if it has one, is made of rows of files."""
+    order = table.source_order()
+    if order is None or not len(order):
+        return True
+    return bool(order.max() < len(table) and np.all(table.columns["kinds"][order] != Kind.DIRECTORY))
+
+
+def _has_its_contents(table: InodeTable) -> bool:
+    """Whether the bytes of all made files are there."""
+    kinds, sizes = table.columns["kinds"], table.columns["sizes"].view("int64")
+    is_made = are_made(kinds)
+    starts = table.columns["etags"][is_made].view("uint64")[::2]
+    # Of an order there is only what it is made of.
+    held = np.where(kinds == Kind.FILE_ORDER, ORDER_RECIPE.size, sizes)[is_made]
+    made_bytes = len(table.columns.get("made", ()))
+    return bool(
+        np.all(sizes[is_made] >= 0)
+        and np.all(starts <= made_bytes)
+        and np.all(held <= made_bytes - starts.astype("int64"))
+    )
+
+
+def _metadata(fields: dict[str, Any]) -> TableMetadata:
+    metadata = TableMetadata(**{name: _METADATA_FIELDS[name](value) for name, value in fields.items()})
+    if metadata.key_prefix and not metadata.key_prefix.endswith("/"):
+        raise ValueError("a prefix that is no folder")
+    return metadata
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r} is no list")
+    return tuple(map(_text, values))
+
+
+def _number(value: object, bits: int = 63) -> int:
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise ValueError(f"{value!r} is no number of the kind")
+    return value
+
+
+def _sum(value: object) -> int:
+    """Return `value`, the sum of the sizes of up to 2^32 rows."""
+    return _number(value, 63 + 32)
+
+
+_METADATA_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "bucket": _text,
+    "key_prefix": _text,
+    "file_count": _number,
+    "directory_count": _number,
+    "total_bytes": _sum,
+    "storage_classes": _texts,
+    "other_etags": _texts,
+    "next_inode": _number,
+}
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _padding(offset: int) -> bytes:
+    return bytes(_aligned(offset) - offset)

@@ -1,0 +1,210 @@
+"""One channel in File mode, from its snapshot to its directory; for a process that was just forked."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from fastfuse.errors import (
+    AccessError,
+    FastfuseError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    ReadError,
+    ServiceError,
+    SourceError,
+    first_of,
+)
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.made import MadeReader
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig, RangeReader
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.sagemaker.download.disk import Directory, disk_errors, open_private, open_root, read_trust, settle
+from fastfuse.sagemaker.download.fetch import Fetch
+from fastfuse.sagemaker.download.jobs import Places, jobs
+from fastfuse.sagemaker.download.landing import Landing
+from fastfuse.sagemaker.download.survey import Survey, check_room, clear_private, private_name, take_survey
+from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
+
+__all__ = ["download", "download_channel", "settle_channel"]
+
+# As often as a bar is worth drawing again.
+_REPORT_EVERY_S = 0.1
+
+
+def download_channel(
+    snapshot_fd: int,
+    connection: ConnectionConfig,
+    settings: DownloadSettings,
+    report: Callable[[DownloadProgress], None],
+) -> DownloadReport:
+    """Make the files below `settings.directory` those of the snapshot in `snapshot_fd`, and return once they all are.
+
+    What is there already is not fetched again, and what the snapshot does not know is left alone. The first failure
+    ends it; the next call goes on with what is there. `report` is called ten times a second and at the end, also after
+    a failure, and must not wait.
+
+    Raises:
+        DiskError: it does not fit, or the disk does not take it.
+        ConfigurationError: another process downloads to the directory.
+        SourceError, AccessError, ServiceError: an object could not be read: it has changed since it was listed, it
+            is not for these credentials, the service fails; the message names its key.
+    """
+    table = open_snapshot(snapshot_fd).table
+    try:
+        return trio.run(_download_and_close, table, connection, settings, report)
+    except (FastfuseError, ExceptionGroup) as error:
+        first = first_of(error)
+        if isinstance(first, ReadError):
+            raise _command_error(first) from first
+        raise first from error.__cause__
+
+
+def settle_channel(directory: Path) -> None:
+    """Wait for the disk, so that the next start of the host finds the channel's files and believes in them.
+
+    To be called after `download_channel`, when nobody waits any more: it takes as long as the disk does.
+
+    Raises:
+        DiskError: the disk did not take what was written to it.
+    """
+    root = open_root(directory)
+    try:
+        with disk_errors(root.path):
+            settle(root)
+    finally:
+        root.close()
+
+
+async def _download_and_close(
+    table: InodeTable,
+    connection: ConnectionConfig,
+    settings: DownloadSettings,
+    report: Callable[[DownloadProgress], None],
+) -> DownloadReport:
+    buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
+    reader = MadeReader(S3Client(S3Session(connection), buffers=buffers), lambda: table)
+    try:
+        return await download(table, reader, settings, report, most_gets=connection.max_connections)
+    finally:
+        with trio.CancelScope(shield=True):
+            await reader.aclose()
+
+
+async def download(
+    table: InodeTable,
+    reader: RangeReader,
+    settings: DownloadSettings,
+    report: Callable[[DownloadProgress], None],
+    *,
+    most_gets: int,
+) -> DownloadReport:
+    """As `download_channel`, from any reader; raises its `ReadError`, in a group."""
+    started_s = time.monotonic()
+    root = await trio.to_thread.run_sync(open_root, settings.directory)
+    try:
+        return await _download_to(root, table, reader, settings, report, most_gets, started_s)
+    finally:
+        root.close()
+
+
+async def _download_to(
+    root: Directory,
+    table: InodeTable,
+    reader: RangeReader,
+    settings: DownloadSettings,
+    report: Callable[[DownloadProgress], None],
+    most_gets: int,
+    started_s: float,
+) -> DownloadReport:
+    run = await trio.to_thread.run_sync(_Run, root, table, settings)
+    fetch = Fetch(
+        reader,
+        run.landing,
+        part_bytes=settings.part_size_bytes,
+        memory_bytes=settings.memory_target_bytes,
+        most_gets=most_gets,
+    )
+
+    def tell() -> None:
+        run.shrink_claim(fetch)
+        report(run.progress(fetch))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_often, tell)
+            await fetch.run(jobs(run.places, run.survey.is_there))
+            nursery.cancel_scope.cancel()
+        await trio.to_thread.run_sync(run.clean_up)
+    finally:
+        tell()  # of a failure, too: what it fetched is paid for
+    return run.report(fetch, time.monotonic() - started_s)
+
+
+async def _tell_often(tell: Callable[[], None]) -> None:
+    while True:
+        tell()
+        await trio.sleep(_REPORT_EVERY_S)
+
+
+class _Run:
+    """What is decided before the first byte is fetched."""
+
+    def __init__(self, root: Directory, table: InodeTable, settings: DownloadSettings) -> None:
+        self.places = Places(table, root)
+        self._private_name = private_name(self.places)
+        trust = read_trust(root)
+        self.survey: Survey = take_survey(self.places, trust, self._private_name)
+        self._private = open_private(root, self._private_name)
+        self._claim = settings.claim
+        check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey), self._claim)
+        self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
+        self.landing = Landing(self._private, trust, verifies_checksums=settings.verifies_checksums)
+
+    def clean_up(self) -> None:
+        """Nothing is left in the private directory."""
+        with disk_errors(self._private.path):
+            os.rmdir(self._private_name, dir_fd=self.places.root.fd)
+
+    def shrink_claim(self, fetch: Fetch) -> None:
+        """By what is written, or was before."""
+        left_bytes = self._missing_bytes - fetch.done_bytes
+        self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
+
+    def progress(self, fetch: Fetch) -> DownloadProgress:
+        metadata = self.places.table.metadata
+        return DownloadProgress(
+            files_done=self.survey.kept_files + fetch.done_files,
+            files_total=metadata.file_count,
+            bytes_done=self.survey.kept_bytes + fetch.done_bytes,
+            bytes_total=metadata.total_bytes,
+            requests=fetch.requests,
+            fetched_bytes=fetch.fetched_bytes,
+        )
+
+    def report(self, fetch: Fetch, elapsed_s: float) -> DownloadReport:
+        metadata = self.places.table.metadata
+        return DownloadReport(
+            files=metadata.file_count,
+            total_bytes=metadata.total_bytes,
+            kept_files=self.survey.kept_files,
+            fetched_bytes=fetch.fetched_bytes,
+            requests=fetch.requests,
+            unknown_files=self.survey.unknown_files,
+            elapsed_s=elapsed_s,
+        )
+
+
+def _command_error(error: ReadError) -> FastfuseError:
+    """The failure of one read as one that stops a command."""
+    kind: type[FastfuseError] = ServiceError
+    if isinstance(error, ObjectChangedError):
+        kind = SourceError
+    elif isinstance(error, ObjectDeniedError):
+        kind = AccessError
+    return kind(str(error), hint=error.hint)

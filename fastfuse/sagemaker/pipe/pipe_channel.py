@@ -1,0 +1,251 @@
+"""The process of one channel in Pipe mode: epoch after epoch, until it is told to stop."""
+
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+import trio
+
+from fastfuse.errors import FastfuseError, SourceError, first_of
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.malloc import tune_malloc
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig, RangeReader
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.sagemaker.pipe.epoch import EpochWriter
+from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
+from fastfuse.sagemaker.pipe.guard import Guard
+from fastfuse.sagemaker.pipe.lookahead import Lookahead
+from fastfuse.sagemaker.pipe.pipe_settings import PipeProgress, PipeSettings
+from fastfuse.sagemaker.pipe.sequence import Sequence, sequence_of
+
+__all__ = ["stream_channel"]
+
+_log = logging.getLogger(__name__)
+
+_REPORT_EVERY_S = 1.0
+
+
+def stream_channel(
+    snapshot_fd: int,
+    connection: ConnectionConfig,
+    settings: PipeSettings,
+    *,
+    ready: Callable[[], None],
+    report: Callable[[PipeProgress], None],
+    guard: Guard | None = None,
+    begin_fd: int | None = None,
+) -> None:
+    """Stream the objects of the snapshot until SIGTERM or SIGINT; for a process that was just forked.
+
+    `ready` is called when the first epoch's FIFO is there, `report` about every second and whenever an epoch is over.
+    Nothing is fetched ahead before `begin_fd` is readable, if it is given.
+
+    An epoch that fails has no end. A FIFO cannot carry an error, and its end would be one more short epoch for the
+    reader; so that waits until somebody who was told by `report` has stopped it, and then this process.
+
+    Raises:
+        FastfuseError: the channel cannot be streamed; or, once it is told to stop, why an epoch has failed.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    tune_malloc()
+    table = open_snapshot(snapshot_fd).table
+    os.close(snapshot_fd)
+    channel = _Channel(sequence_of(table, settings), settings, connection, report, guard, begin_fd)
+    gc.freeze()
+    trio.run(_run_until_told, channel, ready)
+    if channel.failure is not None:
+        raise channel.failure
+
+
+async def _run_until_told(channel: "_Channel", ready: Callable[[], None]) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(channel.run, ready)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+        except ExceptionGroup as group:
+            raise first_of(group) from None
+
+
+class _CountingReader:
+    """Counts what is fetched, and tells when a GET has ended."""
+
+    def __init__(self, reader: RangeReader, ended: Callable[[], None]) -> None:
+        self._reader = reader
+        self._ended = ended
+        self.requests = self.fetched_bytes = 0
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """See `RangeReader.get`."""
+        self.requests += 1
+        try:
+            data = await self._reader.get(ref, start, end)
+        finally:
+            # Heard when this task, which goes on to put the bytes where they belong, waits again.
+            self._ended()
+        self.fetched_bytes += end - start
+        return data
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+
+class _Channel:
+    """`failure` is why the epoch that is open will have no end, if that is so."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        settings: PipeSettings,
+        connection: ConnectionConfig,
+        report: Callable[[PipeProgress], None],
+        guard: Guard | None,
+        begin_fd: int | None,
+    ) -> None:
+        self.failure: FastfuseError | None = None
+        self._sequence = sequence
+        self._settings = settings
+        self._config = ReadaheadConfig.within(
+            settings.memory_target_bytes,
+            part_size_bytes=settings.part_size_bytes,
+            # The engine leaves a quarter to readers of other files, of which there are none.
+            max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
+        )
+        # Pages are lent to readers, who may keep them.
+        self._buffers = PartBuffers(
+            part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
+        )
+        self._reader = _CountingReader(S3Client(S3Session(connection), buffers=self._buffers), self._wake)
+        self._report = report
+        self._guard = guard
+        self._begin_fd = begin_fd
+        self._lookahead: Lookahead | None = None
+        # Those that are there, earliest first.
+        self._fifos: list[Fifo] = []
+        self._epoch = settings.first_epoch
+        self._objects = self._written_bytes = 0
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Epoch after epoch, until cancelled; an epoch that fails is the last and does not end."""
+        try:
+            async with trio.open_nursery() as nursery:
+                engine = ReadEngine(self._reader, self._config, nursery, lambda: self._sequence.table)
+                self._settings.directory.mkdir(parents=True, exist_ok=True)
+                remove_stale(self._settings.directory, self._settings.channel)
+                self._make_fifo(self._epoch)
+                ready()
+                nursery.start_soon(self._report_often)
+                await self._stream(engine)
+        finally:
+            for fifo in self._fifos:
+                fifo.close()
+
+    async def _stream(self, engine: ReadEngine) -> None:
+        try:
+            while True:
+                await self._stream_epoch(engine)
+                self._tell()
+                self._epoch += 1
+        except Exception as error:  # noqa: BLE001 - of whatever kind: the reader must not take it for an end
+            cause = first_of(error)
+            self.failure = cause if isinstance(cause, FastfuseError) else _unforeseen(cause)
+            _log.error(
+                "epoch %d of channel %s has failed, and its reader waits: %s",
+                *(self._epoch, self._settings.channel, self.failure),
+                exc_info=None if self.failure is cause else cause,
+            )
+            self._tell()
+            await trio.sleep_forever()
+
+    async def _stream_epoch(self, engine: ReadEngine) -> None:
+        fifo = self._fifos[0]
+        self._lookahead = lookahead = Lookahead(engine, self._config)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._look_ahead, lookahead)
+                await fifo.opened()
+                # Before this epoch ends, for readers that look for it then, or open it even before.
+                self._make_fifo(self._epoch + 1)
+                lookahead.begin()
+                await self._write_epoch(fifo, lookahead)
+                if fifo.was_opened_again():
+                    _log.warning(
+                        "%s was opened more than once: each reader got only a part of the epoch", repr(str(fifo.path))
+                    )
+                nursery.cancel_scope.cancel()
+        finally:
+            lookahead.close()
+        fifo.close()
+        self._fifos.remove(fifo)
+        if self._guard is not None:
+            self._guard.let_go()
+
+    async def _look_ahead(self, lookahead: Lookahead) -> None:
+        if self._begin_fd is not None:
+            await trio.lowlevel.wait_readable(self._begin_fd)
+        await lookahead.run(self._sequence.files(self._epoch))
+
+    async def _write_epoch(self, fifo: Fifo, lookahead: Lookahead) -> None:
+        async def write(data: Buffer) -> None:
+            await fifo.write(data)
+            self._written_bytes += len(data)
+
+        writer = EpochWriter(
+            lookahead=lookahead,
+            write=write,
+            finished=self._finished,
+            is_gzip=self._settings.is_gzip,
+            wraps_records=self._settings.wraps_records,
+        )
+        try:
+            await writer.run(self._sequence.items(self._epoch))
+        except BrokenPipeError:
+            fifo.hide()
+            if fifo.has_reader():
+                raise SourceError(
+                    f"{str(fifo.path)!r} was closed before its end and then opened again, where it would go on in the "
+                    "middle",
+                    hint="who closes an epoch early reads the next one",
+                ) from None
+            _log.info("epoch %d of channel %s: its reader has closed it early", self._epoch, self._settings.channel)
+
+    def _make_fifo(self, epoch: int) -> None:
+        fifo = Fifo(self._settings.directory / f"{self._settings.channel}_{epoch}", self._buffers.lent_from)
+        self._fifos.append(fifo)
+        if self._guard is not None:
+            self._guard.hold(fifo.fileno())
+
+    def _finished(self) -> None:
+        self._objects += 1
+
+    def _wake(self) -> None:
+        if self._lookahead is not None:
+            self._lookahead.wake()
+
+    async def _report_often(self) -> None:
+        while True:
+            await trio.sleep(_REPORT_EVERY_S)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._report(
+            PipeProgress(
+                epoch=self._epoch,
+                objects=self._objects,
+                written_bytes=self._written_bytes,
+                fetched_bytes=self._reader.fetched_bytes,
+                requests=self._reader.requests,
+                failure=self.failure,
+            )
+        )
+
+
+def _unforeseen(error: Exception) -> FastfuseError:
+    return FastfuseError(f"{type(error).__name__}: {error}", hint="the log has more of it; please report it")

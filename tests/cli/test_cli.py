@@ -1,0 +1,371 @@
+"""The command line: what it passes on, what it refuses, and how it says so."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fastfuse import __version__
+from fastfuse.cli.config import DemoSettings
+from fastfuse.cli.main import app, main
+from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
+from fastfuse.s3.base import ConnectionConfig
+
+COMMANDS: list[str] = list(vars(typer.main.get_command(app))["commands"])
+
+
+@pytest.fixture(autouse=True)
+def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for variable in ("AWS_REGION", "NOTIFY_SOCKET"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    root, own = logging.getLogger(), logging.getLogger("fastfuse")
+    handlers, level, own_level = root.handlers[:], root.level, own.level
+    root.handlers = []
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    own.setLevel(own_level)
+
+
+class Mounts:
+    """Stands in for the supervisor: keeps the settings of each mount, and ends as it is told to."""
+
+    def __init__(self) -> None:
+        self.settings: list[MountSettings] = []
+        self.outcome: int | FastfuseError = 0
+
+    def run(self, settings: MountSettings, *, ready: Callable[[], None] | None = None) -> int:
+        self.settings.append(settings)
+        if isinstance(self.outcome, FastfuseError):
+            raise self.outcome
+        return self.outcome
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(members)
+    package, _, attribute = name.rpartition(".")
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules[package], attribute, module, raising=False)
+
+
+@pytest.fixture
+def mounts(monkeypatch: pytest.MonkeyPatch) -> Mounts:
+    mounts = Mounts()
+    stand_in(monkeypatch, "fastfuse.mount.supervisor", run=mounts.run)
+    return mounts
+
+
+def mounted(mounts: Mounts, *words: str) -> MountSettings:
+    assert main(["mount", *words]) == 0
+    return mounts.settings[-1]
+
+
+class TestMount:
+    def test_a_source_and_a_mountpoint_are_enough(self, mounts: Mounts) -> None:
+        settings = mounted(mounts, "s3://b/p", "/mnt/data")
+        assert settings.source == S3Uri("b", "p")
+        assert settings.mountpoint == Path("/mnt/data")
+        assert settings.connection == ConnectionConfig()
+        assert not settings.create_parents
+
+    def test_a_channel_names_the_mountpoint(self, mounts: Mounts) -> None:
+        assert mounted(mounts, "s3://b", "--channel", "eval").mountpoint == Path("/opt/ml/input/data/eval")
+
+    def test_every_option_reaches_the_settings(self, mounts: Mounts) -> None:
+        words = "--endpoint-url http://h:1 --region r1 --profile p --force-path-style --no-verify-ssl --request-payer"
+        words += " --max-connections 9 --uid 1 --gid 2 --umask 022 --allow-other --memory-target 256MiB"
+        words += " --part-size 1MiB --training --io direct --strict --allow-empty --index-cache /c"
+        words += " --index-max-age 1.5h --grace-s 2.5 --metrics-listen 9567 -o nodev"
+        settings = mounted(mounts, "s3://b", *words.split())
+        assert settings.connection == ConnectionConfig(
+            endpoint_url="http://h:1",
+            region="r1",
+            profile="p",
+            force_path_style=True,
+            verify_ssl=False,
+            request_payer=True,
+            max_connections=9,
+        )
+        assert (settings.uid, settings.gid, settings.umask, settings.allow_other) == (1, 2, 0o022, True)
+        assert (settings.memory_target_bytes, settings.part_size_bytes) == (256 * 2**20, 2**20)
+        assert (settings.expects_whole_files, settings.expects_every_file) == (True, True)
+        assert settings.io == PageCacheUse.DIRECT
+        assert settings.origin == IndexOrigin(cache=Path("/c"), max_age_s=5400, strict=True, allow_empty=True)
+        assert settings.grace_s == 2.5
+        assert settings.metrics_listen == ("127.0.0.1", 9567)
+        assert settings.mount_options == ("nodev",)
+
+    def test_an_encryption_key_is_named_by_option_environment_and_fstab_alike(
+        self, mounts: Mounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        key = tmp_path / "key"
+        key.write_bytes(b"k" * 32)
+        expected = ConnectionConfig(sse_c_key_file=str(key))
+        assert mounted(mounts, "s3://b", "--sse-c-key-file", str(key)).connection == expected
+        assert mounted(mounts, "s3://b", "/m", "-o", f"sse-c-key-file={key}").connection == expected
+        monkeypatch.setenv("FASTFUSE_SSE_C_KEY_FILE", str(key))
+        assert mounted(mounts, "s3://b").connection == expected
+
+    def test_fstab_options_are_the_long_options(self, mounts: Mounts) -> None:
+        options = "rw,noatime,_netdev,allow_other,uid=7,region=eu-west-1,memory-target=128MiB,io=cached,no_sign_request"
+        settings = mounted(mounts, "s3://b", "/m", "-o", options)
+        assert settings.mount_options == ("noatime",)
+        assert (settings.allow_other, settings.uid, settings.memory_target_bytes) == (True, 7, 128 * 2**20)
+        assert settings.io == PageCacheUse.CACHED
+        assert settings.connection == ConnectionConfig(region="eu-west-1", sign_request=False)
+
+    def test_the_environment_sets_what_the_command_line_leaves_out(
+        self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_SOURCE", "s3://from/env")
+        monkeypatch.setenv("FASTFUSE_MOUNTPOINT", "/mnt/env")
+        monkeypatch.setenv("FASTFUSE_ALLOW_OTHER", "true")
+        monkeypatch.setenv("FASTFUSE_REGION", "eu-west-1")
+        monkeypatch.setenv("AWS_REGION", "eu-west-2")
+        monkeypatch.setenv("FASTFUSE_PROFILE", "")
+        settings = mounted(mounts)
+        assert (settings.source, settings.mountpoint) == (S3Uri("from", "env"), Path("/mnt/env"))
+        assert settings.allow_other
+        assert settings.connection == ConnectionConfig(region="eu-west-1")
+        assert mounted(mounts, "-o", "region=us-east-1").connection.region == "us-east-1"
+
+    def test_the_region_that_containers_are_given_is_used(
+        self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_REGION", "eu-west-2")
+        assert mounted(mounts, "s3://b").connection.region == "eu-west-2"
+
+    def test_the_service_managers_socket_is_passed_on(self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NOTIFY_SOCKET", "/run/manager")
+        assert mounted(mounts, "s3://b").notify_socket == "/run/manager"
+
+    def test_the_supervisors_exit_code_is_the_commands(self, mounts: Mounts) -> None:
+        mounts.outcome = 5
+        assert main(["mount", "s3://b"]) == 5
+
+    @pytest.mark.parametrize(
+        ("error", "exit_code"),
+        [
+            (ServiceError("the service does not answer"), 1),
+            (AccessError("access denied"), 3),
+            (EmptySourceError("s3://b/p holds no object"), 4),
+            (MountError("/dev/fuse is missing"), 5),
+        ],
+    )
+    def test_an_error_is_one_sentence_and_its_exit_code(
+        self, mounts: Mounts, capsys: pytest.CaptureFixture[str], error: FastfuseError, exit_code: int
+    ) -> None:
+        mounts.outcome = error
+        assert main(["mount", "s3://b"]) == exit_code
+        assert capsys.readouterr() == ("", f"fastfuse: error: {error}\n")
+
+    @pytest.mark.parametrize("words", [["--log-format", "json"], ["--log-format=json"], ["-o", "log_format=json"]])
+    def test_an_error_is_one_json_line_where_that_is_asked_for(
+        self, mounts: Mounts, capsys: pytest.CaptureFixture[str], words: list[str]
+    ) -> None:
+        mounts.outcome = AccessError("access denied", hint="check the policy")
+        main(["mount", "s3://b", *words])
+        [line] = capsys.readouterr().err.splitlines()
+        fields = json.loads(line)
+        assert (fields["message"], fields["hint"], fields["exit_code"]) == ("access denied", "check the policy", 3)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            ("mount", "Missing argument 'S3_URI'."),
+            ("mount /data", "'/data' is not an S3 URI"),
+            ("mount s3:///p", "'s3:///p' names no bucket"),
+            ("mount s3://b --region nonsense", "--region 'nonsense' is not the name of an AWS region"),
+            ("mount s3://b --uid=-1", "Invalid value for '--uid'"),
+            ("mount s3://b --max-connections 0", "Invalid value for '--max-connections'"),
+            ("mount s3://b --max-connections 1025", "Invalid value for '--max-connections'"),
+            ("mount s3://b --memory-target 1MiB", "--memory-target 1MiB is 1 MiB, less than the minimum"),
+            ("mount s3://b -o ro,wat", "-o wat is not a mount option that fastfuse knows"),
+            ("mount s3://b -o mount_option=x", "-o mount_option is not a mount option that fastfuse knows"),
+            ("mount s3://b -o strict=1", "Option '--strict' does not take a value."),
+            ("mount s3://b --log-format xml", "Invalid value for '--log-format'"),
+            ("mount s3://b /m --channel c", "MOUNTPOINT and --channel contradict each other"),
+            ("mount s3://b /m /n", "Got unexpected extra argument"),
+            ("mount s3://b --no-sign-request --profile p", "--no-sign-request and --profile contradict each other"),
+            ("mount s3://b --no-verify-ssl --ca-bundle f", "--no-verify-ssl and --ca-bundle contradict each other"),
+            ("mount s3://b --nonsense", "No such option: --nonsense"),
+            ("s3://b/p /m -o rw,uid=x", "Invalid value for '--uid'"),
+            ("unmount", "unmount takes either MOUNTPOINT or --all"),
+            ("unmount /m --all", "unmount takes either MOUNTPOINT or --all"),
+            ("demo --shard-size big", "'big' is not a size"),
+            ("nonsense", "No such command 'nonsense'."),
+        ],
+    )
+    def test_a_mistake_is_one_sentence_and_a_hint_and_exit_code_2(
+        self, mounts: Mounts, capsys: pytest.CaptureFixture[str], words: str, sentence: str
+    ) -> None:
+        assert main(words.split()) == 2
+        output = capsys.readouterr()
+        error, hint = output.err.splitlines()
+        assert error.startswith(f"fastfuse: error: {sentence}")
+        assert hint.startswith("hint: ")
+        assert output.out == ""
+        assert not mounts.settings
+
+    def test_a_flag_in_the_environment_that_is_neither_true_nor_false_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_STRICT", "maybe")
+        assert main(["mount", "s3://b"]) == 2
+        assert "FASTFUSE_STRICT" in capsys.readouterr().err
+
+    def test_a_mistake_is_json_where_the_environment_asks_for_it(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_LOG_FORMAT", "json")
+        assert main(["mount", "s3://b", "--nonsense"]) == 2
+        assert json.loads(capsys.readouterr().err)["exit_code"] == 2
+        assert main(["mount", "s3://b", "--nonsense", "--log-format", "human"]) == 2
+        assert capsys.readouterr().err.startswith("fastfuse: error: ")
+
+
+class TestUnmount:
+    @pytest.fixture
+    def unmounted(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, bool]]:
+        calls: list[tuple[Path, bool]] = []
+
+        def unmount(path: Path, *, lazy: bool = False) -> None:
+            calls.append((path, lazy))
+
+        places = [Path("/mnt/a"), Path("/mnt/b")]
+        stand_in(monkeypatch, "fastfuse.mount.mountpoint", unmount=unmount, fastfuse_mounts=lambda: places)
+        return calls
+
+    def test_one_mount_is_taken_away(self, unmounted: list[tuple[Path, bool]]) -> None:
+        assert main(["unmount", "/mnt/x/../a"]) == 0
+        assert unmounted == [(Path("/mnt/a"), False)]
+
+    def test_all_mounts_are_taken_away(
+        self, unmounted: list[tuple[Path, bool]], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["unmount", "--all", "--lazy"]) == 0
+        assert unmounted == [(Path("/mnt/a"), True), (Path("/mnt/b"), True)]
+        assert capsys.readouterr().out == "unmounted /mnt/a\nunmounted /mnt/b\n"
+
+
+def test_the_demo_is_given_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[DemoSettings] = []
+
+    def run(settings: DemoSettings) -> int:
+        shown.append(settings)
+        return 0
+
+    stand_in(monkeypatch, "fastfuse.demo", run=run)
+    words = "--shards 2 --shard-size 1MiB --small-files 3 --small-file-size 4KiB --readers 5 --keep --uri s3://b"
+    assert main(["demo", *words.split(), "--endpoint-url", "http://h"]) == 0
+    assert shown == [
+        DemoSettings(
+            shard_count=2,
+            shard_bytes=2**20,
+            small_file_count=3,
+            small_file_bytes=4096,
+            reader_count=5,
+            keep=True,
+            source=S3Uri("b", ""),
+            connection=ConnectionConfig(endpoint_url="http://h"),
+        )
+    ]
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_mentions_every_option_and_its_variable(self, command: str) -> None:
+        output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+        for parameter in vars(typer.main.get_command(app))["commands"][command].params:
+            variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+            for word in [*(name for name in parameter.opts if name.startswith("-")), *variables]:
+                assert re.search(rf"(?<![\w-]){word}(?![\w-])", output), word
+
+    def test_every_option_of_mount_but_two_has_a_variable(self) -> None:
+        parameters = vars(typer.main.get_command(app))["commands"]["mount"].params
+        without = {parameter.name for parameter in parameters if not parameter.envvar}
+        # How to run is for whoever runs it to say; `-o` is made of options that have variables.
+        assert without == {"background", "mount_option"}
+
+    def test_a_variable_is_called_as_its_option_is(self) -> None:
+        for parameter in vars(typer.main.get_command(app))["commands"]["mount"].params:
+            named = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+            assert not named or f"FASTFUSE_{parameter.name.upper()}" in named
+
+    def test_help_describes_every_command_and_the_exit_codes(self) -> None:
+        output = CliRunner().invoke(app, ["--help"]).output
+        assert all(command in output for command in COMMANDS)
+        assert "Exit codes: 0 clean" in output
+
+    def test_without_a_command_help_is_shown_and_that_is_a_usage_error(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([]) == 2
+        assert "Usage: fastfuse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["version"], ["--version"]])
+def test_the_version_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"fastfuse {__version__}\n"
+
+
+class TestProcess:
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fastfuse", *words], capture_output=True, text=True, check=False, timeout=60
+        )
+
+    def test_the_module_runs_as_a_command(self) -> None:
+        done = self.run("version")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"fastfuse {__version__}\n", "")
+
+    def test_an_error_leaves_no_traceback_and_its_exit_code(self) -> None:
+        done = self.run("mount", "s3://b", "--region", "nonsense")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("fastfuse: error: --region 'nonsense' is not the name of an AWS region\nhint: ")
+
+    def test_what_cannot_be_printed_is_an_error_of_one_line(self) -> None:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "fastfuse", "version"],
+                stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+            )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr == "fastfuse: error: standard output cannot be written: No space left on device\n"
+
+    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+    def test_an_error_that_nobody_can_see_has_its_exit_code_all_the_same(self, closed: str) -> None:
+        command = [sys.executable, "-m", "fastfuse", "mount", "s3://b", "--region", "nonsense"]
+        done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], check=False, timeout=60)
+        assert done.returncode == 2
+
+    def test_the_command_line_loads_neither_fuse_nor_an_s3_client(self) -> None:
+        script = "import sys, fastfuse.cli.main; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        assert not set(done.stdout.split()) & {"pyfuse3", "trio", "aiobotocore", "botocore", "numpy"}
+
+
+def test_no_threads_are_started_for_arithmetic_unless_the_user_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert main(["version"]) == 0
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    assert main(["version"]) == 0
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"

@@ -1,0 +1,232 @@
+"""`--daemon` in real processes, around a mount that is a few lines of Python."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+WAIT_S = 60
+
+# Stands in for fastfuse.mount.supervisor; `MOUNT` is its body, and `release` a FIFO that ends what reads it.
+DRIVER = """
+import logging, os, pathlib, signal, sys, types
+import fastfuse.mount
+from fastfuse.errors import AccessError
+
+def await_release():
+    with open(sys.argv[1]) as fifo:
+        fifo.read()
+
+def run(settings, *, ready):
+    logger = logging.getLogger("fastfuse.mount")
+MOUNT
+
+supervisor = types.ModuleType("fastfuse.mount.supervisor")
+supervisor.run = run
+sys.modules[supervisor.__name__] = fastfuse.mount.supervisor = supervisor
+import fastfuse.log
+from fastfuse.cli.main import main
+fastfuse.log.SYSLOG = pathlib.Path("/absent")
+sys.exit(main(["mount", "--daemon", "s3://b/p", "/mnt/data", *sys.argv[2:]]))
+"""
+
+
+class Daemon:
+    def __init__(self, folder: Path) -> None:
+        self.release_fifo = folder / "release"
+        self.log_file = folder / "log"
+        os.mkfifo(self.release_fifo)
+        # Both ends, so that neither this nor a reader's open waits for the other.
+        self.release_fd = os.open(self.release_fifo, os.O_RDWR)
+
+    def command(self, mount: str, *words: str) -> list[str]:
+        body = "\n".join("    " + line for line in mount.splitlines())
+        driver = DRIVER.replace("MOUNT", body)
+        return [sys.executable, "-c", driver, str(self.release_fifo), *words]
+
+    def start(self, mount: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Ends when the parent has exited and nobody holds its stdout and stderr any more."""
+        return self.start_without_log(mount, "--log-file", str(self.log_file), *words)
+
+    def start_without_log(self, mount: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(mount, *words), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S
+        )
+
+    def release(self) -> None:
+        """Let go of the FIFO's only other end; whoever reads it, now or later, reads to the end."""
+        if self.release_fd >= 0:
+            os.close(self.release_fd)
+            self.release_fd = -1
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path)
+    yield daemon
+    daemon.release()
+
+
+def wait_for_exit(pid: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([process], [], [], WAIT_S)[0], f"process {pid} is still there"
+    finally:
+        os.close(process)
+
+
+def test_the_parent_returns_0_when_the_mount_is_ready_and_the_child_goes_on(daemon: Daemon) -> None:
+    started = daemon.start("logger.info('%d', os.getpid()); ready(); await_release(); return 0")
+    assert (started.returncode, started.stdout) == (0, "")
+    pid = int(started.stderr.split()[-1])
+    os.kill(pid, 0)
+    daemon.release()
+    wait_for_exit(pid)
+
+
+def test_a_process_forked_before_readiness_neither_holds_the_callers_pipes_nor_stumbles_over_their_end(
+    daemon: Daemon,
+) -> None:
+    started = daemon.start("""
+worker = os.fork()
+if worker == 0:
+    await_release()
+    logger.info("a line that nobody takes at the other end of the pipe")
+    logger.info("sinks left: %d", len(logging.getLogger().handlers))
+    os._exit(0)
+logger.info("%d", worker)
+ready()
+return 0
+""")
+    assert started.returncode == 0
+    daemon.release()
+    wait_for_exit(int(started.stderr.split()[-1]))
+    logged = daemon.log_file.read_text()
+    assert "a line that nobody takes" in logged
+    assert "sinks left: 1" in logged
+
+
+def test_the_child_has_no_terminal_no_standard_streams_and_no_working_directory(daemon: Daemon) -> None:
+    started = daemon.start("""
+streams = [os.readlink(f"/proc/self/fd/{stream}") for stream in (0, 1, 2)]
+logger.info("%s %s %s", os.getsid(0) == os.getpid(), os.getcwd(), " ".join(streams))
+ready()
+return 0
+""")
+    assert started.stderr.split()[-5:] == ["True", "/", "/dev/null", "/dev/null", "/dev/null"]
+
+
+def test_lines_before_readiness_are_shown_and_lines_after_it_are_only_logged(daemon: Daemon) -> None:
+    started = daemon.start("""
+logger.info("before %d", os.getpid())
+ready()
+logger.info("after")
+return 0
+""")
+    [line] = started.stderr.splitlines()
+    *_, word, pid = line.split()
+    wait_for_exit(int(pid))
+    assert word == "before"
+    assert [text.split()[3] for text in daemon.log_file.read_text().splitlines()] == ["before", "after"]
+
+
+def test_a_daemon_that_nobody_will_hear_says_so_while_it_is_heard(daemon: Daemon) -> None:
+    started = daemon.start_without_log("ready(); logger.info('unheard'); return 0")
+    assert started.returncode == 0
+    [line] = started.stderr.splitlines()
+    assert "WARNING fastfuse.cli.main: there is no syslog here" in line
+
+
+def test_an_error_before_readiness_is_the_parents_error_and_exit_code(daemon: Daemon) -> None:
+    failed = daemon.start("raise AccessError('access denied to s3://b', hint='check the policy')")
+    assert failed.returncode == 3
+    assert "fastfuse: error: access denied to s3://b\nhint: check the policy\n" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert "access denied" in daemon.log_file.read_text()
+
+
+@pytest.mark.parametrize("redirection", ["<&- >&- 2>&-", "2>&-"])
+def test_a_daemon_that_is_started_without_standard_streams_gets_ready(daemon: Daemon, redirection: str) -> None:
+    mount = "logger.info('%d', os.getpid()); ready(); return 0"
+    command = [*daemon.command(mount), "--log-file", str(daemon.log_file)]
+    started = subprocess.run(["sh", "-c", f'exec "$@" {redirection}', "sh", *command], timeout=WAIT_S, check=False)
+    assert started.returncode == 0
+    wait_for_exit(int(daemon.log_file.read_text().split()[-1]))
+
+
+def test_an_exit_code_is_heard_of_although_the_end_of_children_is_ignored_where_we_are_started(daemon: Daemon) -> None:
+    command = daemon.command("raise AccessError('access denied to s3://b')")
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    started = subprocess.run([sys.executable, "-c", ignoring, *command], stderr=subprocess.DEVNULL, timeout=WAIT_S)
+    assert started.returncode == 3
+
+
+def test_an_error_before_readiness_is_said_once(daemon: Daemon) -> None:
+    failed = daemon.start("raise AccessError('access denied to s3://b')")
+    assert failed.stderr.count("access denied") == 1
+
+
+def test_an_error_before_readiness_is_json_where_lines_are(daemon: Daemon) -> None:
+    failed = daemon.start("raise AccessError('access denied to s3://b')", "--log-format", "json")
+    records = [json.loads(line) for line in failed.stderr.splitlines()]
+    assert [(record["level"], record["exit_code"]) for record in records] == [("error", 3)]
+
+
+def test_an_error_after_readiness_is_in_the_log(daemon: Daemon) -> None:
+    started = daemon.start("logger.info('%d', os.getpid()); ready(); raise AccessError('credentials expired')")
+    assert started.returncode == 0
+    wait_for_exit(int(started.stderr.split()[-1]))
+    assert "credentials expired" not in started.stderr
+    assert "ERROR fastfuse.cli.main: credentials expired\n" in daemon.log_file.read_text()
+
+
+def test_a_bug_before_readiness_is_shown_with_its_traceback(daemon: Daemon) -> None:
+    failed = daemon.start("raise KeyError('unforeseen')")
+    assert failed.returncode == 1
+    assert "this is a bug in fastfuse: 'unforeseen'" in failed.stderr
+    assert "Traceback" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("mount", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+        ("return 0", "stopped"),
+        ("if os.fork(): os._exit(0)\nawait_release(); os._exit(0)", "stopped"),
+    ],
+)
+def test_a_child_that_ends_before_readiness_without_a_word_is_reported(daemon: Daemon, mount: str, how: str) -> None:
+    failed = daemon.start(mount)
+    assert failed.returncode == 1
+    assert failed.stderr == f"fastfuse: error: the daemon was {how} before the mount was ready\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
+    command = daemon.command("logger.info('%d', os.getpid()); await_release(); return 0")
+    with subprocess.Popen([*command, "--log-file", str(daemon.log_file)], stderr=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stderr is not None
+            child = int(parent.stderr.readline().split()[-1])
+            parent.send_signal(number)
+            assert parent.wait(WAIT_S) == 130
+        finally:
+            parent.kill()
+    wait_for_exit(child)
+
+
+def test_a_mistaken_command_line_is_refused_before_anything_is_forked(daemon: Daemon) -> None:
+    failed = daemon.start("raise KeyError", "--part-size", "1")
+    assert failed.returncode == 2
+    assert not daemon.log_file.exists()

@@ -1,0 +1,146 @@
+"""A table that takes another one's place: what stays keeps its inode number, and nothing else does."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import StaleInodeError
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.changes import Changes, take_over
+from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
+
+MD5 = '"' + "0123456789abcdef" * 2 + '"'
+
+
+@dataclass(frozen=True)
+class Version:
+    size_bytes: int = 1
+    mtime_ns: int = 5
+    etag: str = MD5
+    storage_class: str = "STANDARD"
+
+
+Objects = dict[str, Version]
+
+
+def table_of(objects: Objects) -> InodeTable:
+    builder = TableBuilder("bucket", "")
+    versions = list(objects.values())
+    builder.add(
+        [key.encode() for key in objects],
+        [version.size_bytes for version in versions],
+        [version.mtime_ns for version in versions],
+        [version.etag for version in versions],
+        [version.storage_class for version in versions],
+    )
+    return builder.build()[0]
+
+
+def walk(table: InodeTable) -> dict[str, Attributes]:
+    """Every path with its attributes; the root is the empty path."""
+    found = {"": table.attributes(ROOT)}
+    waiting = [("", ROOT)]
+    while waiting:
+        path, directory = waiting.pop()
+        for _, name, attributes in table.children(directory):
+            below = f"{path}/{name.decode()}" if path else name.decode()
+            found[below] = attributes
+            if attributes.is_directory:
+                waiting.append((below, attributes.inode))
+    return found
+
+
+def versions_of(table: InodeTable, objects: Objects) -> dict[str, Version]:
+    return {path: objects[path] for path, attributes in walk(table).items() if not attributes.is_directory}
+
+
+_versions = st.builds(
+    Version,
+    size_bytes=st.integers(0, 2),
+    mtime_ns=st.integers(1, 2),
+    etag=st.sampled_from([MD5, MD5[:-1] + '-7"', MD5[:-1] + '-8"', "odd", "odder", ""]),
+    storage_class=st.sampled_from(["STANDARD", "GLACIER"]),
+)
+_paths = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
+_objects = st.dictionaries(_paths, _versions, max_size=10)
+
+
+@given(st.lists(_objects, min_size=2, max_size=4))
+def test_what_stays_keeps_its_number_and_no_number_is_used_twice(generations: list[Objects]) -> None:
+    old = table_of(generations[0])
+    used = {attributes.inode for attributes in walk(old).values()}
+    for before, after in pairwise(generations):
+        new, changes = take_over(old, table_of(after))
+        new.check_invariants()
+        were, are = walk(old), walk(new)
+        old_versions, new_versions = versions_of(old, before), versions_of(new, after)
+        stay = {path for path in old_versions if new_versions.get(path) == old_versions[path]}
+        stay |= {path for path in were if path in are and were[path].is_directory and are[path].is_directory}
+        for path, attributes in are.items():
+            assert (attributes.inode == were[path].inode) if path in stay else (attributes.inode not in used)
+        assert changes.added == len(new_versions.keys() - old_versions.keys())
+        assert changes.removed == len(old_versions.keys() - new_versions.keys())
+        assert changes.replaced == len((old_versions.keys() & new_versions.keys()) - stay)
+        check_what_is_stale(changes, were, are, stay)
+        used |= {attributes.inode for attributes in are.values()}
+        old = new
+
+
+def check_what_is_stale(
+    changes: Changes, were: dict[str, Attributes], are: dict[str, Attributes], stay: set[str]
+) -> None:
+    """A name is stale where its directory stays and it does not."""
+    expected = set()
+    for path in (were.keys() | are.keys()) - stay:
+        parent, _, name = path.rpartition("/")
+        if parent in stay:
+            expected.add((were[parent].inode, name.encode()))
+    assert set(changes.stale_names) == expected
+    assert len(changes.stale_names) == len(expected)
+    times = {path for path in stay if were[path].is_directory and were[path].mtime_ns != are[path].mtime_ns}
+    assert sorted(changes.stale_attributes) == sorted(were[path].inode for path in times)
+
+
+def test_an_identical_table_changes_nothing() -> None:
+    objects = {f"{folder}/{number}": Version() for folder in "abc" for number in range(5)}
+    new, changes = take_over(table_of(objects), table_of(objects))
+    assert not changes
+    assert walk(new) == walk(table_of(objects))
+
+
+def test_lookup_and_reference_go_by_the_kept_numbers() -> None:
+    old = table_of({"b": Version(), "c/d": Version(size_bytes=7)})
+    new, _ = take_over(old, table_of({"a": Version(), "b": Version(), "c/d": Version(size_bytes=7), "c/e": Version()}))
+    directory = new.lookup(ROOT, b"c")
+    assert directory is not None
+    assert directory == old.lookup(ROOT, b"c")
+    kept = new.lookup(directory, b"d")
+    assert kept is not None
+    assert new.ref(kept) == old.ref(kept)
+    assert new.parent(kept) == directory
+    assert new.key(kept) == "c/d"
+    assert new.lookup(ROOT, b"a") == old.next_inode
+
+
+@pytest.mark.parametrize("inode", [0, -1, 4, 1 << 63])
+def test_a_number_that_is_not_in_the_table_is_stale(inode: int) -> None:
+    old = table_of({"a": Version(), "b": Version()})
+    new, _ = take_over(old, table_of({"a": Version(), "b": Version()}))
+    for table in (old, new):
+        assert inode not in table
+        with pytest.raises(StaleInodeError):
+            table.attributes(inode)
+
+
+def test_a_removed_file_is_stale_and_a_kept_one_is_not() -> None:
+    old = table_of({"a": Version(), "b": Version()})
+    new, changes = take_over(old, table_of({"b": Version()}))
+    assert (changes.added, changes.removed, changes.replaced) == (0, 1, 0)
+    gone, kept = old.lookup(ROOT, b"a"), old.lookup(ROOT, b"b")
+    assert gone is not None
+    assert kept is not None
+    assert gone not in new
+    assert new.attributes(kept) == old.attributes(kept)

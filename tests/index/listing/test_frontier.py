@@ -1,0 +1,115 @@
+"""Parallel listing without I/O: a simulated service, any interleaving, any failures."""
+
+import random
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.index.listing.frontier import Frontier, Span
+
+
+class Service:
+    """Pages over sorted keys, in rounds of up to `limit` requests, some of which fail and are asked for again."""
+
+    def __init__(self, keys: list[str], *, page_keys: int = 1000, limit: int = 64) -> None:
+        self.keys = sorted(keys)
+        self.page_keys = page_keys
+        self.limit = limit
+        self.requests = 0
+        self.rounds = 0
+
+    def page(self, after: str, page_keys: int) -> tuple[list[str], bool]:
+        start = bisect_right(self.keys, after) if after else 0
+        return self.keys[start : start + page_keys], start + page_keys < len(self.keys)
+
+    def run(self, *, folders: list[str] | None = None, chance: random.Random | None = None) -> list[str]:
+        """All keys in the order in which the spans brought them, range by range."""
+        frontier = Frontier("")
+        found: dict[Span, list[str]] = {}
+        running = list(frontier.active)
+        while running:
+            self.rounds += 1
+            if folders and self.rounds == 2:
+                frontier.mark(folders)
+            batch = running
+            if chance:
+                chance.shuffle(batch)
+                keep = chance.randint(1, len(batch))  # the rest is slow, or fails and is tried again
+                batch, running = batch[:keep], batch[keep:]
+            else:
+                running = []
+            replies = [(span, *self.page(span.cursor, self._length(chance))) for span in batch]
+            for span, keys, is_truncated in replies:
+                self.requests += 1
+                mine = frontier.advance(span, keys, is_truncated=is_truncated)
+                found.setdefault(span, []).extend(keys[:mine])
+                running += [span] if not span.is_done else []
+                running += frontier.cut(self.limit - len(frontier.active))
+        assert not frontier.active
+        assert frontier.share_done() == 1
+        return [key for span in sorted(found, key=lambda span: span.range.after) for key in found[span]]
+
+    def _length(self, chance: random.Random | None) -> int:
+        return chance.randint(1, self.page_keys) if chance else self.page_keys
+
+
+segments = st.text(st.sampled_from("01289afz-!.\U0001f600é"), min_size=1, max_size=4)
+key_sets = st.sets(st.lists(segments, min_size=1, max_size=3).map("/".join), max_size=150) | st.sets(
+    st.integers(0, 10**6).map(lambda number: f"{'shared-prefix/' * 5}{number:07}"), max_size=300
+)
+
+
+@given(key_sets, st.integers(1, 9), st.integers(1, 12), st.booleans(), st.randoms(use_true_random=False))
+def test_all_ranges_together_are_the_serial_listing_in_order(
+    keys: set[str], page_keys: int, limit: int, knows_folders: bool, chance: random.Random
+) -> None:
+    folders = sorted({key[: key.index("/") + 1] for key in keys if "/" in key}) if knows_folders else None
+    assert Service(list(keys), page_keys=page_keys, limit=limit).run(folders=folders, chance=chance) == sorted(keys)
+
+
+def _shapes() -> dict[str, list[str]]:
+    chance = random.Random(7)
+    count = 200_000
+    return {
+        "flat": [f"file-{number:08}" for number in range(count)],
+        "unpadded": [f"img_{number}.jpg" for number in range(count)],
+        "folders": [
+            f"dir{folder:04}/file-{number:06}.jpg" for folder in range(1000) for number in range(count // 1000)
+        ],
+        "hex": [f"{chance.getrandbits(64):016x}/obj" for _ in range(count)],
+        "words": ["".join(chance.choices("etaoinshrdlu", k=chance.randint(3, 12))) + str(n) for n in range(count)],
+    }
+
+
+SHAPES = _shapes()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_large_prefix_takes_few_round_trips_and_few_requests_more_than_it_has_pages(shape: str) -> None:
+    service = Service(SHAPES[shape])
+    folders = sorted({key[: key.index("/") + 1] for key in service.keys if "/" in key})[:1000]
+    assert service.run(folders=folders) == service.keys
+    assert service.requests <= 1.3 * 200
+    assert service.rounds <= 30
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2000])
+def test_a_small_prefix_is_listed_serially(count: int) -> None:
+    service = Service([f"{number:06}" for number in range(count)])
+    service.run()
+    assert service.requests == -(-count // 1000)
+
+
+def test_of_a_page_that_runs_past_the_end_of_a_span_only_the_beginning_counts() -> None:
+    frontier = Frontier("")
+    (span,) = frontier.active
+    for start in (0, 1000):
+        frontier.advance(span, [f"{number:06}" for number in range(start, start + 1000)], is_truncated=True)
+    first, *_ = frontier.cut(4)
+    assert span.range.until == first.range.after
+    keys = [f"{number:06}" for number in range(2000, 9000)]
+    mine = frontier.advance(span, keys, is_truncated=True)
+    assert keys[mine - 1] <= first.range.after < keys[mine]
+    assert span.is_done

@@ -1,0 +1,90 @@
+"""Listings that are killed, cut or throttled at any page, through real processes: a whole mount or none."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.testing import (
+    INTERNAL_ERROR,
+    SLOW_DOWN,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    Reset,
+    ServerConfig,
+    Stall,
+    Truncate,
+)
+from fastfuse.testing.faults import Action
+from tests.mounting import ENVIRONMENT, mount_command, mounted
+
+KEYS = [f"{folder}/{number:03}" for folder in "abc" for number in range(100)]
+# A listing gives up within seconds instead of minutes.
+IMPATIENT = """
+import sys
+from fastfuse.s3 import client
+client.LIST_DEADLINE_S = 2.0
+from fastfuse.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects(dict.fromkeys(KEYS, b"x"))}, ServerConfig(page_keys_max=10)) as server:
+        yield server
+
+
+def pages(server: LoopbackServer) -> int:
+    return server.statistics().requests.get("ListObjectsV2", 0)
+
+
+@pytest.mark.parametrize("page", [0, 1, 2, 5, 20])
+def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_path: Path, page: int) -> None:
+    server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2", skip=page))
+    command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > page, 60)
+            [lister] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(lister), signal.SIGKILL)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert stderr == "fastfuse: error: the lister was killed by signal 9\nhint: out of memory?\n"
+    assert find_mount(tmp_path) is None
+
+
+@pytest.mark.parametrize("page", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("action", [Reset(None), Truncate(300), INTERNAL_ERROR], ids=["reset", "cut", "500"])
+def test_a_service_that_breaks_off_for_good_mounts_nothing(
+    server: LoopbackServer, tmp_path: Path, action: Action, page: int
+) -> None:
+    server.faults.add(FaultRule(action=action, operation="ListObjectsV2", skip=page))
+    command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
+    command = [sys.executable, "-c", IMPATIENT, *command[command.index("mount") :]]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("fastfuse: error: ")]
+    assert len(errors) == 1
+    assert "Traceback" not in done.stderr
+    assert find_mount(tmp_path) is None
+    assert pages(server) > page
+
+
+@pytest.mark.parametrize(
+    "action", [SLOW_DOWN, INTERNAL_ERROR, Reset(None), Truncate(300)], ids=["503", "500", "reset", "cut"]
+)
+def test_a_service_that_fails_three_times_in_ten_is_mounted_whole(server: LoopbackServer, action: Action) -> None:
+    server.faults.add(FaultRule(action=action, operation="ListObjectsV2", probability=0.3, seed=7))
+    with mounted("s3://bucket", server.endpoint_url) as mount:
+        found = sorted(str(path.relative_to(mount.path)) for path in mount.path.rglob("*") if path.is_file())
+        assert found == KEYS
+        assert mount.stop() == 0

@@ -1,0 +1,134 @@
+"""A listing from an S3 Inventory report is the listing that LIST gives."""
+
+import hashlib
+
+import pytest
+
+from fastfuse.errors import ConfigurationError, ServiceError, SourceError
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.listing.acceptance import Listing
+from fastfuse.index.listing.inventory import list_inventory
+from fastfuse.index.listing.lister import list_source
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.testing import ACCESS_DENIED, Answer, FaultRule, LoopbackServer, MemoryObjects
+from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
+
+MANIFEST = S3Uri("bucket", "inventory/manifest.json")
+CHECKSUM = "inventory/manifest.checksum"
+DATA = "inventory/data/0"
+KEYS = [*(f"train/{folder}/{number:03} +%ü" for folder in "abc" for number in range(40)), "train-2/x", "one.bin"]
+
+
+def held(file_format: str, **changes: object) -> MemoryObjects:
+    """Objects, and a report of them in three files that are not in order."""
+    objects = MemoryObjects({key: key.encode() for key in KEYS})
+    view = objects.view()
+    stored = [found for found in map(view.lookup, map(str.encode, KEYS)) if found is not None]
+    rows = [Row(e.key.decode(), e.size_bytes, e.modified_s * 1000, e.etag.strip('"')) for e in stored]
+    write = csv_file if file_format == "CSV" else parquet_file
+    files = {f"inventory/data/{part}": write(rows[part::3]) for part in (2, 0, 1)}
+    for key, data in files.items():
+        objects.put(key, data)
+    objects.put(MANIFEST.path, manifest(files, file_format, **changes))
+    return objects
+
+
+def columns(table: InodeTable) -> dict[str, bytes]:
+    table.check_invariants()
+    return {name: column.tobytes() for name, column in table.columns.items()}
+
+
+async def tables(objects: MemoryObjects, source: S3Uri) -> tuple[InodeTable, InodeTable]:
+    """By inventory, and by LIST."""
+    with LoopbackServer({"bucket": objects}) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+        client = S3Client(session)
+        try:
+            by_inventory = await list_inventory(client, MANIFEST, source)
+            by_list = await list_source(client, source)
+        finally:
+            await client.aclose()
+    return by_inventory.table, by_list.table
+
+
+async def listed(objects: MemoryObjects, source: S3Uri, *faults: FaultRule) -> Listing:
+    with LoopbackServer({"bucket": objects}, faults=faults) as server:
+        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")))
+        try:
+            return await list_inventory(client, MANIFEST, source)
+        finally:
+            await client.aclose()
+
+
+@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
+@pytest.mark.parametrize("path", ["train", "train/", "train/b", "one.bin"])
+async def test_the_table_is_that_of_a_listing(aws_environment: object, file_format: str, path: str) -> None:
+    by_inventory, by_list = await tables(held(file_format), S3Uri("bucket", path))
+    assert columns(by_inventory) == columns(by_list)
+    assert by_inventory.metadata == by_list.metadata
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sourceBucket": "other"}, "is an inventory of the bucket 'other', not of 'bucket'"),
+        (
+            {"files": [{"key": DATA, "size": 1, "MD5checksum": "0" * 32}]},
+            r"is not the one that its manifest names \(size",
+        ),
+        ({"files": [{"key": KEYS[-1], "size": 7, "MD5checksum": "0" * 32}]}, r"that its manifest names \(MD5\)"),
+    ],
+)
+async def test_a_report_of_something_else_is_refused(
+    aws_environment: object, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        await tables(held("CSV", **changes), S3Uri("bucket", "train"))
+
+
+async def test_a_data_file_that_is_gone_is_said_by_its_name(aws_environment: object) -> None:
+    objects = held("CSV")
+    objects.delete("inventory/data/1")
+    with pytest.raises(SourceError, match="There is no object 's3://bucket/inventory/data/1"):
+        await tables(objects, S3Uri("bucket", "train"))
+
+
+async def test_a_source_that_is_only_the_beginning_of_a_name_says_what_there_is(aws_environment: object) -> None:
+    with pytest.raises(
+        SourceError, match=r"only the beginning of a name; there is s3://bucket/train-2/, s3://b.*/train/"
+    ):
+        await listed(held("CSV"), S3Uri("bucket", "tra"))
+
+
+@pytest.mark.parametrize("text", [b"", b"0" * 32])
+async def test_a_manifest_that_its_checksum_is_not_of_is_refused(aws_environment: object, text: bytes) -> None:
+    objects = held("CSV")
+    objects.put(CHECKSUM, text)
+    with pytest.raises(ConfigurationError, match=r"is not the manifest that its manifest.checksum is of \(MD5\)"):
+        await listed(objects, S3Uri("bucket", "train"))
+
+
+async def test_a_manifest_and_its_checksum(aws_environment: object) -> None:
+    objects = held("CSV")
+    without = await listed(objects, S3Uri("bucket", "train"))
+    text = manifest({}, files=[])
+    objects.put(MANIFEST.path, text)
+    objects.put(CHECKSUM, hashlib.md5(text, usedforsecurity=False).hexdigest().encode() + b"\n")
+    found = await listed(objects, S3Uri("bucket", "train"))
+    # The manifest, its checksum, and of each file: HEAD and GET. Without a checksum only its HEAD.
+    assert (without.request_count, found.request_count) == (2 + 1 + 3 * 2, 2 + 2)
+
+
+async def test_a_checksum_that_may_not_be_read_is_done_without(aws_environment: object) -> None:
+    denied = FaultRule(action=ACCESS_DENIED, key=CHECKSUM)
+    assert (await listed(held("CSV"), S3Uri("bucket", "train"), denied)).table.metadata.file_count == 120
+
+
+async def test_a_service_that_fails_at_the_checksum_is_no_missing_one(aws_environment: object) -> None:
+    with pytest.raises(ServiceError, match="failed to read 's3://bucket/inventory/manifest"):
+        await listed(
+            held("CSV"), S3Uri("bucket", "train"), FaultRule(action=Answer(400, "InvalidRequest", "No."), key=CHECKSUM)
+        )

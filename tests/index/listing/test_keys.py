@@ -1,0 +1,111 @@
+"""A listing of what a file names: attributes as LIST has them, and every key that is missing is told."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    ServiceError,
+    SourceError,
+)
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.listing.keys import list_keys
+from fastfuse.index.listing.sweep import ListingProgress
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import ObjectRef
+
+SOURCE = S3Uri("bucket", "train")
+
+
+class Heads:
+    """Answers for every key but those that are missing or denied; counts how many are asked for at once."""
+
+    max_connections = 7
+
+    def __init__(self, *, missing: set[str] = frozenset(), denied: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.missing = missing
+        self.denied = denied
+        self.error: Exception | None = None
+        self.at_once = self.most_at_once = 0
+
+    async def head(self, bucket: str, key: str) -> ObjectRef:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await trio.sleep(len(key) % 3)
+        self.at_once -= 1
+        if self.error is not None:
+            raise self.error
+        if key in self.missing:
+            raise MissingObjectError(key)
+        if key in self.denied:
+            raise ForbiddenObjectError(key)
+        return ObjectRef(bucket, key, len(key), f'"{key}"', 10**18, "STANDARD")
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
+        raise AssertionError("nothing is read")
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def written(tmp_path: Path, keys: list[str]) -> Path:
+    path = tmp_path / "keys.txt"
+    path.write_text("".join(f"{key}\n" for key in keys))
+    return path
+
+
+def names(table: InodeTable) -> list[bytes]:
+    table.check_invariants()
+    return [name for _, name, _ in table.children(ROOT)]
+
+
+async def test_every_key_is_asked_for_once_and_many_at_a_time(tmp_path: Path, autojump_clock: object) -> None:
+    keys = [f"train/{'x' * (number % 5)}{number}" for number in range(50)]
+    heads, seen = Heads(), list[ListingProgress]()
+    listing = await list_keys(heads, written(tmp_path, [*reversed(keys), *keys]), SOURCE, progress=seen.append)
+    assert listing.request_count == 50
+    assert heads.most_at_once == 7
+    assert names(listing.table) == sorted(key.removeprefix("train/").encode() for key in keys)
+    for key in keys:
+        inode = listing.table.lookup(ROOT, key.removeprefix("train/").encode())
+        assert inode is not None
+        assert listing.table.ref(inode) == ObjectRef("bucket", key, len(key), f'"{key}"', 10**18, "STANDARD")
+    assert (seen[-1].objects, seen[-1].share) == (50, 1)
+
+
+async def test_the_one_object_of_a_source(tmp_path: Path, autojump_clock: object) -> None:
+    listing = await list_keys(Heads(), written(tmp_path, ["a/train"]), S3Uri("bucket", "a/train"))
+    assert names(listing.table) == [b"train"]
+
+
+async def test_an_empty_list_is_an_empty_table(tmp_path: Path) -> None:
+    assert names((await list_keys(Heads(), written(tmp_path, []), SOURCE)).table) == []
+
+
+@pytest.mark.parametrize(("kind", "error"), [("missing", SourceError), ("denied", AccessError)])
+async def test_keys_that_are_not_to_be_had_are_named_with_their_lines(
+    tmp_path: Path, autojump_clock: object, kind: str, error: type[Exception]
+) -> None:
+    keys = [f"train/{number:02}" for number in range(30)]
+    with pytest.raises(
+        error, match=r"15 of the 30 keys in .*keys.txt .*\(keys.txt:1: 's3://bucket/train/00'; .*; and 5 more\)"
+    ):
+        await list_keys(Heads(**{kind: set(keys[::2])}), written(tmp_path, keys), SOURCE)
+
+
+@pytest.mark.parametrize("error", [ServiceError("no"), SourceError("no such bucket"), AccessError("bad credentials")])
+async def test_what_is_wrong_with_every_key_ends_it(tmp_path: Path, autojump_clock: object, error: Exception) -> None:
+    heads = Heads()
+    heads.error = error
+    with pytest.raises(type(error), match=f"^{error}"):
+        await list_keys(heads, written(tmp_path, ["train/a", "train/b"]), SOURCE)
+
+
+async def test_a_list_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file or directory"):
+        await list_keys(Heads(), tmp_path / "absent", SOURCE)

@@ -1,0 +1,354 @@
+"""The lister over pages that a test writes, and over the loopback server."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import pytest
+
+from fastfuse.errors import EmptySourceError, ServiceError, SourceError
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.listing.lister import Listing, list_source
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.memory import MemoryStore
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, ShortPage
+
+
+@dataclass
+class PagedStore:
+    """Pages of any length over a set of keys; `by_token` says how they are continued."""
+
+    keys: list[bytes]
+    page_keys: int = 1000
+    by_token: bool = True
+    # Lengths of the first pages, before `page_keys` applies.
+    first_pages: list[int] = field(default_factory=list)
+    requests: list[dict[str, str]] = field(default_factory=list)
+
+    async def list(
+        self,
+        bucket: str,
+        *,
+        prefix: str,
+        start_after: str = "",
+        continuation_token: str = "",
+        delimiter: str = "",
+        max_keys: int = 1000,
+    ) -> bytes:
+        self.requests.append({"prefix": prefix, "start_after": start_after, "token": continuation_token})
+        first = 0
+        if continuation_token:
+            first = int(continuation_token.partition(":")[0])
+        names = self._names(prefix.encode(), delimiter.encode())
+        if start_after:
+            first = sum(name <= start_after.encode() for name in names)
+        count = self.first_pages.pop(0) if self.first_pages else self.page_keys
+        end = min(first + count, len(names))
+        token = f"{end}:{len(self.requests)}" if self.by_token and end < len(names) else ""
+        return page_body(names[first:end], truncated=end < len(names), token=token)
+
+    def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
+        names = set()
+        for key in self.keys:
+            if key.startswith(prefix):
+                cut = key.find(delimiter, len(prefix)) if delimiter else -1
+                names.add(key if cut < 0 else key[: cut + 1] + b"\0")  # marks a common prefix for `page_body`
+        return sorted(names)
+
+    async def aclose(self) -> None:
+        raise AssertionError("the lister does not own the source")
+
+
+def page_body(names: Sequence[bytes], *, truncated: bool = False, token: str = "", size: int = 1) -> bytes:
+    rows = [
+        f"<CommonPrefixes><Prefix>{quote(name[:-1])}</Prefix></CommonPrefixes>"
+        if name.endswith(b"\0")
+        else f"<Contents><Key>{quote(name)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+        f"<ETag>&quot;e&quot;</ETag><Size>{0 if name.endswith(b'/') else size}</Size>"
+        "<StorageClass>STANDARD</StorageClass></Contents>"
+        for name in names
+    ]
+    next_token = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    return (
+        f"<ListBucketResult><EncodingType>url</EncodingType><IsTruncated>{str(truncated).lower()}</IsTruncated>"
+        f"{next_token}{''.join(rows)}</ListBucketResult>"
+    ).encode()
+
+
+@dataclass
+class ScriptedSource:
+    """Answers with the given pages, one after the other, the last one for ever."""
+
+    pages: list[bytes]
+    count: int = 0
+
+    async def list(self, bucket: str, **_: object) -> bytes:
+        self.count += 1
+        assert self.count < 100, "the lister goes round in circles"
+        return self.pages[min(self.count, len(self.pages)) - 1]
+
+    async def aclose(self) -> None:
+        raise AssertionError("the lister does not own the source")
+
+
+def paths(table: InodeTable) -> list[str]:
+    return sorted(
+        table.key(inode).removeprefix(table.metadata.key_prefix)
+        for inode in range(ROOT, len(table) + 1)
+        if not table.is_directory(inode)
+    )
+
+
+# A directory bucket has no order, so its pages are followed one after the other.
+SERIAL = S3Uri("b--x-s3", "data/")
+KEYS = [f"data/{number // 7}/{number:03}".encode() for number in range(40)]
+
+
+@pytest.mark.parametrize("by_token", [True, False], ids=["token", "start-after"])
+@pytest.mark.parametrize("page_keys", [1, 3, 39, 40, 41, 1000])
+async def test_pages_of_any_length_make_the_same_table(page_keys: int, by_token: bool) -> None:
+    store = PagedStore(KEYS, page_keys, by_token)
+    seen: list[int] = []
+    listing = await list_source(store, SERIAL, progress=lambda listed: seen.append(listed.objects))
+    listing.table.check_invariants()
+    assert paths(listing.table) == [key.decode().removeprefix("data/") for key in KEYS]
+    assert listing.request_count == len(store.requests) == -(-len(KEYS) // page_keys)
+    assert seen == [min(n * page_keys, len(KEYS)) for n in range(1, listing.request_count + 1)]
+    assert listing.table.metadata.bucket == SERIAL.bucket
+
+
+async def test_a_token_is_followed_in_preference_to_the_last_key() -> None:
+    store = PagedStore(KEYS, 30)
+    await list_source(store, SERIAL)
+    assert store.requests[1] == {"prefix": "data/", "start_after": "", "token": "30:1"}
+
+
+async def test_without_a_token_the_listing_goes_on_after_the_last_key() -> None:
+    store = PagedStore(KEYS, 30, by_token=False)
+    await list_source(store, SERIAL)
+    assert store.requests[1] == {"prefix": "data/", "start_after": KEYS[29].decode(), "token": ""}
+
+
+@pytest.mark.parametrize("first_pages", [[0], [0, 0, 5, 0], [2, 0, 1]])
+async def test_short_and_empty_pages_end_nothing_while_the_service_says_truncated(first_pages: list[int]) -> None:
+    listing = await list_source(PagedStore(KEYS, 10, first_pages=first_pages), S3Uri("b", "data"))
+    assert listing.table.metadata.file_count == len(KEYS)
+
+
+async def test_one_object_is_found_behind_empty_pages() -> None:
+    store = PagedStore([b"dir/a.bin", b"dir/b.bin"], first_pages=[0, 0])
+    store.keys = [b"dir/a.bin", b"dir/a.bin2"]
+    store.first_pages = [1000, 0, 0]
+    assert paths((await list_source(store, S3Uri("b", "dir/a.bin"))).table) == ["a.bin"]
+
+
+async def test_a_folder_without_objects_behind_an_empty_page_is_not_taken_for_one() -> None:
+    class Source(PagedStore):
+        async def list(self, bucket: str, *, prefix: str, **arguments: str | int) -> bytes:
+            if prefix == "a.bin/":
+                is_first = not arguments.get("continuation_token")
+                return page_body([], truncated=is_first, token="t" if is_first else "")
+            return page_body([b"a.bin"])
+
+    assert paths((await list_source(Source([]), S3Uri("b", "a.bin"))).table) == ["a.bin"]
+
+
+async def test_keys_in_no_order_make_a_sorted_table() -> None:
+    source = ScriptedSource([page_body([b"p/c", b"p/a"], truncated=True, token="t"), page_body([b"p/b"])])
+    listing = await list_source(source, S3Uri("b", "p/"))
+    assert [name for _, name, _ in listing.table.children(ROOT)] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [page_body([b"p/a"], truncated=True, token="t")],
+        [page_body([], truncated=True, token="t")],
+        [page_body([b"p/a"], truncated=True)],
+        [page_body([b"p/a", b"p/b"], truncated=True), page_body([b"p/b"], truncated=True)],
+        [page_body([b"p/a"], truncated=True, token="1"), page_body([b"p/b"], truncated=True, token="2")] * 3,
+    ],
+    ids=["same page", "same empty page", "same page without token", "last key again", "cycle of tokens"],
+)
+async def test_a_listing_that_does_not_advance_is_refused(pages: list[bytes]) -> None:
+    with pytest.raises(ServiceError, match="does not advance"):
+        await list_source(ScriptedSource(pages), S3Uri("b", "p/"))
+
+
+async def test_a_listing_that_has_no_token_after_a_key_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(ServiceError, match="cannot go on after b'p/\\\\xff'"):
+        await list_source(ScriptedSource([page_body([b"p/\xff"], truncated=True)]), S3Uri("b", "p/"))
+
+
+async def test_a_key_that_was_not_asked_for_is_refused() -> None:
+    with pytest.raises(ServiceError, match="does not begin with it"):
+        await list_source(ScriptedSource([page_body([b"p/a", b"q"])]), S3Uri("b", "p/"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a URI names in a bucket (clause N1): the key prefix and the paths of its mount."""
+
+    path: str
+    keys: list[str]
+    prefix: str
+    paths: list[str]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("", ["a", "b/c"], "", ["a", "b/c"]),
+        Case("train/", ["train/a", "train-01/b"], "train/", ["a"]),
+        Case("train", ["train/a", "train/b/c"], "train/", ["a", "b/c"]),
+        Case("train", ["train", "train/a"], "train/", ["a"]),
+        Case("p/file.bin", ["p/file.bin", "p/other"], "p/", ["file.bin"]),
+        Case("p/file.bin", ["p/file.bin", "p/file.bin.md5", "p/file.bin2/x"], "p/", ["file.bin"]),
+        Case("file.bin", ["file.bin"], "", ["file.bin"]),
+        Case("a//b", ["a//b"], "a//", ["b"]),
+        Case("ü 日+%", ["ü 日+%/x"], "ü 日+%/", ["x"]),
+    ],
+    ids=lambda case: f"{case.path!r} in {case.keys}",
+)
+async def test_a_uri_names_a_folder_or_exactly_one_object_n1(case: Case) -> None:
+    listing = await list_source(MemoryStore(dict.fromkeys(case.keys, b"x")), S3Uri("bucket", case.path))
+    assert (listing.table.metadata.key_prefix, paths(listing.table)) == (case.prefix, case.paths)
+
+
+async def test_a_partial_name_is_refused_with_its_candidates_n1() -> None:
+    store = MemoryStore(dict.fromkeys(["train-01/a", "train-02/b", "train.txt", "other"], b"x"))
+    with pytest.raises(SourceError) as caught:
+        await list_source(store, S3Uri("bucket", "train"), allow_empty=True)
+    assert str(caught.value) == (
+        "s3://bucket/train is only the beginning of a name; there is "
+        "s3://bucket/train-01/, s3://bucket/train-02/, s3://bucket/train.txt"
+    )
+    assert not isinstance(caught.value, EmptySourceError)
+
+
+async def test_of_many_candidates_five_are_shown() -> None:
+    store = MemoryStore(dict.fromkeys([f"train-{number}" for number in range(8)], b"x"))
+    with pytest.raises(SourceError, match=r"s3://bucket/train-4 and 3 more$"):
+        await list_source(store, S3Uri("bucket", "train"))
+
+
+async def test_neighbours_of_a_folder_that_was_named_without_its_slash_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore(dict.fromkeys(["train/a", "train-01/b"], b"x"))
+    await list_source(store, S3Uri("bucket", "train"))
+    assert "s3://bucket/train is taken as the folder train/; s3://bucket/train-01/ is not mounted" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["train/", "train"])
+async def test_a_folder_without_neighbours_or_named_exactly_is_mounted_in_silence(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ["train/a"] if path == "train" else ["train/a", "train-01/b"]
+    await list_source(MemoryStore(dict.fromkeys(keys, b"x")), S3Uri("bucket", path))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("path", ["", "nothing", "nothing/", "no/thing"])
+async def test_where_there_is_nothing_the_mount_is_refused_unless_empty_is_allowed(path: str) -> None:
+    store = MemoryStore({} if not path else {"other": b"x"})
+    with pytest.raises(EmptySourceError, match="no") as caught:
+        await list_source(store, S3Uri("bucket", path))
+    assert "--allow-empty" in caught.value.hint
+    listing = await list_source(store, S3Uri("bucket", path), allow_empty=True)
+    listing.table.check_invariants()
+    assert len(listing.table) == 1
+
+
+async def test_a_source_of_which_nothing_can_be_shown_is_empty() -> None:
+    store = MemoryStore({"p/a//b": b"x"})
+    with pytest.raises(EmptySourceError, match="no object that can be shown"):
+        await list_source(store, S3Uri("bucket", "p/"))
+
+
+ODD_KEYS: Mapping[bytes, str] = {
+    b"p/a//b": "an empty path segment",
+    b"p/../x": "a '.' or '..' path segment",
+    b"p/n\xff": "bytes that are not UTF-8",
+    b"p/" + b"x" * 256: "a path segment over 255 bytes",
+    b"p/twice": "a file with the same name as a directory",
+}
+GOOD_KEYS = [b"p/twice/good", b"p/ok"]
+
+
+async def test_keys_left_out_are_counted_and_logged_exactly_n2_n4(caplog: pytest.LogCaptureFixture) -> None:
+    listing = await list_source(PagedStore(sorted([*ODD_KEYS, *GOOD_KEYS])), S3Uri("b", "p/"))
+    assert paths(listing.table) == ["ok", "twice/good"]
+    assert listing.refusals.total == len(ODD_KEYS)
+    assert {record.getMessage() for record in caplog.records} == {
+        f"left out: key {key!r} has {reason}" for key, reason in ODD_KEYS.items()
+    }
+
+
+async def test_of_many_keys_left_out_ten_are_logged_and_all_counted(caplog: pytest.LogCaptureFixture) -> None:
+    keys = [b"p/a//%d" % number for number in range(25)]
+    await list_source(PagedStore([*keys, b"p/z"]), S3Uri("b", "p/"))
+    assert len(caplog.records) == 11
+    assert caplog.records[-1].getMessage() == "left out: 25 keys in all; the first 10 are above"
+
+
+async def test_strict_refuses_the_mount_and_names_the_keys() -> None:
+    with pytest.raises(SourceError) as caught:
+        await list_source(PagedStore([b"p/a//b", b"p/c"]), S3Uri("b", "p/"), strict=True)
+    message = str(caught.value)
+    assert message == "1 keys of s3://b/p/ cannot be shown as files (b'p/a//b': an empty path segment)"
+
+
+async def test_strict_has_nothing_against_good_keys() -> None:
+    listing = await list_source(PagedStore(GOOD_KEYS), S3Uri("b", "p/"), strict=True)
+    assert listing.table.metadata.file_count == 2
+
+
+_HOSTILE = {
+    f"hostile/{name}": name.encode()
+    for name in (
+        "a b",
+        "a+b",
+        "a%2Fb",
+        "a&b<c>",
+        "line\nfeed",
+        "\x01\x1f",
+        "日本/語 😀",
+        "?x=1#y",
+        "tab\there",
+        "é",
+        "e\u0301",
+    )
+}
+
+
+@pytest.fixture(params=[True, False], ids=["url-encoded", "bare XML"])
+def server(request: pytest.FixtureRequest, aws_environment: object) -> Iterator[LoopbackServer]:
+    with LoopbackServer(
+        {"bucket": MemoryObjects(_HOSTILE)}, ServerConfig(page_keys_max=3, encode_keys=request.param)
+    ) as server:
+        yield server
+
+
+async def listed(server: LoopbackServer, path: str) -> Listing:
+    session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+    pages = S3Client(session)
+    try:
+        return await list_source(pages, S3Uri("bucket", path))
+    finally:
+        await pages.aclose()
+
+
+async def test_hostile_keys_arrive_over_http_in_pages_of_three(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ShortPage(0), operation="ListObjectsV2", skip=1, times=1))
+    listing = await listed(server, "hostile/")
+    assert paths(listing.table) == sorted(key.removeprefix("hostile/") for key in _HOSTILE)
+    assert listing.request_count == 6  # the second page twice, by its token and by its last key
+
+
+async def test_one_object_with_a_hostile_key_is_mounted_alone(server: LoopbackServer) -> None:
+    listing = await listed(server, "hostile/a%2Fb")
+    assert paths(listing.table) == ["a%2Fb"]

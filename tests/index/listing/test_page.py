@@ -1,0 +1,340 @@
+"""The page parser against what rendered the page, and against ElementTree on the same bytes."""
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote_plus
+from xml.sax.saxutils import escape
+
+import boto3
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import ServiceError
+from fastfuse.index.listing import page as page_module
+from fastfuse.index.listing.page import Page, parse_page
+from fastfuse.testing.buckets import MemoryObjects
+from fastfuse.testing.pages import ListQuery, render_page, select_page
+from tests.servers import S3Server
+
+_HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+_TIME = "2024-01-01T00:00:00.000Z"
+_TIME_NS = 1_704_067_200 * 10**9
+
+# Everything that XML 1.0 can say raw; CR is left out, because parsers make it LF.
+_xml_text = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\ufffe\uffff\r").filter(
+        lambda c: c >= " " or c in "\t\n"
+    ),
+    min_size=1,
+)
+_any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+_etags = st.sampled_from(['"0123456789abcdef0123456789abcdef"', '"0123456789abcdef0123456789abcdef-12"', "plain", ""])
+_classes = st.sampled_from(["STANDARD", "GLACIER", "DEEP_ARCHIVE", "NEW & <ODD>"])
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    size: int = 1
+    etag: str = '"0123456789abcdef0123456789abcdef"'
+    storage_class: str = "STANDARD"
+    modified: str = _TIME
+
+    def fields(self, *, is_url: bool) -> dict[str, str]:
+        return {
+            "Key": quote(self.key, safe="/").replace("%20", "+") if is_url else escape(self.key),
+            "LastModified": self.modified,
+            "ETag": escape(self.etag, {'"': "&quot;"}),
+            "Size": str(self.size),
+            "StorageClass": escape(self.storage_class),
+        }
+
+
+def body_of(rows: list[Row], *, is_url: bool = True, truncated: bool = False, token: str = "", more: str = "") -> bytes:
+    contents = "".join(
+        "<Contents>" + "".join(f"<{k}>{v}</{k}>" for k, v in row.fields(is_url=is_url).items()) + "</Contents>"
+        for row in rows
+    )
+    return wrapped(contents + more, is_url=is_url, truncated=truncated, token=token)
+
+
+def wrapped(contents: str, *, is_url: bool = True, truncated: bool = False, token: str = "") -> bytes:
+    encoding = "<EncodingType>url</EncodingType>" if is_url else ""
+    next_token = f"<NextContinuationToken>{escape(token)}</NextContinuationToken>" if token else ""
+    return (
+        f"{_HEAD}<Name>b</Name>{encoding}<IsTruncated>{str(truncated).lower()}</IsTruncated>{next_token}"
+        f"{contents}</ListBucketResult>"
+    ).encode()
+
+
+def slow(body: bytes) -> Page:
+    return page_module._parse_any_order(body)
+
+
+_rows = st.lists(
+    st.builds(Row, key=_any_text, size=st.integers(0, (1 << 63) - 1), etag=_etags, storage_class=_classes), max_size=6
+)
+_raw_rows = st.lists(
+    st.builds(Row, key=_xml_text, size=st.integers(0, (1 << 63) - 1), etag=_etags, storage_class=_classes), max_size=6
+)
+
+
+def check(page: Page, rows: list[Row]) -> None:
+    assert page.keys == [row.key.encode() for row in rows]
+    assert page.sizes == [row.size for row in rows]
+    assert page.etags == [row.etag for row in rows]
+    assert page.storage_classes == [row.storage_class for row in rows]
+    assert page.mtimes_ns == [_TIME_NS] * len(rows)
+
+
+@given(_rows)
+def test_url_encoded_keys_of_any_characters_come_back_exactly(rows: list[Row]) -> None:
+    body = body_of(rows)
+    check(parse_page(body), rows)
+    assert slow(body) == parse_page(body)
+
+
+@given(_raw_rows)
+def test_keys_in_bare_xml_come_back_exactly(rows: list[Row]) -> None:
+    body = body_of(rows, is_url=False)
+    check(parse_page(body), rows)
+    assert slow(body) == parse_page(body)
+
+
+@given(st.lists(st.binary(min_size=1), max_size=5))
+def test_bytes_that_are_not_utf8_come_back_exactly(keys: list[bytes]) -> None:
+    contents = "".join(
+        f"<Contents><Key>{quote(key, safe='/')}</Key><LastModified>{_TIME}</LastModified><ETag/>"
+        "<Size>1</Size></Contents>"
+        for key in keys
+    )
+    assert parse_page(wrapped(contents)).keys == keys
+
+
+def test_raw_bytes_that_are_not_utf8_are_kept_for_the_name_rules() -> None:
+    body = body_of([Row("a_b"), Row("c")], is_url=False).replace(b"a_b", b"a\xff&amp;b")
+    assert parse_page(body).keys == [b"a\xff&b", b"c"]
+
+
+@given(_rows, st.permutations(["Key", "LastModified", "ETag", "Size", "StorageClass", "ChecksumAlgorithm", "Owner"]))
+def test_elements_in_any_order_with_owner_and_checksum_are_understood(rows: list[Row], order: list[str]) -> None:
+    extra = {
+        "ChecksumAlgorithm": "CRC32",
+        "Owner": "<ID>1</ID><DisplayName>x</DisplayName>",
+        "RestoreStatus": "<IsRestoreInProgress>false</IsRestoreInProgress>",
+    }
+    contents = ""
+    for row in rows:
+        fields = row.fields(is_url=True) | extra
+        contents += "<Contents>" + "".join(f"<{k}>{fields[k]}</{k}>" for k in [*order, "RestoreStatus"]) + "</Contents>"
+    check(parse_page(wrapped(contents)), rows)
+
+
+_AWS_WITH_EVERYTHING = (
+    f"<Contents><Key>a</Key><LastModified>{_TIME}</LastModified><ETag>&quot;e&quot;</ETag>"
+    "<ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType><Size>7</Size>"
+    "<Owner><ID>x</ID><DisplayName>y</DisplayName></Owner><StorageClass>STANDARD</StorageClass></Contents>"
+)
+
+
+def test_pages_as_aws_writes_them_never_reach_elementtree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(page_module, "_parse_any_order")
+    page = parse_page(wrapped(_AWS_WITH_EVERYTHING * 3, truncated=True, token="t&<"))
+    assert page == Page([b"a"] * 3, [7] * 3, [_TIME_NS] * 3, ['"e"'] * 3, ["STANDARD"] * 3, True, "t&<")
+
+
+def test_both_ways_read_the_same_page_alike() -> None:
+    body = wrapped(_AWS_WITH_EVERYTHING, truncated=True, token="t&<")
+    assert slow(body) == parse_page(body)
+
+
+@pytest.mark.parametrize("namespace", ["", ' xmlns="urn:other"'])
+def test_a_pretty_printed_page_is_understood_in_any_namespace(namespace: str) -> None:
+    body = f"""<?xml version='1.0'?>
+<ListBucketResult{namespace}>
+  <IsTruncated> true </IsTruncated>
+  <Contents>
+    <Size> 5 </Size>
+    <Key> spaced </Key>
+    <LastModified> {_TIME} </LastModified>
+  </Contents>
+  <NextContinuationToken>t</NextContinuationToken>
+  <CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>
+</ListBucketResult>"""
+    assert parse_page(body.encode()) == Page(
+        [b" spaced "], [5], [_TIME_NS], [""], ["STANDARD"], True, "t", common_prefixes=[b"p/"]
+    )
+
+
+def test_common_prefixes_are_decoded_like_keys() -> None:
+    body = body_of([], more="<CommonPrefixes><Prefix>a+b%2F%C3%A9/</Prefix></CommonPrefixes>")
+    assert parse_page(body).common_prefixes == ["a b/é/".encode()]
+
+
+def test_without_an_encoding_type_percent_and_plus_are_ordinary_characters() -> None:
+    assert parse_page(body_of([Row("a%20b+c")], is_url=False)).keys == [b"a%20b+c"]
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [("&#65;&#x42;", b"AB"), ("&amp;amp;", b"&amp;"), ("&#x1;&#x1f;", b"\x01\x1f"), ("&lt;&gt;&quot;&apos;", b"<>\"'"),
+     ("&#xD800;", b"&#xD800;"), ("&nbsp;", b"&nbsp;"), ("&#x110000;", b"&#x110000;")],
+)  # fmt: skip
+def test_entities_are_xmls_own_and_nothing_else(written: str, key: bytes) -> None:
+    body = body_of([Row("KEY")], is_url=False).replace(b"KEY", written.encode())
+    assert parse_page(body).keys == [key]
+
+
+def test_what_looks_like_an_object_in_a_comment_or_cdata_is_none() -> None:
+    body = body_of(
+        [Row("real")], more=f"<!-- {_AWS_WITH_EVERYTHING} --><Other><![CDATA[{_AWS_WITH_EVERYTHING}]]></Other>"
+    )
+    assert parse_page(body).keys == [b"real"]
+
+
+def test_a_nul_in_an_etag_does_not_make_two_of_it() -> None:
+    body = body_of([Row("a", etag="TAG"), Row("b")])
+    assert parse_page(body.replace(b"TAG", b"x&#0;y")).etags == ["x\0y", Row("b").etag]
+    with pytest.raises(ServiceError, match="not XML"):
+        parse_page(body.replace(b"TAG", b"x\0y"))
+
+
+_BOMB = (
+    '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><ListBucketResult>&b;</ListBucketResult>'
+)
+
+
+def test_a_document_type_is_refused() -> None:
+    with pytest.raises(ServiceError, match="document type"):
+        parse_page(_BOMB.encode())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp037"])
+def test_a_document_type_is_refused_in_other_encodings_too(encoding: str) -> None:
+    declared = f'<?xml version="1.0" encoding="{encoding}"?>'
+    is_ebcdic = encoding == "cp037"
+    body = (declared.encode() if is_ebcdic else declared.encode(encoding)) + _BOMB.partition("?>")[2].encode(encoding)
+    with pytest.raises(ServiceError, match="not XML"):
+        parse_page(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"not xml", b"<html><body>login</body></html>", b"<ListBucketResult/>", body_of([Row("a")])[:-30],
+     b"<Error><Code>SlowDown</Code></Error>", b"<ListBucketResult><IsTruncated>maybe</IsTruncated></ListBucketResult>"],
+)  # fmt: skip
+def test_what_is_no_listing_is_refused(body: bytes) -> None:
+    with pytest.raises(ServiceError, match="LIST reply"):
+        parse_page(body)
+
+
+@given(st.binary())
+def test_garbage_is_refused_and_never_an_accident(body: bytes) -> None:
+    with pytest.raises(ServiceError):
+        parse_page(body)
+
+
+@given(st.data())
+def test_a_page_with_a_damaged_byte_is_read_or_refused(data: st.DataObject) -> None:
+    body = bytearray(body_of([Row("a/b c"), Row("a/ü&<")], is_url=data.draw(st.booleans()), truncated=True, token="t"))
+    body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        page = parse_page(bytes(body))
+    except ServiceError:
+        return
+    columns = (page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
+    assert len({len(column) for column in columns}) == 1
+
+
+@pytest.mark.parametrize("size", [str(1 << 63), "9" * 19, "9" * 5000, "-1", "1.5", "", "x"])
+def test_a_size_that_no_column_can_hold_is_refused(size: str) -> None:
+    body = body_of([Row("a", size=777)]).replace(b"777", size.encode())
+    with pytest.raises(ServiceError, match="LIST reply"):
+        parse_page(body)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected_ns"),
+    [
+        ("2024-01-01T00:00:00Z", _TIME_NS),
+        ("2024-01-01T00:00:00.123Z", _TIME_NS + 123_000_000),
+        ("2024-01-01T00:00:00.123+00:00", _TIME_NS + 123_000_000),
+        ("2024-01-01T01:00:00+01:00", _TIME_NS),
+        ("2024-01-01T00:00:00", _TIME_NS),
+        ("2024-01-01T00:00:00.123456789Z", _TIME_NS + 123_000_000),
+        ("1969-12-31T23:59:59.500Z", -500_000_000),
+    ],
+)
+def test_times_are_read_to_the_millisecond(written: str, expected_ns: int) -> None:
+    assert parse_page(body_of([Row("a", modified=written)])).mtimes_ns == [expected_ns]
+
+
+def test_one_odd_time_among_usual_ones_is_read_too() -> None:
+    body = body_of([Row("a"), Row("b", modified="2024-01-01T00:00:01+00:00"), Row("c")])
+    assert parse_page(body).mtimes_ns == [_TIME_NS, _TIME_NS + 10**9, _TIME_NS]
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "yesterday", "2024-13-01T00:00:00.000Z", "9999-12-31T23:59:59.000Z", "0001-01-01T00:00:00Z",
+     "NaT" + " " * 16 + "Z", "2024-01-01T00:00:00.000!"],
+)  # fmt: skip
+def test_a_time_that_is_none_or_that_no_column_can_hold_is_refused(written: str) -> None:
+    with pytest.raises(ServiceError, match="unreadable time"):
+        parse_page(body_of([Row("a", modified=written)]))
+
+
+def test_an_object_without_a_key_is_refused() -> None:
+    with pytest.raises(ServiceError, match="<Contents> without <Key>"):
+        parse_page(wrapped("<Contents><Size>1</Size></Contents>"))
+
+
+def test_a_truncated_page_that_does_not_say_how_to_go_on_is_refused() -> None:
+    with pytest.raises(ServiceError, match="how to go on"):
+        parse_page(body_of([], truncated=True))
+
+
+def test_a_truncated_page_without_objects_goes_on_by_its_token() -> None:
+    page = parse_page(body_of([], truncated=True, token="next"))
+    assert (page.keys, page.is_truncated, page.next_token) == ([], True, "next")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=8, unique=True), st.booleans())
+def test_the_loopback_servers_pages_are_read_exactly(keys: list[str], url_encoded: bool) -> None:
+    if not url_encoded:
+        keys = [key.replace("\r", "") or "x" for key in keys]
+    view = MemoryObjects({key: key.encode() for key in keys}).view()
+    query = ListQuery(url_encoded=url_encoded)
+    page = parse_page(render_page("b", view, query, select_page(view, query, 1000)))
+    assert page.keys == sorted({key.encode() for key in keys})
+    assert page.sizes == [len(key) for key in page.keys]
+
+
+_REAL_KEYS = ["a", "a b", "a+b", "a%20b", "d/é", "d/<&>", "d/日本", "e/f/g"]
+
+
+@pytest.mark.parametrize("server_name", ["moto_server", "rclone_server"])
+@pytest.mark.parametrize("delimiter", ["", "/"])
+def test_pages_of_real_servers_are_read_as_botocore_reads_them(
+    request: pytest.FixtureRequest, server_name: str, delimiter: str
+) -> None:
+    server: S3Server = request.getfixturevalue(server_name)
+    for key in _REAL_KEYS:
+        server.put(f"page/{key}", key.encode())
+    bodies: list[bytes] = []
+    client = boto3.client(
+        "s3", endpoint_url=server.endpoint_url, region_name="us-east-1",
+        aws_access_key_id="AKIATESTTESTTESTTEST", aws_secret_access_key="secret-secret-secret-secret-secret-secret",
+    )  # fmt: skip
+    client.meta.events.register(
+        "before-parse.s3.ListObjectsV2", lambda response_dict, **_: bodies.append(response_dict["body"])
+    )
+    reply = client.list_objects_v2(Bucket=server.bucket, Prefix="page/", Delimiter=delimiter, EncodingType="url")
+    page = parse_page(bodies[-1])
+    listed = reply["Contents"]
+    assert page.keys == [unquote_plus(item["Key"]).encode() for item in listed]
+    assert page.sizes == [item["Size"] for item in listed]
+    assert page.etags == [item["ETag"] for item in listed]
+    assert page.mtimes_ns == [int(item["LastModified"].timestamp() * 1000) * 10**6 for item in listed]
+    assert page.common_prefixes == [unquote_plus(item["Prefix"]).encode() for item in reply.get("CommonPrefixes", [])]
+    assert bool(page.common_prefixes) == bool(delimiter)

@@ -1,0 +1,431 @@
+"""Snapshots: what was saved is what is mapped, and a damaged file is refused or harmless."""
+
+import contextlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError, StaleInodeError
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.changes import take_over
+from fastfuse.index.inodes.columns import COLUMN_TYPES
+from fastfuse.index.inodes.names import Reason, Refusals
+from fastfuse.index.inodes.orders import with_orders
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot, verify_snapshot
+
+_HEAD_BYTES = 24
+_MD5 = '"0123456789abcdef0123456789abcdef"'
+
+_segments = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=5)
+_objects = st.dictionaries(
+    st.lists(_segments, min_size=1, max_size=4).map("/".join),
+    st.tuples(
+        st.integers(0, (1 << 40)),
+        st.integers(-(1 << 60), 1 << 60),
+        st.sampled_from([_MD5, _MD5[:-1] + '-7"', "odd", ""]),
+        st.sampled_from(["STANDARD", "GLACIER"]),
+    ),
+    max_size=12,
+)
+
+
+def table_of(objects: dict[str, tuple[int, int, str, str]]) -> InodeTable:
+    builder = TableBuilder("bucket", "prefix/")
+    columns = list(zip(*objects.values(), strict=True)) or [(), (), (), ()]
+    builder.add([f"prefix/{key}".encode() for key in objects], *columns)
+    return builder.build()[0]
+
+
+def memfd(data: bytes = b"") -> int:
+    fd = os.memfd_create("test")
+    os.write(fd, data)
+    return fd
+
+
+def refusals() -> Refusals:
+    refused = Refusals()
+    refused.add(b"a//\xff\n", Reason.EMPTY_SEGMENT)
+    refused.add("ü/..".encode(), Reason.DOT_SEGMENT)
+    return refused
+
+
+def saved(table: InodeTable) -> bytes:
+    fd = memfd()
+    try:
+        save_snapshot(Snapshot(source="s3://bucket/prefix/", listed_at_ns=17, table=table, refusals=refusals()), fd)
+        return os.pread(fd, 1 << 24, 0)
+    finally:
+        os.close(fd)
+
+
+def opened(data: bytes) -> InodeTable:
+    return read(data, open_snapshot).table
+
+
+def read(data: bytes, how: Callable[[int], Snapshot]) -> Snapshot:
+    fd = memfd(data)
+    try:
+        return how(fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> bytes:
+    keys = ["a", "b/c", "b/d/e", "b/d/f", "z"]
+    return saved(
+        table_of({key: (7, 10**18, etag, "STANDARD") for key, etag in zip(keys, [_MD5] * 4 + ["odd"], strict=True)})
+    )
+
+
+@given(_objects)
+def test_what_was_saved_is_what_is_mapped(objects: dict[str, tuple[int, int, str, str]]) -> None:
+    table = table_of(objects)
+    again = opened(saved(table))
+    again.check_invariants()
+    assert again.metadata == table.metadata
+    for name in COLUMN_TYPES:
+        assert np.array_equal(again.columns[name], table.columns[name])
+
+
+@given(_objects, _objects)
+def test_inode_numbers_are_saved_with_a_table_that_has_its_own(
+    before: dict[str, tuple[int, int, str, str]], after: dict[str, tuple[int, int, str, str]]
+) -> None:
+    table, _ = take_over(table_of(before), table_of(after))
+    again = opened(saved(table))
+    again.check_invariants()
+    assert [again.inode(row) for row in range(len(again))] == [table.inode(row) for row in range(len(table))]
+
+
+def test_what_was_listed_and_when_and_what_was_refused_is_saved_too(snapshot: bytes) -> None:
+    again = read(snapshot, verify_snapshot)
+    assert (again.source, again.listed_at_ns) == ("s3://bucket/prefix/", 17)
+    assert again.refusals == refusals()
+
+
+def ordered_table(order: list[int]) -> InodeTable:
+    builder = TableBuilder("", "")
+    builder.add([b"one/a", b"two/b"], [7, 8], [3, 4], [_MD5] * 2, ["STANDARD"] * 2)
+    builder.set_source_order(order)
+    return builder.build()[0]
+
+
+@pytest.mark.parametrize("order", [[], [1, 0], [1, 1, 0, 1]])
+def test_the_order_of_the_source_and_its_buckets_are_saved_in_a_format_that_older_readers_refuse(
+    order: list[int],
+) -> None:
+    data = saved(ordered_table(order))
+    assert struct.unpack_from("<I", data, 8) == (2,)
+    again = read(data, verify_snapshot).table
+    again.check_invariants()
+    rows = again.source_order()
+    assert rows is not None
+    assert [again.ref(again.inode(row)).bucket for row in rows.tolist()] == [("one", "two")[at] for at in order]
+
+
+@pytest.mark.parametrize("row", [0, 1, 5, (1 << 32) - 1])
+def test_an_order_of_what_is_no_file_is_refused(row: int) -> None:
+    data = with_item(saved(ordered_table([0])), "source_order", "<I", 0, row)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(data, verify_snapshot)
+
+
+def test_a_view_is_saved_in_a_format_that_older_readers_refuse(snapshot: bytes) -> None:
+    assert (struct.unpack_from("<I", snapshot, 8), read(snapshot, verify_snapshot).view) == ((1,), "")
+    fd = memfd()
+    try:
+        save_snapshot(replace(read(snapshot, verify_snapshot), view="part 1/2 by count"), fd)
+        assert (os.pread(fd, 4, 8), verify_snapshot(fd).view) == (b"\2\0\0\0", "part 1/2 by count")
+    finally:
+        os.close(fd)
+
+
+def made_table(made: dict[bytes, bytes]) -> InodeTable:
+    builder = TableBuilder("bucket", "")
+    builder.add([b"a/x"], [7], [3], [_MD5], ["STANDARD"])
+    for path, content in made.items():
+        builder.add_made(path, content, 5)
+    return builder.build()[0]
+
+
+@given(st.dictionaries(st.sampled_from([b"m", b"a/m", b"n/o", b"z"]), st.binary(max_size=100), min_size=1))
+def test_made_files_are_saved_with_their_bytes(made: dict[bytes, bytes]) -> None:
+    table = made_table(made)
+    again = read(saved(table), verify_snapshot).table
+    again.check_invariants()
+    inodes = [inode for inode in range(ROOT, len(table) + 1) if table.is_made(inode)]
+    assert len(inodes) == len(made)
+    for inode in inodes:
+        assert again.made(inode) == made[again.key(inode).encode()]
+        assert again.ref(inode) == table.ref(inode)
+
+
+def test_only_an_index_with_made_files_has_the_format_that_older_readers_refuse(snapshot: bytes) -> None:
+    def version(data: bytes) -> int:
+        return int.from_bytes(data[8:12], "little")
+
+    assert version(snapshot) == 1
+    assert version(saved(made_table({b"m": b"abc"}))) == 2
+
+
+@given(st.data())
+def test_verifying_finds_any_byte_that_changed(snapshot: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(snapshot)
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(ConfigurationError, match=r"damaged|not a fastfuse index|has format \d+"):
+        read(bytes(damaged), verify_snapshot)
+
+
+def test_more_bytes_than_an_int64_holds_are_saved_too() -> None:
+    """As a service may claim."""
+    table = table_of(dict.fromkeys("ab", ((1 << 63) - 1, 0, _MD5, "STANDARD")))
+    assert opened(saved(table)).metadata == table.metadata
+    assert table.metadata.total_bytes == (1 << 64) - 2
+
+
+def test_a_longer_file_is_refused(snapshot: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(snapshot + b"\0")
+
+
+def test_columns_are_aligned_mapped_and_not_to_be_written(snapshot: bytes) -> None:
+    for column in opened(snapshot).columns.values():
+        assert column.ctypes.data % 64 == 0
+        assert not column.flags.writeable
+        assert not column.flags.owndata
+
+
+def test_the_mapping_outlives_the_descriptor(snapshot: bytes) -> None:
+    assert opened(snapshot).lookup(ROOT, b"a") is not None
+
+
+def test_a_file_cut_anywhere_is_refused(snapshot: bytes) -> None:
+    for size in range(len(snapshot)):
+        with pytest.raises(ConfigurationError, match=r"cut short|not a fastfuse index|damaged"):
+            opened(snapshot[:size])
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    (size,) = struct.unpack_from("<I", data, 12)
+    header: dict[str, Any] = json.loads(data[_HEAD_BYTES : _HEAD_BYTES + size].rstrip(b"\0"))
+    return header
+
+
+def with_header(data: bytes, header: object) -> bytes:
+    """The same columns under another header, whose sum is right."""
+    return with_header_text(data, json.dumps(header).encode())
+
+
+def with_header_text(data: bytes, text: bytes) -> bytes:
+    (size,) = struct.unpack_from("<I", data, 12)
+    text += bytes(-(_HEAD_BYTES + len(text)) % 64)
+    sum_of_columns = data[20:_HEAD_BYTES]
+    sizes = struct.pack("<II", len(text), zlib.crc32(text))
+    return data[:12] + sizes + sum_of_columns + text + data[_HEAD_BYTES + size :]
+
+
+def with_item(data: bytes, column: str, item_format: str, offset: int, *items: int) -> bytes:
+    """The same index with other bytes at `offset` of a column, whose sum is right."""
+    begin = _HEAD_BYTES + struct.unpack_from("<I", data, 12)[0]
+    changed = bytearray(data)
+    struct.pack_into(item_format, changed, begin + header_of(data)["columns"][column]["offset"] + offset, *items)
+    struct.pack_into("<I", changed, 20, zlib.crc32(changed[begin:]))
+    return bytes(changed)
+
+
+def test_a_foreign_file_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not a fastfuse index"):
+        opened(b"PK\3\4" + bytes(100))
+
+
+def test_a_header_with_another_byte_is_refused_although_it_is_still_json(snapshot: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(snapshot.replace(b'"bucket": "bucket"', b'"bucket": "bucjet"'))
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cut short"):
+        opened(b"")
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_format_of_no_kind_that_is_read_is_refused_by_its_number(snapshot: bytes, version: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"has format {version}, this fastfuse reads 1 to 2"):
+        opened(snapshot[:8] + version.to_bytes(4, "little") + snapshot[12:])
+
+
+def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(header: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        place = header
+        for name in parents:
+            place = place[name]
+        place[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _change("columns.sizes.count", 1), _change("columns.sizes.count", 1 << 40), _change("columns.sizes.count", -1),
+        _change("columns.sizes.count", 1 << 70), _change("columns.sizes.offset", 1 << 70),
+        _change("columns.sizes.offset", -64), _change("columns.sizes.offset", 1 << 40),
+        _change("columns.sizes.offset", "0"),
+        _change("columns.kinds.count", 0), _change("columns.names.count", 1), _change("columns.parents.type", "uint64"),
+        _change("columns", []), _change("columns", {}), _change("metadata", {}), _change("metadata.extra", 1),
+        _change("metadata.storage_classes", None), _change("refusals.counts", {"odd": 1}),
+        _change("metadata.storage_classes", "STANDARD"), _change("metadata.other_etags", [1]),
+        _change("metadata.bucket", None), _change("metadata.key_prefix", "prefix"), _change("metadata.key_prefix", 1),
+        _change("metadata.file_count", "x"), _change("metadata.file_count", True),
+        _change("metadata.total_bytes", 1 << 95), _change("metadata.total_bytes", -1),
+        _change("metadata.directory_count", 1.5),
+        _change("metadata.next_inode", 1 << 63), _change("source", None),
+        _change("refusals.counts", {Reason.NUL: float("inf")}), _change("refusals.counts", {Reason.NUL: -1}),
+        _change("refusals.examples", 1), _change("refusals.examples", [[1, Reason.NUL]]), _change("columns_bytes", 0),
+        _change("listed_at_ns", "x"), _change("listed_at_ns", float("inf")), _change("listed_at_ns", 10**30),
+        _change("listed_at_ns", -1),
+    ],
+)  # fmt: skip
+def test_a_header_that_contradicts_the_file_is_refused(
+    snapshot: bytes, change: Callable[[dict[str, Any]], None]
+) -> None:
+    header = header_of(snapshot)
+    assert len(opened(with_header(snapshot, header))) > 1
+    change(header)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(with_header(snapshot, header))
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, b"[]", b"1", b'{"columns_bytes": ' + b"9" * 5000 + b"}", b"\xff"])
+def test_a_header_that_is_none_is_refused(snapshot: bytes, text: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(with_header_text(snapshot, text))
+
+
+# Rows of the snapshot: the root, a, b, z, b/c, b/d, b/d/e, b/d/f.
+@pytest.mark.parametrize(
+    ("column", "item_format", "offset", "items"),
+    [
+        ("etags", "<QQ", 16 * 5, (2, 2)), ("etags", "<QQ", 16 * 5, (5, 1)), ("etags", "<QQ", 16 * 2, (0, 2)),
+        ("etags", "<QQ", 16 * 5, (6, 3)), ("etags", "<QQ", 16 * 5, (6, 1 << 63)), ("etags", "<QQ", 16 * 5, (6, 1)),
+        ("etags", "<QQ", 0, (2, 3)), ("kinds", "B", 0, (1,)), ("kinds", "B", 4, (0,)),
+        ("etags", "<QQ", 16 * 3, (1, 0)), ("storage_classes", "B", 1, (1,)),
+    ],
+)  # fmt: skip
+def test_an_index_whose_sums_are_right_and_whose_directories_or_words_are_not_is_refused(
+    snapshot: bytes, column: str, item_format: str, offset: int, items: tuple[int, ...]
+) -> None:
+    """A directory inside itself would be walked for ever."""
+    before = struct.unpack_from(item_format, opened(snapshot).columns[column].tobytes(), offset)
+    assert len(read(with_item(snapshot, column, item_format, offset, *before), verify_snapshot).table) == 8
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(with_item(snapshot, column, item_format, offset, *items), verify_snapshot)
+
+
+def test_an_index_whose_numbers_of_children_come_out_right_only_as_64_bits_is_refused(snapshot: bytes) -> None:
+    many = (1 << 63) + 2
+    damaged = with_item(snapshot, "etags", "<QQ", 16 * 2, 4, many)
+    damaged = with_item(damaged, "etags", "<QQ", 16 * 5, 4 + many, many)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(damaged, verify_snapshot)
+
+
+@pytest.mark.parametrize(
+    ("column", "item_format", "offset", "item"),
+    [
+        *(("etags", "<Q", 16 * 2, start) for start in (1, 4, 1 << 63, (1 << 64) - 1)),
+        *(("sizes", "<q", 8 * 2, size) for size in (4, -1, (1 << 63) - 1)),
+    ],
+)
+def test_an_index_whose_made_file_lies_outside_of_its_bytes_is_refused(
+    column: str, item_format: str, offset: int, item: int
+) -> None:
+    snapshot = saved(made_table({b"m": b"abc"}))  # rows: the root, a, m, a/x
+    assert bytes(opened(snapshot).made(3)) == b"abc"
+    damaged = with_item(snapshot, column, item_format, offset, item)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(damaged, verify_snapshot)
+    with pytest.raises(ValueError, match="not all there"):
+        opened(damaged).made(3)
+
+
+@pytest.mark.parametrize(
+    ("column", "item_format", "item_bytes", "item"),
+    [("etags", "<Q", 16, 3 + 100 * 16 - 15), ("etags", "<Q", 16, 1 << 63), ("sizes", "<q", 8, -1)],
+)
+def test_orders_are_saved_and_refused_where_what_they_are_made_of_is_not_there(
+    column: str, item_format: str, item_bytes: int, item: int
+) -> None:
+    table, _ = with_orders(made_table({b"m": b"abc"}), 5)
+    snapshot = saved(table)
+    again = read(snapshot, verify_snapshot).table
+    inode = again.find(b".fastfuse/order-99.txt")
+    assert inode is not None
+    assert again.recipe(inode) == (5, 99)
+    damaged = with_item(snapshot, column, item_format, item_bytes * again.row(inode), item)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(damaged, verify_snapshot)
+
+
+def test_an_index_whose_root_is_a_file_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(with_item(saved(table_of({})), "kinds", "B", 0, 1), verify_snapshot)
+
+
+def test_an_index_with_the_inode_numbers_of_a_mount_is_refused(snapshot: bytes) -> None:
+    table = opened(snapshot)
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(saved(take_over(table, table)[0]), verify_snapshot)
+    header = header_of(snapshot)
+    header["metadata"]["next_inode"] = 2
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(with_header(snapshot, header), verify_snapshot)
+
+
+@given(st.data())
+def test_any_damaged_byte_is_refused_or_makes_errors_of_single_files(snapshot: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(snapshot)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        table = opened(bytes(damaged))
+    except ConfigurationError:
+        return
+    for inode in range(ROOT, len(table) + 1):
+        for use in (
+            table.ref,
+            table.made,
+            table.key,
+            table.attributes,
+            lambda n: table.lookup(n, b"e"),
+            lambda n: [*table.children(n)],
+        ):
+            with contextlib.suppress(ValueError, IndexError, StaleInodeError):  # what the mount answers with EIO
+                use(inode)
+
+
+def test_a_directory_that_is_its_own_ancestor_is_an_error_and_no_loop(snapshot: bytes) -> None:
+    table = opened(snapshot)
+    directory = table.lookup(ROOT, b"b")
+    assert directory is not None
+    inner = table.lookup(directory, b"d")
+    assert inner is not None
+    header = header_of(snapshot)
+    base = _HEAD_BYTES + struct.unpack_from("<I", snapshot, 12)[0]
+    damaged = bytearray(snapshot)
+    struct.pack_into("<I", damaged, base + header["columns"]["parents"]["offset"] + 4 * (directory - 1), inner - 1)
+    with pytest.raises(ValueError, match="comes after it"):
+        opened(bytes(damaged)).key(inner)

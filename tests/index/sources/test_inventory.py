@@ -1,0 +1,181 @@
+"""S3 Inventory: what is in a report comes out, and a report that is none, or damaged, is one sentence."""
+
+import builtins
+import gzip
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.index.sources.inventory_report import Manifest, parse_manifest, read_rows
+from tests.index.sources.reports import COLUMNS, Row, csv_file, manifest, parquet_file
+
+_rows = st.lists(
+    st.builds(
+        Row,
+        key=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10),
+        size_bytes=st.integers(0, 1 << 45),
+        modified_ms=st.integers(0, 4 * 10**12),
+        etag=st.sampled_from(["0123456789abcdef" * 2, "0123456789abcdef" * 2 + "-17"]),
+        storage_class=st.sampled_from(["STANDARD", "GLACIER"]),
+        is_latest=st.booleans(),
+        is_delete_marker=st.booleans(),
+    ),
+    max_size=20,
+)
+Objects = list[tuple[bytes, int, int, str, str]]
+
+
+def expected(rows: list[Row]) -> Objects:
+    return [
+        (row.key.encode(), row.size_bytes, row.modified_ms * 10**6, f'"{row.etag}"', row.storage_class)
+        for row in rows
+        if row.is_latest and not row.is_delete_marker
+    ]
+
+
+def read(found: Manifest, data: bytes) -> Objects:
+    objects: Objects = []
+    for rows in read_rows(found, io.BytesIO(data), "data"):
+        objects += zip(rows.keys, rows.sizes, rows.mtimes_ns, rows.etags, rows.storage_classes, strict=True)
+    return objects
+
+
+@given(_rows)
+def test_the_current_objects_of_a_csv_report_come_out(rows: list[Row]) -> None:
+    assert read(parse_manifest(manifest({}), "m"), csv_file(rows)) == expected(rows)
+
+
+@given(_rows)
+def test_the_current_objects_of_a_parquet_report_come_out(rows: list[Row]) -> None:
+    assert read(parse_manifest(manifest({}, "Parquet"), "m"), parquet_file(rows)) == expected(rows)
+
+
+@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
+def test_many_rows_come_in_batches(file_format: str) -> None:
+    rows = [Row(f"{number:06}") for number in range(25_000)]
+    found = parse_manifest(manifest({}, file_format), "m")
+    data = csv_file(rows) if file_format == "CSV" else parquet_file(rows)
+    batches = [batch.keys for batch in read_rows(found, io.BytesIO(data), "data")]
+    assert max(map(len, batches)) <= 10_000
+    assert [key for batch in batches for key in batch] == [row.key.encode() for row in rows]
+
+
+@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
+def test_a_prefix_leaves_the_others_out(file_format: str) -> None:
+    rows = [Row("a"), Row("b/1 +ü"), Row("ba"), Row("c")]
+    found = parse_manifest(manifest({}, file_format), "m")
+    data = csv_file(rows) if file_format == "CSV" else parquet_file(rows)
+    assert [key for batch in read_rows(found, io.BytesIO(data), "data", b"b") for key in batch.keys] == [
+        "b/1 +ü".encode(),
+        b"ba",
+    ]
+
+
+def test_all_versions_take_the_flags_that_tell_the_latest() -> None:
+    with pytest.raises(ConfigurationError, match="is of all versions and does not tell which one is the latest"):
+        parse_manifest(manifest({}, fileSchema="Key, VersionId, Size, LastModifiedDate, ETag"), "m")
+
+
+def test_without_versions_and_classes_everything_is_current_and_standard() -> None:
+    columns = ("Bucket", "Key", "Size", "LastModifiedDate", "ETag")
+    found = parse_manifest(manifest({}, fileSchema=", ".join(columns)), "m")
+    assert read(found, csv_file([Row("a")], columns)) == expected([Row("a")])
+
+
+def test_the_source_bucket_may_be_an_arn() -> None:
+    assert parse_manifest(manifest({}, sourceBucket="arn:aws:s3:::bucket"), "m").source_bucket == "bucket"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "s3://b/m is not the manifest of an S3 Inventory"),
+        (b"[]", "is not the manifest"),
+        (b"{}", r"is not the manifest of an S3 Inventory \(no 'sourceBucket'\)"),
+        (manifest({}, files=[{}]), "no 'key'"),
+        (manifest({}, files=[{"key": 1, "MD5checksum": "x"}]), "key is no text"),
+        (manifest({}, files=[{"key": "k", "MD5checksum": "x", "size": "1"}]), "size is no number of bytes"),
+        (manifest({}, files=[{"key": "\ud800", "MD5checksum": "x", "size": 1}]), "is not the manifest"),
+        (manifest({}, files=3), "is not the manifest"),
+        (manifest({}, sourceBucket=None), "sourceBucket is no text"),
+        (manifest({}, "ORC"), "the inventory s3://b/m is in 'ORC', which is not read"),
+        (manifest({}, fileSchema="Bucket, Key"), "has no field Size and no field Last modified and no field ETag"),
+    ],
+)
+def test_what_is_no_manifest_or_of_no_use_is_one_sentence(text: bytes, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_manifest(text, "s3://b/m")
+
+
+def packed(data: bytes) -> bytes:
+    """The same in every process that runs tests: without the time."""
+    return gzip.compress(data, mtime=0)
+
+
+def line(**changes: str) -> bytes:
+    fields = {
+        "Bucket": "bucket", "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",
+        "LastModifiedDate": "2024-01-01T00:00:00.000Z", "ETag": "e", "StorageClass": "STANDARD", **changes,
+    }  # fmt: skip
+    return packed((",".join(f'"{fields[column]}"' for column in COLUMNS) + "\n").encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"not gzip",
+        csv_file([Row("a")])[:-9],
+        packed(b'"a","b"\n'),
+        packed(b'"' + b"x" * 100_000 + b'"\n'),
+        packed(b'"\xff"\n'),
+        line(Size="-1"),
+        line(Size=""),
+        line(Size="x"),
+        line(Size="9" * 30),
+        line(Size="9" * 5000),
+        line(Size="1_0"),
+        line(Key=""),
+        line(Key="a\nb"),
+        line(IsLatest="perhaps"),
+        packed(b"x" * 300_000),
+        line(LastModifiedDate=""),
+        line(LastModifiedDate="yesterday"),
+        line(LastModifiedDate="99999-01-01T00:00:00Z"),
+    ],
+    ids=str,
+)
+def test_a_damaged_csv_file_is_one_sentence(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="the inventory file data is damaged") as caught:
+        read(parse_manifest(manifest({}), "m"), data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sound_line_is_no_error() -> None:
+    assert len(read(parse_manifest(manifest({}), "m"), line())) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PAR1", parquet_file([Row("a")])[:-20], b"x" * 1000], ids=["empty", "head", "cut", "odd"]
+)
+def test_a_damaged_parquet_file_is_one_sentence(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="the inventory file data is damaged"):
+        read(parse_manifest(manifest({}, "Parquet"), "m"), data)
+
+
+def test_parquet_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, data = parse_manifest(manifest({}, "Parquet"), "m"), parquet_file([Row("a")])
+    real = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function it stands in for
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigurationError, match="takes pyarrow, which is not installed") as caught:
+        read(found, data)
+    assert caught.value.hint == "pip install 'fastfuse[inventory]'"

@@ -1,0 +1,72 @@
+"""Parts are disjoint, complete, the same everywhere, and as even as they say."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.index.sources.shard import Shard
+
+SIZES = st.lists(st.integers(0, 100) | st.integers(0, 1 << 50), max_size=60)
+COUNTS = st.integers(1, 9)
+
+
+def parts(sizes: list[int], count: int, *, by_bytes: bool) -> list[list[int]]:
+    return [list(Shard(index=at, count=count, by_bytes=by_bytes).positions(sizes)) for at in range(count)]
+
+
+@given(SIZES, COUNTS, st.booleans())
+def test_every_object_is_in_one_part(sizes: list[int], count: int, by_bytes: bool) -> None:
+    made = parts(sizes, count, by_bytes=by_bytes)
+    assert sorted(position for part in made for position in part) == list(range(len(sizes)))
+    assert all(part == sorted(part) for part in made)
+
+
+@given(SIZES, COUNTS)
+def test_by_count_part_i_is_every_nth_from_the_ith_on(sizes: list[int], count: int) -> None:
+    every = list(range(len(sizes)))
+    assert parts(sizes, count, by_bytes=False) == [every[at::count] for at in range(count)]
+
+
+@given(SIZES, COUNTS)
+def test_by_bytes_each_goes_to_the_lightest_part_from_the_largest_on(sizes: list[int], count: int) -> None:
+    model: list[list[int]] = [[] for _ in range(count)]
+    for position in sorted(range(len(sizes)), key=lambda at: (-sizes[at], at)):
+        lightest = min(range(count), key=lambda part: (sum(sizes[at] for at in model[part]), len(model[part]), part))
+        model[lightest].append(position)
+    assert parts(sizes, count, by_bytes=True) == [sorted(part) for part in model]
+
+
+@given(SIZES, COUNTS)
+def test_by_bytes_no_two_parts_differ_by_more_than_the_largest_object(sizes: list[int], count: int) -> None:
+    loads = [sum(sizes[at] for at in part) for part in parts(sizes, count, by_bytes=True)]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+def test_objects_of_no_bytes_are_dealt_out_too() -> None:
+    assert [len(part) for part in parts([0] * 10, 3, by_bytes=True)] == [4, 3, 3]
+
+
+@pytest.mark.parametrize("text", ["1/1", "3/4", " 1/2 ", "999999/999999"])
+def test_a_part_is_read_as_it_is_written(text: str) -> None:
+    shard = Shard.parse(text, by_bytes=True)
+    assert str(shard) == f"part {text.strip()} by bytes"
+    assert str(Shard(index=shard.index, count=shard.count)) == f"part {text.strip()} by count"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5/4", "5/4 is no part of 4: parts are counted from 1"),
+        ("0/4", "0/4 is no part of 4: parts are counted from 1"),
+        ("0/0", "0/0 is no part of 0"),
+        *(
+            (text, "is not a part of several")
+            for text in ("", "1", "-1/2", "1/2/3", "a/b", "١/٢", "1 / 2", "0/1000000")
+        ),
+    ],
+)
+def test_what_is_no_part_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        Shard.parse(text)
+    assert raised.value.hint

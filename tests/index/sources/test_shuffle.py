@@ -1,0 +1,55 @@
+"""The order of an epoch: a permutation, the same for ever, and another one for each seed and epoch."""
+
+import hashlib
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.index.sources.shuffle import shuffled
+
+_MASK = (1 << 64) - 1
+
+
+def documented(count: int, seed: int, epoch: int) -> list[int]:
+    """As the module's docstring says it, without numpy."""
+    state = int.from_bytes(hashlib.blake2b(f"{seed}:{epoch}".encode(), digest_size=8).digest(), "little")
+    keys = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        key = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _MASK
+        keys.append(key ^ (key >> 31))
+    return sorted(range(count), key=keys.__getitem__)
+
+
+@given(st.integers(0, 300), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 1 << 40))
+def test_the_order_is_the_documented_permutation(count: int, seed: int, epoch: int) -> None:
+    assert shuffled(count, seed, epoch).tolist() == documented(count, seed, epoch)
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "order"),
+    [
+        (0, 0, [2, 5, 4, 0, 9, 1, 8, 7, 6, 3]),
+        (0, 1, [7, 1, 5, 2, 4, 8, 3, 6, 0, 9]),
+        (-7, 3, [0, 5, 4, 8, 3, 6, 7, 1, 9, 2]),
+    ],
+)
+def test_the_order_never_changes_from_one_version_to_the_next(seed: int, epoch: int, order: list[int]) -> None:
+    assert shuffled(10, seed, epoch).tolist() == order
+
+
+def test_every_seed_and_every_epoch_has_an_order_of_its_own() -> None:
+    orders = {tuple(shuffled(50, seed, epoch).tolist()) for seed, epoch in product(range(-5, 5), range(10))}
+    assert len(orders) == 100
+
+
+def test_every_item_comes_to_every_place_about_as_often() -> None:
+    count, epochs = 20, 4000
+    firsts = [0] * count
+    for epoch in range(epochs):
+        firsts[int(shuffled(count, 1, epoch)[0])] += 1
+    # Five standard deviations of a binomial of 4000 throws at 1/20 (200 +- 13.8).
+    assert all(abs(first - epochs / count) < 70 for first in firsts)

@@ -1,0 +1,244 @@
+"""`fastfuse index`, `mount --index` and the kept listings, as a user has them: real processes and real mounts."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
+from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
+from tests.servers import S3Server, moto_server
+
+__all__ = ["moto_server"]
+
+OBJECTS = {"train/a": b"a", "train/b/c": b"cc", "train/bad//name": b"", "train/empty": b""}
+KEPT = {**ENVIRONMENT, "FASTFUSE_NO_INDEX_CACHE": "0"}
+
+
+@pytest.fixture
+def objects() -> MemoryObjects:
+    return MemoryObjects(OBJECTS)
+
+
+@pytest.fixture
+def server(objects: MemoryObjects) -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": objects}) as server:
+        yield server
+
+
+def connection(server: LoopbackServer) -> list[str]:
+    return ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
+
+
+def lists(server: LoopbackServer) -> int:
+    return sum(record.operation == "ListObjectsV2" for record in server.requests)
+
+
+def make(server: LoopbackServer, output: Path | str, *options: str) -> None:
+    done = run_fastfuse("index", "s3://bucket/train", "-o", str(output), *options, *connection(server))
+    assert done.returncode == 0, done.stderr
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/train", "s3://bucket/train/"])
+def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path: Path, uri: str) -> None:
+    make(server, tmp_path / "x.index")
+    before = lists(server)
+    with mounted(uri, server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
+        assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
+        assert "using the listing of s3://bucket/train" in mount.log
+        assert "b'train/bad//name'" in mount.log
+        assert mount.stop() == 0
+    assert lists(server) == before
+
+
+def test_the_index_file_may_change_or_go_while_it_is_mounted(server: LoopbackServer, tmp_path: Path) -> None:
+    make(server, tmp_path / "x.index")
+    with mounted("s3://bucket/train", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
+        os.truncate(tmp_path / "x.index", 0)
+        assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
+        (tmp_path / "x.index").unlink()
+        assert mount.stop() == 0
+
+
+def test_an_object_that_is_not_the_one_of_the_index_is_stale_with_a_hint_in_the_log(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    make(server, tmp_path / "x.index")
+    objects.put("train/a", b"A")
+    with mounted("s3://bucket/train", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
+        with pytest.raises(OSError, match="Stale file handle"):
+            (mount.path / "a").read_bytes()
+        assert "'train/a' was replaced or deleted since the listing" in mount.log
+        assert "fastfuse refresh" in mount.log
+        assert mount.stop() == 0
+
+
+def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://bucket/train") -> tuple[int, str]:
+    directory = path.parent / "mount"
+    directory.mkdir(exist_ok=True)
+    words = mount_command(uri, directory, server.endpoint_url, "--index", str(path), *options)[3:]
+    done = run_fastfuse(*words)
+    assert "Traceback" not in done.stderr
+    assert not os.path.ismount(directory)
+    return done.returncode, done.stderr
+
+
+def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+    path = tmp_path / "x.index"
+    assert refused(server, path) == (
+        2,
+        f"fastfuse: error: the index {path} cannot be read: No such file or directory\n"
+        "hint: fastfuse index makes one\n",
+    )
+    make(server, path)
+    sound = path.read_bytes()
+    anew = "hint: make it again with 'fastfuse index'\n"
+    for data, message in (
+        (sound[:-1], "the index is damaged"),
+        (sound[:10], "the index is cut short"),
+        (b"PK\3\4" + bytes(1000), "it is not a fastfuse index"),
+        (sound[:8] + b"\x07" + sound[9:], "the index has format 7, this fastfuse reads 1 to 2"),
+        (sound[:-100] + bytes([sound[-100] ^ 1]) + sound[-99:], "the index is damaged"),
+    ):
+        path.write_bytes(data)
+        assert refused(server, path) == (2, f"fastfuse: error: {path}: {message}\n{anew}")
+    path.write_bytes(sound)
+    code, told = refused(server, path, uri="s3://bucket/other")
+    assert (code, told) == (
+        2,
+        f"fastfuse: error: {path}: it is an index of s3://bucket/train, not of s3://bucket/other\n",
+    )
+    code, told = refused(server, path, "--strict")
+    assert code == 4
+    assert "1 keys of s3://bucket/train cannot be shown as files" in told
+
+
+def test_an_index_that_cannot_be_written_is_one_line(server: LoopbackServer, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "x.index"
+    done = run_fastfuse("index", "s3://bucket/train", "-o", str(path), *connection(server))
+    assert done.returncode == 2
+    assert f"fastfuse: error: the index {path} cannot be written: No such file or directory" in done.stderr
+
+
+def test_the_summary_is_printed_for_people_and_as_json(server: LoopbackServer, tmp_path: Path) -> None:
+    make(server, tmp_path / "x.index")
+    words = ["index", "s3://bucket/train", "--summary", *connection(server)]
+    done = run_fastfuse(*words)
+    assert done.returncode == 0
+    assert "an empty path segment" in done.stdout
+    read_back = run_fastfuse(*words, "--json", "--index", str(tmp_path / "x.index"))
+    found = json.loads(read_back.stdout)
+    assert (found["objects"], found["directories"], found["total_bytes"]) == (3, 2, 3)
+    assert found["refused"] == {"an empty path segment": 1}
+    assert found["refused_examples"] == [["'train/bad//name'", "an empty path segment"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["s3://bucket/train"], "index has nothing to do"),
+        (["s3://bucket/train", "-o", "x", "--json"], "--json is how to print the --summary"),
+        (["s3://bucket/train", "-o", "s3://bucket/"], "names no object"),
+        (["bucket", "--summary"], "is not an S3 URI"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None:
+    done = run_fastfuse("index", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_young_listing_is_taken_from_the_cache_and_an_old_one_is_not(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    cache = ["--index-cache", str(tmp_path / "cache")]
+
+    def shown(*options: str) -> set[str]:
+        with mounted("s3://bucket/train", server.endpoint_url, *cache, *options, environment=KEPT) as mount:
+            return set(tree(mount.path))
+
+    assert shown() == {"a", "b/c", "empty"}
+    objects.put("train/new", b"")
+    before = lists(server)
+    assert shown("--index-max-age", "1h") == {"a", "b/c", "empty"}
+    assert lists(server) == before
+    assert shown("--index-max-age", "0.001s") == {"a", "b/c", "empty", "new"}
+    assert shown("--index-max-age", "1h") == {"a", "b/c", "empty", "new"}
+    assert len(os.listdir(tmp_path / "cache")) == 1
+
+
+def test_without_a_cache_nothing_is_kept(server: LoopbackServer, tmp_path: Path) -> None:
+    environment = {**KEPT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with mounted("s3://bucket/train", server.endpoint_url, "--no-index-cache", environment=environment):
+        pass
+    assert not (tmp_path / "cache").exists()
+    with mounted("s3://bucket/train", server.endpoint_url, environment=environment):
+        pass
+    assert len(os.listdir(tmp_path / "cache" / "fastfuse" / "index")) == 1
+
+
+def test_a_cache_that_cannot_be_written_keeps_nobody_from_mounting(server: LoopbackServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    environment = {**KEPT, "XDG_CACHE_HOME": str(tmp_path / "file")}
+    with mounted("s3://bucket/train", server.endpoint_url, environment=environment) as mount:
+        assert "the listing is not kept" in mount.log
+        assert mount.stop() == 0
+
+
+def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_path: Path) -> None:
+    for name in ("a", "b/c"):
+        moto_server.put(f"indexed/{name}", name.encode())
+    options = ["--endpoint-url", moto_server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
+    index = "s3://bucket/kept/x.index"
+    done = run_fastfuse("index", "s3://bucket/indexed/", "-o", index, *options)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert f"wrote {index}: 2 objects" in done.stderr
+    with mounted("s3://bucket/indexed/", moto_server.endpoint_url, "--index", index) as mount:
+        assert tree(mount.path) == {"a": b"a", "b/c": b"b/c"}
+        assert mount.stop() == 0
+    assert refused_index(moto_server.endpoint_url, "s3://bucket/kept/absent", tmp_path) == (
+        4,
+        "fastfuse: error: There is no object 's3://bucket/kept/absent'.\n",
+    )
+
+
+def refused_index(endpoint_url: str, index: str, directory: Path) -> tuple[int, str]:
+    done = run_fastfuse(*mount_command("s3://bucket/indexed/", directory, endpoint_url, "--index", index)[3:])
+    return done.returncode, done.stderr
+
+
+def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: LoopbackServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("train/b/c\ns3://bucket/train/a\n")
+    before = lists(server)
+    with mounted("s3://bucket/train", server.endpoint_url, "--keys-from", str(keys)) as mount:
+        assert tree(mount.path) == {"a": b"a", "b/c": b"cc"}
+        assert mount.stop() == 0
+    assert lists(server) == before
+    keys.write_text("train/a\ntrain/absent\n")
+    done = run_fastfuse("index", "s3://bucket/train", "--summary", "--keys-from", str(keys), *connection(server))
+    assert done.returncode == 4
+    assert "1 of the 2 keys in" in done.stderr
+    assert "keys.txt:2: 's3://bucket/train/absent'" in done.stderr
+
+
+@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
+def test_an_inventory_is_mounted(server: LoopbackServer, objects: MemoryObjects, file_format: str) -> None:
+    stored = [found for found in map(objects.view().lookup, map(str.encode, OBJECTS)) if found is not None]
+    rows = [Row(e.key.decode(), e.size_bytes, e.modified_s * 1000, e.etag.strip('"')) for e in stored]
+    data = (csv_file if file_format == "CSV" else parquet_file)(rows)
+    objects.put("report/data", data)
+    objects.put("report/manifest.json", manifest({"report/data": data}, file_format))
+    before = lists(server)
+    options = ["--inventory", "s3://bucket/report/manifest.json"]
+    with mounted("s3://bucket/train", server.endpoint_url, *options) as mount:
+        assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
+        assert mount.stop() == 0
+    assert lists(server) == before

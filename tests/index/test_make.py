@@ -1,0 +1,154 @@
+"""Indexes of manifests and of parts: made, kept, saved and taken again, and never one for another."""
+
+import gc
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
+from fastfuse.index.make import make_index
+from fastfuse.index.origin import IndexOrigin, SourceKind
+from fastfuse.index.saved import store_index
+from fastfuse.index.snapshot import Snapshot, open_snapshot
+from fastfuse.index.sources.shard import Shard
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.testing import LoopbackServer, MemoryObjects
+
+MANIFEST = S3Uri("lists", "m.json")
+AUGMENTED = S3Uri("lists", "m.jsonl")
+PREFIX = S3Uri("data", "set")
+KEYS = [*(f"set/{at:02}" for at in range(7)), "set/a!b", "set/a/x", "set/a", "set/bad//name", "set/empty/"]
+# 'set/a' has the name of a directory.
+SHOWN = sorted(KEYS[:9], key=str.encode)
+
+
+@pytest.fixture
+def server(aws_environment: object) -> Iterator[LoopbackServer]:
+    lines = [{"a-ref": f"s3://data/{key}", "n": at} for at, key in enumerate(KEYS[:7])]
+    lists = {
+        "m.json": json.dumps([{"prefix": "s3://data/"}, *KEYS[6::-1]]).encode(),
+        "m.jsonl": "\n".join(map(json.dumps, lines)).encode(),
+    }
+    data = {key: b"" if key.endswith("/") else bytes(1 + at) for at, key in enumerate(KEYS)}
+    with LoopbackServer({"data": MemoryObjects(data), "lists": MemoryObjects(lists)}) as server:
+        yield server
+
+
+def made(server: LoopbackServer, source: S3Uri, origin: IndexOrigin, save: Path | None = None) -> Snapshot:
+    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
+    fd = os.memfd_create("test")
+    try:
+        make_index(source, origin, connection, fd)
+        if save is not None:
+            store_index(save, connection, fd)
+        return open_snapshot(fd)
+    finally:
+        gc.enable()  # which a process that makes an index does not live to need
+        os.close(fd)
+
+
+def keys(snapshot: Snapshot) -> list[str]:
+    table = snapshot.table
+    table.check_invariants()
+    inodes = [table.inode(row) for row in range(len(table))]
+    found = [table.key(inode) for inode in inodes if not table.is_directory(inode) and not table.is_made(inode)]
+    return sorted(found, key=str.encode)
+
+
+def requests(server: LoopbackServer, operation: str) -> int:
+    return sum(record.operation == operation for record in server.requests)
+
+
+@pytest.mark.parametrize("by_bytes", [False, True])
+def test_the_parts_of_a_prefix_are_what_the_whole_shows(server: LoopbackServer, by_bytes: bool) -> None:
+    parts = [made(server, PREFIX, IndexOrigin(shard=Shard(index=at, count=3, by_bytes=by_bytes))) for at in range(3)]
+    shown = [keys(part) for part in parts]
+    assert keys(made(server, PREFIX, IndexOrigin())) == SHOWN
+    assert sorted((key for part in shown for key in part), key=str.encode) == SHOWN
+    if not by_bytes:
+        assert shown == [SHOWN[at::3] for at in range(3)]
+    assert [part.view for part in parts] == [f"part {at}/3 by {'bytes' if by_bytes else 'count'}" for at in (1, 2, 3)]
+    # What is left out is told on every host.
+    assert [part.refusals.total for part in parts] == [2, 2, 2]
+
+
+def test_a_part_may_be_empty_and_its_source_may_not(server: LoopbackServer) -> None:
+    shard = Shard(index=20, count=21)
+    assert keys(made(server, PREFIX, IndexOrigin(shard=shard))) == []
+    assert keys(made(server, MANIFEST, IndexOrigin(shard=shard, kind=SourceKind.MANIFEST))) == []
+    with pytest.raises(EmptySourceError):
+        made(server, S3Uri("data", "nothing/"), IndexOrigin(shard=shard))
+    with pytest.raises(SourceError, match="2 keys of s3://data/set cannot be shown"):
+        made(server, PREFIX, IndexOrigin(shard=shard, strict=True))
+
+
+def test_the_parts_of_a_prefix_come_from_one_kept_listing(server: LoopbackServer, tmp_path: Path) -> None:
+    origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600)
+    first = made(server, PREFIX, replace(origin, shard=Shard(index=0, count=2)))
+    lists = requests(server, "ListObjectsV2")
+    second = made(server, PREFIX, replace(origin, shard=Shard(index=1, count=2)))
+    assert sorted(keys(first) + keys(second), key=str.encode) == SHOWN == keys(made(server, PREFIX, origin))
+    assert requests(server, "ListObjectsV2") == lists
+
+
+def test_each_view_of_a_manifest_is_kept_for_itself(server: LoopbackServer, tmp_path: Path) -> None:
+    origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600, kind=SourceKind.AUGMENTED_MANIFEST)
+    views = [
+        origin,
+        replace(origin, attribute_names=("n",)),
+        replace(origin, shard=Shard(index=0, count=2)),
+        replace(origin, shard=Shard(index=0, count=2, by_bytes=True)),
+    ]
+    first = [keys(made(server, AUGMENTED, view)) for view in views]
+    assert [len(found) for found in first] == [7, 0, 4, 3]
+    heads = requests(server, "HeadObject")
+    assert [keys(made(server, AUGMENTED, view)) for view in views] == first
+    assert requests(server, "HeadObject") == heads
+    # As a prefix, the manifest is an object.
+    assert keys(made(server, AUGMENTED, replace(origin, kind=SourceKind.PREFIX))) == ["m.jsonl"]
+
+
+def test_parts_are_taken_from_the_index_of_the_whole_prefix(server: LoopbackServer, tmp_path: Path) -> None:
+    path, origin = tmp_path / "x.index", IndexOrigin(saved=tmp_path / "x.index")
+    made(server, PREFIX, IndexOrigin(), save=path)
+    lists = requests(server, "ListObjectsV2")
+    parts = [keys(made(server, PREFIX, replace(origin, shard=Shard(index=at, count=2)))) for at in range(2)]
+    assert parts == [SHOWN[0::2], SHOWN[1::2]]
+    assert requests(server, "ListObjectsV2") == lists
+
+
+def test_the_index_of_a_view_is_taken_for_that_view_and_no_other(server: LoopbackServer, tmp_path: Path) -> None:
+    kinds = SourceKind
+    part = Shard(index=1, count=2)
+    views = {
+        "part": (PREFIX, IndexOrigin(shard=part)),
+        "empty": (PREFIX, IndexOrigin(shard=Shard(index=20, count=21))),
+        "manifest": (MANIFEST, IndexOrigin(kind=kinds.MANIFEST)),
+        "manifest's part": (MANIFEST, IndexOrigin(kind=kinds.MANIFEST, shard=part)),
+        "lines": (AUGMENTED, IndexOrigin(kind=kinds.AUGMENTED_MANIFEST)),
+        "labels": (AUGMENTED, IndexOrigin(kind=kinds.AUGMENTED_MANIFEST, attribute_names=("n",))),
+    }
+    for name, (source, origin) in views.items():
+        path = tmp_path / name
+        whole = made(server, source, origin, save=path)
+        again = made(server, source, replace(origin, saved=path))
+        assert (keys(again), again.view) == (keys(whole), origin.view)
+        for other, (_, wanted) in views.items():
+            if other != name:
+                with pytest.raises(ConfigurationError, match=r"it is an index of .* as .*, not as ") as raised:
+                    made(server, source, replace(wanted, saved=path))
+                assert "--shard" in raised.value.hint
+
+
+def test_the_order_of_a_manifest_is_kept_in_its_index(server: LoopbackServer, tmp_path: Path) -> None:
+    origin = IndexOrigin(kind=SourceKind.MANIFEST)
+    made(server, MANIFEST, origin, save=tmp_path / "x.index")
+    table = made(server, MANIFEST, replace(origin, saved=tmp_path / "x.index")).table
+    rows = table.source_order()
+    assert rows is not None
+    assert [table.key(table.inode(row)) for row in rows.tolist()] == KEYS[6::-1]

@@ -1,0 +1,64 @@
+"""sd_notify(3), against a socket of our own."""
+
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.notify import Notifier
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.setblocking(False)
+        yield receiver
+
+
+def test_each_event_is_one_datagram_with_its_assignment(manager: socket.socket) -> None:
+    notifier = Notifier(manager.getsockname())
+    notifier.ready()
+    notifier.status("listing, 1000 objects so far")
+    notifier.stopping()
+    received = [manager.recv(1024) for _ in range(3)]
+    assert received == [b"READY=1", b"STATUS=listing, 1000 objects so far", b"STOPPING=1"]
+
+
+def test_a_status_of_several_lines_cannot_smuggle_in_an_assignment(manager: socket.socket) -> None:
+    Notifier(manager.getsockname()).status("listing s3://b/a\nREADY=1")
+    assert manager.recv(1024) == b"STATUS=listing s3://b/a"
+
+
+def test_a_status_with_a_key_that_is_not_utf8_is_sent_all_the_same(manager: socket.socket) -> None:
+    Notifier(manager.getsockname()).status("skipped \udcff")
+    assert manager.recv(1024) == b"STATUS=skipped ?"
+
+
+def test_an_at_sign_names_a_socket_in_the_abstract_namespace(tmp_path: Path) -> None:
+    name = f"fastfuse-test{tmp_path}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind("\0" + name)
+        receiver.setblocking(False)
+        Notifier("@" + name).ready()
+        assert receiver.recv(1024) == b"READY=1"
+
+
+@pytest.mark.parametrize("nowhere", [None, ""])
+def test_without_a_socket_nothing_is_sent_and_nothing_is_logged(
+    nowhere: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    Notifier(nowhere).ready()
+    assert not caplog.records
+
+
+def test_a_manager_that_is_gone_is_logged_and_does_not_end_the_mount(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        Notifier(str(tmp_path / "gone")).ready()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the service manager did not take READY=1: No such file or directory"
+    ]

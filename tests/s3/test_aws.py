@@ -1,0 +1,184 @@
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+
+from fastfuse.errors import ConfigurationError, ServiceError, SourceError
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import Connection, connect
+from fastfuse.s3.endpoints import Endpoint
+from fastfuse.testing import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
+from tests.s3.canned import canned_server
+
+AWS = ConnectionConfig()
+OWN = ConnectionConfig(endpoint_url="https://s3.example.com")
+
+
+def test_the_endpoint_is_the_configurations_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://environment.example.com")
+    assert S3Session(replace(OWN, endpoint_url="https://s3.example.com/")).endpoint_url == "https://s3.example.com"
+    assert S3Session(ConnectionConfig()).endpoint_url == "https://environment.example.com"
+
+
+def test_the_endpoint_may_come_from_the_profile(aws_environment: Path) -> None:
+    aws_environment.write_text(
+        "[profile own]\nservices = lab\n[services lab]\ns3 =\n  endpoint_url = https://lab.example.com\n"
+    )
+    assert S3Session(ConnectionConfig(profile="own")).endpoint_url == "https://lab.example.com"
+
+
+def test_configured_endpoints_can_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://environment.example.com")
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert S3Session(ConnectionConfig()).endpoint_url is None
+
+
+@pytest.mark.parametrize(
+    "url", ["s3.example.com", "ftp://a", "https://", "http://a:port", "https://a/?b=c", "http://[a"]
+)
+def test_an_endpoint_that_is_no_url_names_the_option(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a URL") as caught:
+        _ = S3Session(ConnectionConfig(endpoint_url=url)).endpoint_url
+    assert "--endpoint-url" in caught.value.hint
+
+
+def test_an_endpoint_with_a_password_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        _ = S3Session(ConnectionConfig(endpoint_url="https://user:hunter2@s3.example.com")).endpoint_url
+    assert "hunter2" not in str(caught.value) + caught.value.hint
+
+
+def test_a_missing_ca_bundle_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="no CA bundle '/absent'") as caught:
+        _ = S3Session(ConnectionConfig(ca_bundle="/absent")).authorities
+    assert "--ca-bundle" in caught.value.hint
+
+
+def test_the_ca_bundle_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.touch()
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    assert S3Session(ConnectionConfig()).authorities == str(bundle)
+    assert S3Session(ConnectionConfig(verify_ssl=False)).authorities is None
+
+
+def test_without_a_ca_bundle_the_authorities_are_botocores() -> None:
+    found = S3Session(ConnectionConfig()).authorities
+    assert found is not None
+    assert "BEGIN CERTIFICATE" in Path(found).read_text()
+
+
+# --- the region of a bucket
+
+
+async def region_of(config: ConnectionConfig, bucket: str = "bucket") -> str:
+    client = S3Client(S3Session(config))
+    try:
+        return await client.region(bucket)
+    finally:
+        await client.aclose()
+
+
+@pytest.mark.parametrize("region", ["us-east-1\n", "eu west 1", "ü", "evil.test/x", "-a", "a" * 64])
+async def test_a_configured_region_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    with pytest.raises(ConfigurationError, match="is not the name of a region") as caught:
+        await region_of(OWN)
+    assert "AWS_DEFAULT_REGION" in caught.value.hint
+
+
+async def test_a_given_region_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable = ConnectionConfig(endpoint_url="http://127.0.0.1:1")
+    assert await region_of(replace(unreachable, region="eu-west-3")) == "eu-west-3"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-2")
+    assert await region_of(unreachable) == "eu-west-2"
+
+
+async def test_the_arn_of_an_access_point_tells_the_region_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastfuse.s3.routes.connect", unconnected)
+    assert await region_of(AWS, "arn:aws:s3:eu-west-2:123456789012:accesspoint/point") == "eu-west-2"
+
+
+@pytest.mark.parametrize("answer", [None, Answer(403, "AccessDenied", "no"), Answer(400, "BadRequest", "no")], ids=str)
+async def test_the_bucket_tells_its_region_once_whatever_the_status(answer: Answer | None) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(regions={"bucket": "ap-south-1"})) as server:
+        if answer is not None:
+            server.faults.add(FaultRule(action=answer))
+        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url)))
+        for _ in range(2):
+            assert await client.region("bucket") == "ap-south-1"
+        assert [request.operation for request in server.requests] == ["HeadBucket"]
+        await client.aclose()
+
+
+async def test_many_who_need_a_region_ask_for_it_once_and_without_a_signature() -> None:
+    with canned_server(lambda _: (403, {"x-amz-bucket-region": "ap-south-1"}, b"")) as server:
+        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.url)))
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(client.region, "bucket")
+        [(target, headers)] = server.seen
+        assert target == "/bucket"
+        assert "authorization" not in headers
+        await client.aclose()
+
+
+async def test_a_busy_service_is_asked_for_the_region_again() -> None:
+    with LoopbackServer({}) as server:
+        rule = server.faults.add(FaultRule(action=SLOW_DOWN, times=2))
+        assert await region_of(ConnectionConfig(endpoint_url=server.endpoint_url), "absent") == "us-east-1"
+        assert server.faults.hits(rule) == 2
+
+
+async def test_a_server_of_ones_own_that_tells_no_region_gets_the_default() -> None:
+    with LoopbackServer({}) as server:
+        assert await region_of(ConnectionConfig(endpoint_url=server.endpoint_url), "absent") == "us-east-1"
+
+
+@pytest.mark.parametrize("region", ["a b", "x" * 65, "evil.test/"])
+async def test_a_region_that_a_server_made_up_is_no_answer(region: str) -> None:
+    with canned_server(lambda _: (200, {"x-amz-bucket-region": region}, b"")) as server:
+        assert await region_of(ConnectionConfig(endpoint_url=server.url)) == "us-east-1"
+
+
+async def test_an_unreachable_service_is_told_soon() -> None:
+    with pytest.raises(ServiceError, match="cannot be reached: Connection refused") as caught:
+        await region_of(ConnectionConfig(endpoint_url="http://127.0.0.1:1"))
+    assert "--endpoint-url" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [(404, SourceError, "no bucket 'bucket' at AWS"), (403, ConfigurationError, "could not be found out")],
+)
+async def test_aws_that_tells_no_region_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception], message: str
+) -> None:
+    async def connect_elsewhere(endpoint: Endpoint, **options: Any) -> Connection:  # noqa: ANN401
+        assert endpoint.host == "bucket.s3.us-east-1.amazonaws.com"
+        here = replace(endpoint, scheme="http", host="127.0.0.1", port=urlsplit(server.url).port or 0)
+        return await connect(here, **options | {"tls": None})
+
+    monkeypatch.setattr("fastfuse.s3.routes.connect", connect_elsewhere)
+    with canned_server(lambda _: (status, {}, b"")) as server:
+        with pytest.raises(error, match=message):
+            await region_of(AWS)
+        assert len(server.seen) == 1
+
+
+async def test_a_search_for_a_region_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastfuse.s3.client._REGION_DEADLINE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ServiceError, match=r"at http://127\.0\.0\.1:\d+ failed to list the bucket 'bucket'"):
+            await region_of(config)
+
+
+async def unconnected(*_: object, **__: object) -> Connection:
+    raise AssertionError("nobody is asked")
