@@ -12,11 +12,14 @@ class Cursor:
     """One run of reads. Invariants: ``begin < position``; of ``[begin, position)`` no gap is as long as a request."""
 
     __slots__ = (
-        *("_hole", "ahead_until", "begin", "credit_bytes", "is_tail", "pace", "piece_bytes", "position"),
-        *("reads", "sequential", "step_bytes", "steps"),
+        *("_hole", "ahead_until", "began_at", "begin", "credit_bytes", "is_tail", "pace", "piece_bytes", "position"),
+        *("read_at", "reads", "sequential", "step_bytes", "steps"),
     )
 
-    def __init__(self, begin: int, end: int) -> None:
+    def __init__(self, begin: int, end: int, number: int = 0) -> None:
+        """`number` counts the reads of the file."""
+        # Which of them was the first of this run, and which the last.
+        self.began_at = self.read_at = number
         self.begin = begin
         self.position = end
         self.reads = 1

@@ -24,8 +24,8 @@ class Part:
     """
 
     __slots__ = (
-        *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "losses", "readers", "room"),
-        *("shelf", "size_bytes", "start", "unread_bytes", "wanted_at_s"),
+        *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "is_left", "losses", "readers"),
+        *("room", "shelf", "size_bytes", "start", "unread_bytes", "wanted_at_s"),
     )
 
     def __init__(
@@ -39,6 +39,8 @@ class Part:
         self.is_demanded = is_demanded
         # Fetched for somebody who had not opened the file yet.
         self.is_expected = is_expected
+        # Read ahead for a reader that has jumped away since.
+        self.is_left = False
         self.data: memoryview | None = None
         self.error: Exception | None = None
         # Set when `data` or `error` is there.
@@ -108,7 +110,7 @@ class FileParts:
 
     __slots__ = (
         *("_parts", "_starts", "cached", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_guess"),
-        *("is_open", "is_stale", "reads", "ref", "served_at_s", "waiting"),
+        *("is_open", "is_stale", "left_bytes", "reads", "ref", "served_at_s", "waiting"),
     )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
@@ -120,6 +122,8 @@ class FileParts:
         self.cached = CachedRanges()
         self.in_flight = 0
         self.demanded_in_flight = 0
+        # What is held for readers that have jumped away.
+        self.left_bytes = 0
         # Demanded parts that are not in flight yet, in the order of their reads.
         self.waiting: deque[Part] = deque()
         # When a GET delivered last, on trio's clock.

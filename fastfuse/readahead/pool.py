@@ -2,9 +2,9 @@
 
 States of a part, all changed here:
 
-    waiting ──► in flight ──► landed ──► fresh ───────► spent ──► gone
-                    │            ├─────► expected, guessed ───────^
-                    └──► failed  └────────────────────────^
+    waiting ──► in flight ──► landed ──► fresh ◄─► left ──► spent ──► gone
+                    │            ├─────► expected, guessed ───────────^
+                    └──► failed  └────────────────────────────^
 
 * waiting: a demanded part for which there is no memory or no connection yet. The files take turns, and each is served
   in the order of its reads.
@@ -14,13 +14,13 @@ States of a part, all changed here:
 * expected: of a file that is not open yet, but will be; it becomes fresh then, or is taken as a whole and gone.
   Evictable before the fresh ones.
 * guessed: so is this, but no order says when (see `expected`). Evictable before the expected ones, and for them.
-* spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything, at
-  most an eighth of the limit and 64 MiB, and as many as may be expected: a late or repeated request still finds it.
+* left: the reader for which it was fetched has jumped away. Evictable by what others need (see `spare`).
+* spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything.
 * failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
 
 A part is in the index of its file in every state but the last two.
 
-INVARIANT: reserved (in flight, landed) + fresh + expected + guessed + spent <= limit, always. Not counted: the part
+INVARIANT: reserved (in flight, landed) and all that is evictable are at most the limit, always. Not counted: the part
 behind a slice that was handed out and is being written to the kernel (a dozen at most, for milliseconds), and the about
 2 kB that a small file and its part take as Python objects; of expected and of spent ones there is one for 64 KiB of the
 limit at most.
@@ -44,15 +44,10 @@ from fastfuse.readahead.expected import Expected
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 from fastfuse.readahead.readahead_config import ReadaheadConfig, Share
 from fastfuse.readahead.share import FairShare, ahead_share
+from fastfuse.readahead.spare import Spare
 from fastfuse.readahead.statistics import PoolStatistics
 
 __all__ = ["PartPool"]
-
-# Kept for late and repeated requests: 1/8 of the limit, two parts behind for a reader with a full window, and no more
-# than eight parts of 8 MiB. Memory that was used before is cheaper than new one, which has to be cleared: with half a
-# GiB kept here, one reader took twice the CPU (0.8 and 1.8 to 2.6 seconds per GB).
-_SPENT_DIVISOR = 8
-_MAX_SPENT_BYTES = 64 << 20
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
@@ -67,9 +62,9 @@ class PartPool:
         self._first_part_bytes = config.first_part_bytes
         self._connections = config.max_parts_in_flight
         self._ahead = ahead_share(config)
-        self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
-        self._fresh, self._spent, self._expected = Shelf(), Shelf(), Expected(limit)
+        self._fresh, self._expected = Shelf(), Expected(limit)
         self.max_expected_parts = self._expected.max_parts
+        self._spare = Spare(limit, self.max_expected_parts)
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -122,7 +117,17 @@ class PartPool:
         """A reader has come to `part`."""
         if part.shelf is self._fresh:
             self._fresh.touch(part)
+        elif part.is_left:
+            self.rank(part, is_left=False)
         self._touch(part.file)
+
+    def rank(self, part: Part, *, is_left: bool) -> None:
+        """The reader of `part`, which was read ahead, has jumped away (`is_left`), or one is about to come to it."""
+        part.is_left = is_left
+        source, target = (self._fresh, self._spare.left) if is_left else (self._spare.left, self._fresh)
+        if part.shelf is source:
+            source.remove(part)
+            target.put(part)
 
     def demand(self, file: FileParts, start: int, end: int) -> Part:
         """A part that somebody waits for. It may be fetched now, or when its `room` is set."""
@@ -266,15 +271,15 @@ class PartPool:
 
     def spend(self, part: Part) -> None:
         """Everything in `part` has been read."""
-        if part.shelf is self._fresh:
-            self._fresh.remove(part)
+        if part.shelf is self._fresh or part.shelf is self._spare.left:
+            part.shelf.remove(part)
             self._shelve_spent(part)
 
     def statistics(self) -> PoolStatistics:
-        spent_bytes, expected_bytes = self._spent.size_bytes, self._expected.size_bytes
+        spent_bytes, expected_bytes = self._spare.spent.size_bytes, self._expected.size_bytes
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
-            held_bytes=self._fresh.size_bytes + expected_bytes + spent_bytes,
+            held_bytes=self._fresh.size_bytes + expected_bytes + self._spare.size_bytes,
             spent_bytes=spent_bytes,
             expected_bytes=expected_bytes + self._expected.in_flight_bytes,
             parts_in_flight=self._in_flight,
@@ -287,13 +292,14 @@ class PartPool:
     def check_invariants(self) -> None:
         """For tests: the books agree with the parts."""
         parts = [part for file in self._files.values() for part in file]
-        shelves = (self._fresh, *self._expected.shelves, self._spent)
+        shelves = (self._fresh, *self._expected.shelves, *self._spare.shelves)
         shelved = [part for shelf in shelves for part in shelf]
         assert self._reserved_bytes + sum(part.size_bytes for part in shelved) <= self._limit_bytes
         for shelf in shelves:
             shelf.check_invariants()
         self._expected.check_invariants()
-        assert len(self._spent) <= self.max_expected_parts
+        assert len(self._spare.spent) <= self.max_expected_parts
+        assert all(part.is_left for part in self._spare.left)
         assert set(shelved) <= set(parts)
         assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
         for file in self._files.values():
@@ -336,13 +342,13 @@ class PartPool:
         return free > 0 and (not used or used < _USED_PER_FREE_CONNECTION * (free - 1))
 
     def _make_room(self, size_bytes: int) -> bool:
-        """Evict until `size_bytes` fit, spent parts first; nothing is evicted where even all would not do."""
+        """Evict until `size_bytes` fit, spare parts first; nothing is evicted where even all would not do."""
         allowed_bytes = self._limit_bytes - self._reserved_bytes - size_bytes
         if allowed_bytes < 0:
             return False
-        fresh, expected, spent = self._fresh, self._expected, self._spent
-        while fresh.size_bytes + expected.size_bytes + spent.size_bytes > allowed_bytes:
-            self._drop((spent or expected or fresh).pop())
+        fresh, expected, spare = self._fresh, self._expected, self._spare
+        while fresh.size_bytes + expected.size_bytes + spare.size_bytes > allowed_bytes:
+            self._drop((spare or expected or fresh).pop())
         return True
 
     def _trade_guesses(self, size_bytes: int) -> None:
@@ -358,9 +364,9 @@ class PartPool:
 
     def _add_ahead(self, part: Part) -> Part | None:
         held_bytes = self._reserved_bytes + self._fresh.size_bytes + self._expected.size_bytes
-        if held_bytes + part.size_bytes > self._ahead.window_bytes:
+        if held_bytes + part.file.left_bytes + part.size_bytes > self._ahead.window_bytes:
             return None
-        self._make_room(part.size_bytes)  # spent parts are enough: all others fit beside this one
+        self._make_room(part.size_bytes)  # spare parts are enough: all others fit beside this one
         part.file.add(part)
         self._reserve(part)
         return part
@@ -405,7 +411,7 @@ class PartPool:
         if part.file.is_stale:
             self._drop(part)
         elif part.file.is_open and part.unread_bytes > 0:
-            self._fresh.put(part)
+            (self._spare.left if part.is_left else self._fresh).put(part)
         elif part.file.is_expected:
             self._expected.put(part)
         else:
@@ -413,13 +419,8 @@ class PartPool:
         self._grant()
 
     def _shelve_spent(self, part: Part) -> None:
-        spent, allowed_bytes = self._spent, self._max_spent_bytes - part.size_bytes
-        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.max_expected_parts):
-            self._drop(spent.pop())
-        if allowed_bytes < 0:
-            self._drop(part)
-        else:
-            spent.put(part)
+        for gone in self._spare.put_spent(part):
+            self._drop(gone)
 
     def _rest(self, file: FileParts) -> None:
         """Nobody reads `file` now: its fresh parts count as spent."""

@@ -142,7 +142,17 @@ class Stream:
         if self._window is _NO_WINDOW:
             self._window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
         self._cursor = cursor = self._window.read(offset, end)
+        if self._window.left:
+            self._leave()
         return cursor
+
+    def _leave(self) -> None:
+        """Let go what was read ahead for readers that have jumped away."""
+        left = self._window.left
+        for part in self.file:
+            if any(part.start < end and start < part.end for start, end in left):
+                self._pool.rank(part, is_left=True)
+        left.clear()
 
     async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
         """As `read`, where bytes are missing, on their way, or in more than one part."""
@@ -244,6 +254,8 @@ class Stream:
             part = self.file.at(start) or self._start_ahead(*self.file.cached.clip((start, end), start))
             if part is None:
                 return
+            if part.is_left:
+                self._pool.rank(part, is_left=False)
             window.commanded(cursor, part.end)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:

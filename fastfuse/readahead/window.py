@@ -80,7 +80,7 @@ class Window:
 
     __slots__ = (
         *("_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_small", "_last", "_lengths", "_part_bytes"),
-        *("_runs", "_service", "_size", "share"),
+        *("_reads", "_runs", "_service", "_size", "left", "share"),
     )
 
     def __init__(
@@ -96,6 +96,9 @@ class Window:
         # By position, least recently used first.
         self._runs: dict[int, Cursor] = {}
         self._last: Cursor | None = None
+        self._reads = 0
+        # What was read ahead for readers that have jumped away, until the stream has seen to it.
+        self.left: list[tuple[int, int]] = []
         self._lengths = RunLengths(config.part_size_bytes)
         self.resize(Share(config.max_window_bytes, config.max_parts_in_flight))
 
@@ -119,6 +122,7 @@ class Window:
     def read(self, offset: int, end: int) -> Cursor:
         """A reader asked for ``[offset, end)``, not empty and within the file: the cursor that this belongs to."""
         runs = self._runs
+        self._reads += 1
         cursor = runs.pop(offset, None)
         if cursor is None:
             cursor = self._skip(offset, end) or self._start(offset, end)
@@ -129,6 +133,7 @@ class Window:
             cursor = self._merge(cursor)
         if not cursor.sequential:
             self._promote(cursor)
+        cursor.read_at = self._reads
         runs[cursor.position] = cursor
         if not cursor.is_tail:
             self._last = cursor
@@ -228,7 +233,7 @@ class Window:
 
     def _start(self, offset: int, end: int) -> Cursor:
         runs = self._runs
-        cursor = Cursor(offset, end)
+        cursor = Cursor(offset, end, self._reads)
         if not offset and not self._is_small:
             cursor.pace = ReaderPace(self._service, 0 if self._is_cached else self._service.ramp_bytes)
         cursor.is_tail = offset > 0 and offset >= self._size - _TAIL_BYTES
@@ -241,7 +246,22 @@ class Window:
             victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
             del runs[victim.position]
             self._lengths.ended(victim.run_bytes)
+            self._leave(victim)
+        if cursor.sequential:
+            self._leave_others(cursor)
         return cursor
+
+    def _leave_others(self, cursor: Cursor) -> None:
+        """`cursor` is sequential: a run that was not read since it began is most likely its reader's, before a jump."""
+        for other in self._runs.values():
+            if other.read_at < cursor.began_at:
+                self._leave(other)
+
+    def _leave(self, cursor: Cursor) -> None:
+        """Let go what was read ahead of `cursor`; if it is read on after all, it looks at everything again."""
+        if cursor.ahead_until > cursor.position:
+            self.left.append((cursor.position, cursor.ahead_until))
+            cursor.ahead_until = cursor.position
 
     def _promote(self, cursor: Cursor) -> None:
         """See if `cursor`, of unknown kind, is sequential by now."""
@@ -255,7 +275,8 @@ class Window:
                 cursor.credit_bytes = max(0, other.run_bytes + other.credit_bytes - cursor.run_bytes)
                 if other.pace is not None:
                     cursor.pace = other.pace.successor()
-                return
+                break
+        self._leave_others(cursor)
 
     def _leader(self, offset: int) -> Cursor | None:
         """The sequential cursor that is about to come to `offset`: the read there is an early request of it."""

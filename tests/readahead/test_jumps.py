@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.readers import KIB, MIB, ScriptedReader, content, listed, running, tensors
-from tests.readahead.simulation import SimulatedService, simulated
+from tests.readahead.simulation import Reader, SimulatedService, simulated
 
 PAGE = 4 * KIB
 
@@ -126,3 +126,31 @@ async def test_every_order_of_reads_gets_its_bytes_while_the_kernel_drops_pages(
             assert await engine.read(1, ref, offset, size_bytes) == data[offset : offset + size_bytes]
             offset = (offset + size_bytes) % ref.size_bytes
             engine.check_invariants()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_what_a_reader_left_behind_takes_no_readahead_from_others(
+    autojump_clock: MockClock, goes_on: bool
+) -> None:
+    """Sixteen windows are left in one file; then another file is read at 1 GB/s."""
+    ref = listed("jumps", 64 << 30)
+
+    async def jump(engine: ReadEngine, first: int, last: int, bytes_per_s: float) -> None:
+        for place in range(first, last):
+            for offset in range(0, 32 * MIB, MIB):
+                await engine.read(1, ref, (place << 30) + offset, MIB)
+                await trio.sleep(MIB / bytes_per_s)
+
+    reader = Reader(size_bytes=1 << 30, bytes_per_s=1e9)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _), trio.open_nursery() as running_on:
+        await jump(engine, 0, 16, 2e9)
+        held_bytes = engine.statistics().pool.held_bytes
+        if goes_on:
+            running_on.start_soon(jump, engine, 16, 64, 2e8)
+        await reader.run(engine, 1000)
+        running_on.cancel_scope.cancel()
+        engine.check_invariants()
+    # They were kept for as long as nobody needed the memory.
+    assert held_bytes > 512 * MIB
+    assert reader.read_bytes_per_s > 0.85e9

@@ -289,6 +289,50 @@ def test_readahead_evicts_what_was_read_but_not_what_was_not() -> None:
     assert pool.statistics().unread_dropped_bytes == PART
 
 
+def test_parts_that_a_reader_left_make_room_for_others_but_not_for_its_own_readahead() -> None:
+    pool, file = a_pool()
+    other = pool.open(2, listed("b", 100 * MIB))
+    left = [held(pool, file, index) for index in range(12)]
+    assert ahead(pool, other, 0) is None
+    for part in left:
+        pool.rank(part, is_left=True)
+    assert (pool.statistics().held_bytes, file.left_bytes) == (12 * PART, 12 * PART)
+    assert ahead(pool, file, 20) is None
+    assert all(ahead(pool, other, index) is not None for index in range(12))
+    # There is room for four beside the twelve; then the oldest go.
+    assert [part.data is None for part in left] == [True] * 8 + [False] * 4
+    assert pool.statistics().unread_dropped_bytes == 8 * PART
+    pool.check_invariants()
+
+
+def test_a_part_that_was_left_is_as_good_as_any_when_a_reader_comes_to_it() -> None:
+    pool, file = a_pool()
+    other = pool.open(2, listed("b", 100 * MIB))
+    parts = [held(pool, file, index) for index in range(12)]
+    for part in parts:
+        pool.rank(part, is_left=True)
+    for part in parts[:6]:
+        pool.touch(part)
+    for part in parts[6:]:
+        pool.rank(part, is_left=False)
+    assert file.left_bytes == 0
+    assert ahead(pool, other, 0) is None
+    pool.check_invariants()
+
+
+def test_a_part_that_was_left_on_its_way_lands_among_those_that_were_left() -> None:
+    pool, file = a_pool()
+    part = ahead(pool, file, 0)
+    assert part is not None
+    pool.rank(part, is_left=True)
+    pool.check_invariants()
+    pool.land(part, bytes(PART))
+    assert file.left_bytes == PART
+    pool.spend(part)
+    assert (file.left_bytes, pool.statistics().spent_bytes) == (0, PART)
+    pool.check_invariants()
+
+
 def test_a_part_that_a_reader_came_to_again_is_not_the_oldest_any_more() -> None:
     pool, file = a_pool()
     parts = [held(pool, file, index) for index in range(16)]
@@ -606,6 +650,12 @@ class AnyUseOfThePool(RuleBasedStateMachine):
         assert part.data is not None or part.error is not None or part in self.flying
         self.pinned.remove(part)
         self.pool.unpin(part)
+
+    @rule(data=st.data(), is_left=st.booleans())
+    def jump(self, data: st.DataObject, is_left: bool) -> None:
+        parts = [part for inode in range(4) for part in self.file(inode)]
+        if parts:
+            self.pool.rank(data.draw(st.sampled_from(parts)), is_left=is_left)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

@@ -560,3 +560,28 @@ def test_a_look_at_the_footer_ends_no_run() -> None:
         pool.read(place**2 * 7 * MIB + 128 * KIB, place**2 * 7 * MIB + 256 * KIB)
         pool.read(GIB - 22, GIB)
     assert pool.demanded[-1] == (64 * 7 * MIB + 128 * KIB, 64 * 7 * MIB + 256 * KIB)
+
+
+def test_a_reader_that_reads_on_elsewhere_has_left_what_was_read_ahead_of_it() -> None:
+    size = 1 << 30
+    pool = EndlessPool(Window(size, CONFIG, ServicePace()), size, CONFIG)
+    pool.read_through(0, 8 * MIB, MIB)
+    ahead_until = pool.window.cursors[0].ahead_until
+    assert ahead_until > 8 * MIB
+    pool.read_through(512 * MIB, 514 * MIB, MIB)
+    assert pool.window.left == []
+    pool.read_through(514 * MIB, 540 * MIB, MIB)
+    assert pool.window.left == [(8 * MIB, ahead_until)]
+    # If it comes back after all, it looks at all of that again.
+    cursor = pool.window.read(8 * MIB, 9 * MIB)
+    assert pool.window.next_ahead(cursor) is not None
+
+
+def test_readers_that_take_turns_have_left_nothing() -> None:
+    size = 1 << 30
+    pool = EndlessPool(Window(size, CONFIG, ServicePace()), size, CONFIG)
+    for offset in range(0, 64 * MIB, MIB):
+        for begin in (0, 256 * MIB, 512 * MIB):
+            pool.read(begin + offset, begin + offset + MIB)
+    assert len([cursor for cursor in pool.window.cursors if cursor.sequential]) == 3
+    assert pool.window.left == []
