@@ -260,7 +260,7 @@ async def test_a_reader_of_slow_connections_waits_for_about_one_of_them_at_a_tim
         await trio.sleep(1)
 
 
-async def test_memory_of_a_released_file_is_small_and_its_readahead_stops() -> None:
+async def test_memory_of_a_released_file_is_small_and_its_readahead_stops(autojump_clock: MockClock) -> None:
     reader = ScriptedReader()
     async with running(reader) as engine:
         for offset in range(0, MIB, 16 * KIB):
