@@ -61,7 +61,6 @@ LIBRARIES: Mapping[str, set[str]] = {
     for name, users in {
         "aiobotocore": "s3",
         "botocore": "s3",
-        "cachetools": "index",
         "google_crc32c": "demo testing",
         "httpx2": "s3",
         "numpy": "cli demo hints index mount readahead s3 sagemaker testing",
@@ -88,7 +87,7 @@ READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns", "index.inodes.names"),
-    *("index.inodes.order_text", "index.inodes.orders", "index.inodes.selection", "index.inodes.table"),
+    *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.totals", "index.inodes.tree", "index.listing.frontier", "index.listing.keyspace"),
     *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "mount.deaths"),
     *("readahead.announced", "readahead.cached", "readahead.cursor", "readahead.delivered"),

@@ -21,8 +21,8 @@ Runs the same training script by `fastfuse run` in modes File, FastFile and Pipe
 in 20 files, and 20,000 files of 39 KB. Each run starts cold, candidates take turns, figures are medians.
 
 The reader of TFRecords is a plain one that knows the framing and looks at no checksum, the same in all modes; small
-files are read in a shuffled order by sixteen processes, as FastFile-order in that of the channel's order file, and in
-Pipe mode as RecordIO by one reader. File mode downloads to memory (/dev/shm), or to --place.
+files are read in a shuffled order by sixteen processes, and in Pipe mode as RecordIO by one reader. File mode downloads
+to memory (/dev/shm), or to --place.
 
 With --channels N it also measures how long N FastFile channels take until all are ready, and what memory they hold
 while all are read.

@@ -72,7 +72,6 @@ def verdicts(runs: Sequence[Figures], channels: Sequence[ChannelFigures]) -> lis
         *(_first_record(runs, workload) for workload in ("tfrecords", "small")),
         _total(runs, "tfrecords", "FastFile", "Pipe", 1.05),
         _total(runs, "small", "FastFile", "File", 1.2),
-        _total(runs, "small", "FastFile-order", "File", 1.2),
         *(_of_raw(runs, workload) for workload in ("tfrecords", "small")),
         _side_by_side(channels),
         _memory(channels),

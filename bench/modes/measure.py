@@ -75,8 +75,6 @@ WORKLOADS = {
         {
             "File": ("File", {}),
             "FastFile": ("FastFile", {}),
-            # The same script finds an order to follow, which the mount then knows, too.
-            "FastFile-order": ("FastFile", {"ShuffleConfig": {"Seed": 1}}),
             "Pipe": ("Pipe", {"RecordWrapperType": "RecordIO"}),
         },
         _small,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-_COLOURS = {"raw": "#777777", "FastFile": "#1f5fbf", "FastFile-order": "#0b2f66", "Pipe": "#5b93e0"}
+_COLOURS = {"raw": "#777777", "FastFile": "#1f5fbf", "Pipe": "#5b93e0"}
 _FILE_COLOUR = "#d9822b"
 
 

@@ -1,9 +1,9 @@
 """What the jobs train with: one small script for all modes, written as for SageMaker, with the standard library alone.
 
 ``python training.py records`` reads the TFRecords of its channel one after the other; ``files`` has sixteen processes,
-forked as a DataLoader's workers are, read all files in a shuffled order, that of the channel's order file if there is
-one; ``streams`` reads every channel in a process of its own. What comes through a FIFO is one stream for one reader.
-Checksums are not looked at, so that the reader costs little and the same everywhere. Prints one JSON object.
+forked as a DataLoader's workers are, read all files in a shuffled order; ``streams`` reads every channel in a process
+of its own. What comes through a FIFO is one stream for one reader. Checksums are not looked at, so that the reader
+costs little and the same everywhere. Prints one JSON object.
 """
 
 import json
@@ -30,7 +30,6 @@ _TFRECORD_TAIL_BYTES = 4
 # RecordIO: magic, kind and length, data, zeros up to four bytes.
 _RECORDIO = struct.Struct("<II")
 _LENGTH_MASK = (1 << 29) - 1
-_ORDER = ".fastfuse/order-0.txt"
 
 
 class _Tally:
@@ -68,17 +67,11 @@ def _read_recordio(file: Any, tally: _Tally) -> None:  # noqa: ANN401 - any Buff
 
 
 def _files(place: Path) -> list[Path]:
-    """In the order of their names; but for the view's own."""
-    found = []
-    for top, folders, names in os.walk(place):
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        found += [Path(top, name) for name in names if not name.startswith(".")]
-    return sorted(found)
+    """Return the files below `place` in the order of their names."""
+    return sorted(Path(top, name) for top, _, names in os.walk(place) for name in names)
 
 
 def _shuffled(place: Path) -> list[str]:
-    if (place / _ORDER).exists():
-        return [f"{place}/{name}" for name in (place / _ORDER).read_text().splitlines()]
     paths = [str(path) for path in _files(place)]
     random.Random(1).shuffle(paths)
     return paths

@@ -6,7 +6,6 @@ A command takes a whole group as one argument (`takes`); the group is the functi
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -219,17 +218,6 @@ DividedBy = Annotated[
         help="Make parts of as many objects each ('count', the default), or of about as many bytes.",
     ),
 ]  # fmt: skip
-ShuffleSeed = Annotated[
-    int | None,
-    typer.Option(
-        "--shuffle-seed", envvar="FASTFUSE_SHUFFLE_SEED", metavar="NUMBER", rich_help_panel=_SOURCE,
-        min=-(1 << 63), max=(1 << 63) - 1,
-        help="Show .fastfuse/order-0.txt to order-99.txt below MOUNTPOINT: the paths of all objects, one to a line, in "
-        "an order of its own for each epoch, the same on every host and for ever. Opening one announces that order, "
-        "as 'fastfuse hint' does. SageMaker's ShuffleConfig says no more than that there is a seed; this rule is "
-        "fastfuse's own.",
-    ),
-]  # fmt: skip
 
 Verbose = Annotated[
     bool,
@@ -294,10 +282,9 @@ def origin(
     attribute_name: AttributeName = None,
     shard: PartOf = None,
     shard_by: DividedBy = None,
-    shuffle_seed: ShuffleSeed = None,
 ) -> IndexOrigin:
     """The group of options that say what the source is and where its index comes from."""
-    made = index_origin(
+    return index_origin(
         index=index,
         inventory=inventory,
         keys_from=keys_from,
@@ -311,7 +298,6 @@ def origin(
         shard=shard,
         shard_by=shard_by,
     )
-    return replace(made, shuffle_seed=shuffle_seed)
 
 
 def logs(verbose: Verbose = False, log_format: Format = LogFormat.HUMAN, log_file: File = None) -> LogConfig:

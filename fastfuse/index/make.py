@@ -11,7 +11,6 @@ from pathlib import Path
 import trio
 
 from fastfuse.index.cache import IndexCache
-from fastfuse.index.inodes.orders import with_orders
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.listing.acceptance import accept
 from fastfuse.index.listing.inventory import list_inventory
@@ -59,8 +58,6 @@ def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig,
     gc.disable()  # millions of objects are made that all live until the process exits
     started_s = time.monotonic()
     snapshot, requests = _snapshot(source, origin, connection, fd)
-    if origin.shuffle_seed is not None:
-        snapshot = _with_orders(snapshot, origin.shuffle_seed, fd)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -88,17 +85,6 @@ def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, 
         return snapshot, requests
     finally:
         os.close(whole_fd)
-
-
-def _with_orders(snapshot: Snapshot, seed: int, fd: int) -> Snapshot:
-    """`snapshot` with the orders of epochs, in `fd` instead of what it held: no listing is kept with them."""
-    table, left_out = with_orders(snapshot.table, seed)
-    if left_out:
-        _log.warning("%d objects are in no order of an epoch: their names have line ends", left_out)
-    snapshot = replace(snapshot, table=table)
-    os.ftruncate(fd, 0)  # nothing of the new table lies in the file that is mapped
-    save_snapshot(snapshot, fd)
-    return snapshot
 
 
 def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:

@@ -45,8 +45,6 @@ class IndexOrigin:
     attribute_names: tuple[str, ...] = ()
     # Show this part of the objects only; a part without objects is no failure.
     shard: Shard | None = None
-    # Show the orders of the epochs that this seed gives, below `.fastfuse/`.
-    shuffle_seed: int | None = None
 
     @property
     def view(self) -> str:

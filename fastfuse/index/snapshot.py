@@ -43,7 +43,6 @@ from fastfuse.index.inodes.columns import (
     INODE_COLUMN_TYPES,
     MADE_COLUMN_TYPES,
     ORDER_COLUMN_TYPES,
-    ORDER_RECIPE,
     Kind,
     are_made,
 )
@@ -216,11 +215,13 @@ def _is_tree(table: InodeTable) -> bool:
 
 
 def _has_its_words(table: InodeTable) -> bool:
-    """Whether the storage classes and the ETags that are no MD5 are among those of the header."""
+    """Whether the kinds are ours, and the storage classes and the ETags that are no MD5 among those of the header."""
     columns, metadata = table.columns, table.metadata
     odd = columns["etags"][columns["kinds"] == Kind.FILE_OTHER_ETAG].view("uint64")[::2]
     return bool(
-        columns["storage_classes"].max() < len(metadata.storage_classes) and np.all(odd < len(metadata.other_etags))
+        columns["kinds"].max() <= max(Kind)
+        and columns["storage_classes"].max() < len(metadata.storage_classes)
+        and np.all(odd < len(metadata.other_etags))
     )
 
 
@@ -234,16 +235,12 @@ def _orders_its_files(table: InodeTable) -> bool:
 
 def _has_its_contents(table: InodeTable) -> bool:
     """Whether the bytes of all made files are there."""
-    kinds, sizes = table.columns["kinds"], table.columns["sizes"].view("int64")
-    is_made = are_made(kinds)
+    is_made = are_made(table.columns["kinds"])
+    sizes = table.columns["sizes"].view("int64")[is_made]
     starts = table.columns["etags"][is_made].view("uint64")[::2]
-    # Of an order there is only what it is made of.
-    held = np.where(kinds == Kind.FILE_ORDER, ORDER_RECIPE.size, sizes)[is_made]
     made_bytes = len(table.columns.get("made", ()))
     return bool(
-        np.all(sizes[is_made] >= 0)
-        and np.all(starts <= made_bytes)
-        and np.all(held <= made_bytes - starts.astype("int64"))
+        np.all(sizes >= 0) and np.all(starts <= made_bytes) and np.all(sizes <= made_bytes - starts.astype("int64"))
     )
 
 

@@ -158,17 +158,14 @@ class MountOperations(InitialisedOperations):
         self,
         table: InodeTable,
         engine: ReadEngine,
-        made_opened: Callable[[int], None] = lambda inode: None,
         may_store: Callable[[int], bool] = _never,
     ) -> None:
         """From now on answer from `table` and `engine`; a worker's first step.
 
-        `made_opened` is called with the inode of each made file that is opened. `may_store` says of a process whether
-        what it opens may be put into the page cache before it asks for it.
+        `may_store` says of a process whether what it opens may be put into the page cache before it asks for it.
         """
         self._table = table
         self._engine = engine
-        self._made_opened = made_opened
         respawns = self._counters.get("fastfuse_worker_respawns")
         self._may_store = _never if respawns else may_store
         self._worker_bits = (respawns & ((1 << _WORKER_BITS) - 1)) << _INODE_BITS
@@ -231,8 +228,6 @@ class MountOperations(InitialisedOperations):
         whole = self._engine.open(inode, ref, takes_whole=is_cacheable and is_first and self._may_store(ctx.pid))
         if whole is not None:
             self._store(inode, whole)
-        if not ref.bucket:
-            self._made_opened(inode)
         return pyfuse3.FileInfo(fh=self._worker_bits | inode, keep_cache=True, direct_io=is_direct)
 
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
@@ -405,7 +400,7 @@ class MountOperations(InitialisedOperations):
 
     def _xattrs(self, inode: int) -> dict[bytes, bytes]:
         table = self._table
-        if table.is_made(inode) or table.holds_orders(inode):
+        if table.is_made(inode):
             return {}
         bucket, key = table.bucket_and_key(inode)
         xattrs = {b"user.s3.bucket": bucket.encode(), b"user.s3.key": key.encode()}

@@ -45,7 +45,6 @@ from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
 from fastfuse.mount.hint_taker import HintTaker
 from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.order_follower import OrderFollower
 from fastfuse.mount.replies import threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
@@ -119,14 +118,13 @@ async def _serve(task: WorkerTask) -> None:
     async with trio.open_nursery() as nursery:
         made = MadeReader(client, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
-        follower = OrderFollower(made.order_of, engine.new_order, counters, nursery)
         may_store = lru_cache(_MAX_REMEMBERED_READERS)(shares_memory)
-        buckets = _serve_table(operations, task.snapshot_fd, engine, follower, may_store)
+        buckets = _serve_table(operations, task.snapshot_fd, engine, may_store)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
         nursery.start_soon(_measure_pool, engine, counters)
-        nursery.start_soon(_take_tables, task.tables, operations, made)
+        nursery.start_soon(_take_tables, task.tables, operations)
         nursery.start_soon(_begin, task, engine, client, buckets)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
@@ -139,7 +137,6 @@ def _serve_table(
     operations: MountOperations,
     snapshot_fd: int,
     engine: ReadEngine,
-    follower: OrderFollower,
     may_store: Callable[[int], bool],
 ) -> list[str]:
     """Answer from the snapshot in `snapshot_fd`, which is closed, and return its buckets.
@@ -148,7 +145,7 @@ def _serve_table(
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    operations.serve(table, engine, follower.opened, may_store)
+    operations.serve(table, engine, may_store)
     return table.buckets()
 
 
@@ -170,14 +167,13 @@ async def _prepare(client: S3Client, bucket: str) -> None:
         await client.prepare(bucket)
 
 
-async def _take_tables(tables: socket.socket, operations: MountOperations, made: MadeReader) -> None:
+async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
     while True:
         await trio.lowlevel.wait_readable(tables)
         _, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
         if not descriptors:
             return  # the supervisor is dead, and so will we be
         operations.swap(open_snapshot(descriptors[0]).table)
-        made.forget()
         os.close(descriptors[0])
         tables.send(SWAPPED)
 

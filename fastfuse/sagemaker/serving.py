@@ -66,8 +66,6 @@ class ChannelTask:
             kind=channel.source_kind,
             attribute_names=channel.attribute_names,
             shard=settings.cluster.shard(channel, by_bytes=settings.shard_by_bytes),
-            # A stream is shuffled by who streams; of files the reader chooses the order, and can look one up.
-            shuffle_seed=channel.shuffle_seed if channel.input_mode is InputMode.FAST_FILE else None,
         )
 
 
@@ -179,6 +177,13 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
     # A mount that is there says so itself, and one that is dead is cleared.
     if find_mount(place) is None and place.is_dir() and any(place.iterdir()):
         raise _is_full(f"the mountpoint {place} is not empty")
+    if task.channel.shuffle_seed is not None:
+        _log.warning(
+            "channel %s: ShuffleConfig has no effect in FastFile mode. Shuffle the files in the training script, and "
+            "announce their order with fastfuse.hints.order or fastfuse.hints.HintedSampler, so that they are fetched "
+            "ahead",
+            task.channel.name,
+        )
     settings = MountSettings(
         source=task.channel.source,
         mountpoint=place,

@@ -38,7 +38,7 @@ def test_every_option_that_is_named_exists(page: str) -> None:
 @pytest.mark.parametrize("command", ["mount", "run", "index"])
 def test_every_option_of_a_command_is_named(command: str) -> None:
     missing = {option for option in _options(command) if option not in TEXTS["docs/USAGE.md"]}
-    assert missing <= {"--mount-option", "--output", "--verbose", "--shuffle-seed"}  # there as -o and -v
+    assert missing <= {"--mount-option", "--output", "--verbose"}  # there as -o and -v
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -137,21 +137,6 @@ async def test_a_foreseen_failure_has_its_errno_and_no_traceback_d5(
     assert mounted.counters.get("fastfuse_handler_failures") == 0
 
 
-async def test_only_the_opening_of_a_made_file_is_told_of() -> None:
-    builder = TableBuilder("bucket", "")
-    builder.add([b"object"], [10], [10**18], [ETAG], ["STANDARD"])
-    builder.add_made(b"made", b"content", 5)
-    table = builder.build()[0]
-    opened: list[int] = []
-    operations = MountOperations(Counters(), uid=7, gid=8)
-    operations.serve(table, FakeEngine(), opened.append)
-    for name in (b"object", b"made"):
-        inode = table.lookup(ROOT, name)
-        assert inode is not None
-        await operations.open(inode, os.O_RDONLY, CONTEXT)
-    assert opened == [table.lookup(ROOT, b"made")]
-
-
 async def test_requests_and_bytes_are_counted(mounted: Mounted) -> None:
     await mounted.operations.getattr(mounted.file, CONTEXT)
     await mounted.operations.read(mounted.file, 4, 100)

@@ -137,7 +137,7 @@ class _Numbering:
         if Kind.DIRECTORY in {self._old.columns["kinds"][old_row], self._new.columns["kinds"][new_row]}:
             self.changes.removed += _files_below(self._old, old_row)
             self.changes.added += _files_below(self._new, new_row)
-        elif self._new.columns["kinds"][new_row] != Kind.FILE_ORDER:
+        else:
             self.changes.replaced += 1
 
 
@@ -165,7 +165,7 @@ def _pairs(old_rows: _Rows, new_rows: _Rows, which: npt.NDArray[np.bool_]) -> li
 
 
 def _files_below(table: InodeTable, row: int) -> int:
-    """How many files `row` is or holds, but for orders of them: a name more changes every one of those."""
+    """Return how many files `row` is or holds."""
     count, waiting = 0, [row]
     kinds = table.columns["kinds"]
     while waiting:
@@ -173,7 +173,7 @@ def _files_below(table: InodeTable, row: int) -> int:
         if kinds[at] == Kind.DIRECTORY:
             first, children = table.span(at)
             waiting += range(first, first + children)
-        elif kinds[at] != Kind.FILE_ORDER:
+        else:
             count += 1
     return count
 

@@ -19,8 +19,7 @@ column                  type      meaning
 *Made* files are no objects: the table carries their bytes, in one more column, which only tables have that need it.
 
 ======================  ========  ==============================================================================
-``made``                bytes     contents of made files, concatenated; of an order of files what it is made of,
-                                  seed and epoch, two int64
+``made``                bytes     contents of made files, concatenated
 ======================  ========  ==============================================================================
 
 Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
@@ -50,9 +49,7 @@ __all__ = [
     "INODE_COLUMN_TYPES",
     "MADE",
     "MADE_COLUMN_TYPES",
-    "MADE_KINDS",
     "ORDER_COLUMN_TYPES",
-    "ORDER_RECIPE",
     "Kind",
     "are_made",
     "are_objects",
@@ -75,9 +72,8 @@ INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint
 ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
 MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
 
-# What the ``etags`` of made files hold, and what ``made`` holds of orders.
+# What the ``etags`` of made files hold.
 MADE = struct.Struct("<Q8s")
-ORDER_RECIPE = struct.Struct("<qq")
 
 
 class Kind(IntEnum):
@@ -88,10 +84,6 @@ class Kind(IntEnum):
     FILE_MULTIPART = 2  # "0123...ef-12"
     FILE_OTHER_ETAG = 3  # anything else, none included
     FILE_MADE = 4  # no object: its bytes are in the column ``made``
-    FILE_ORDER = 5  # no object: the order of an epoch, see `index.inodes.orders`
-
-
-MADE_KINDS = (Kind.FILE_MADE, Kind.FILE_ORDER)
 
 
 def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
@@ -101,4 +93,4 @@ def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
 
 def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Which rows are files and no objects, by their kinds."""
-    return np.isin(kinds, MADE_KINDS)
+    return np.isin(kinds, Kind.FILE_MADE)

@@ -14,7 +14,7 @@ from fastfuse.index.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES,
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.totals import exact_sum
 
-__all__ = ["keep_rows", "key_order", "levels_of", "take_part"]
+__all__ = ["key_order", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")

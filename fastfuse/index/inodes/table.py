@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.index.inodes.columns import MADE, MADE_KINDS, ORDER_RECIPE, Kind, are_objects
+from fastfuse.index.inodes.columns import MADE, Kind, are_objects
 from fastfuse.index.inodes.totals import exact_sum
 from fastfuse.objects import ObjectRef
 
@@ -263,42 +263,23 @@ class InodeTable:
             case Kind.FILE_OTHER_ETAG:
                 (index,) = _ETAG_INDEX.unpack(packed)
                 return self.metadata.other_etags[int(index)]
-            case Kind.FILE_MADE | Kind.FILE_ORDER:
+            case Kind.FILE_MADE:
                 return f'"made-{packed[8:].hex()}"'
             case _:
                 raise ValueError(f"row {row} is a directory and has no ETag")
 
     def is_made(self, inode: int) -> bool:
         """Whether it is a file and no object."""
-        return self._kinds[self.row(inode)] in MADE_KINDS
-
-    def holds_orders(self, inode: int) -> bool:
-        """Whether it is the directory of the orders, and no folder of keys."""
-        row = self.row(inode)
-        if self._kinds[row] != Kind.DIRECTORY:
-            return False
-        first, count = self.span(row)
-        return bool(count) and self._kinds[first] == Kind.FILE_ORDER
+        return self._kinds[self.row(inode)] == Kind.FILE_MADE
 
     def made(self, inode: int) -> memoryview:
         """The bytes of a made file that the table carries; `ValueError` for everything else."""
         row = self.row(inode)
         if self._kinds[row] != Kind.FILE_MADE:
             raise ValueError(f"inode {inode} is no made file")
-        return self._content(row, self._sizes[row])
-
-    def recipe(self, inode: int) -> tuple[int, int] | None:
-        """``(seed, epoch)`` of the order that a file holds; None for everything else."""
-        row = self.row(inode)
-        if self._kinds[row] != Kind.FILE_ORDER:
-            return None
-        seed, epoch = ORDER_RECIPE.unpack(self._content(row, ORDER_RECIPE.size))
-        return seed, epoch
-
-    def _content(self, row: int, size_bytes: int) -> memoryview:
         start, _ = MADE.unpack_from(self._etags, 16 * row)
-        content = self._made[start : start + size_bytes]
-        if len(content) != size_bytes:
+        content = self._made[start : start + self._sizes[row]]
+        if len(content) != self._sizes[row]:
             raise ValueError(f"the bytes of row {row} are not all there")
         return content
 
@@ -317,7 +298,7 @@ class InodeTable:
 
     def _ref_at(self, row: int) -> ObjectRef:
         path, size_bytes, etag, mtime_ns = self._file_path(row), self._sizes[row], self._etag(row), self._mtimes_ns[row]
-        if self._kinds[row] in MADE_KINDS:
+        if self._kinds[row] == Kind.FILE_MADE:
             return ObjectRef("", path, size_bytes, etag, mtime_ns)
         bucket, key = self._bucket_and_key(path)
         storage_class = self.metadata.storage_classes[self._storage_classes[row]]

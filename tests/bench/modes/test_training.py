@@ -60,13 +60,3 @@ def test_small_files_are_as_many_bytes_as_recordio(tmp_path: Path) -> None:
     for mode in ("File", "Pipe"):
         told = train(place, "files", mode)
         assert (told["records"], told["size_bytes"]) == (40, sum(range(40)))
-
-
-def test_an_order_file_says_which_files_are_read(tmp_path: Path) -> None:
-    place = tmp_path / "train"
-    (place / ".fastfuse").mkdir(parents=True)
-    (place / "a").write_bytes(b"12")
-    (place / "b").write_bytes(b"345")
-    assert train(place, "files", "FastFile")["size_bytes"] == 5
-    (place / ".fastfuse" / "order-0.txt").write_text("b\n")
-    assert train(place, "files", "FastFile")["size_bytes"] == 3

@@ -19,7 +19,6 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.columns import COLUMN_TYPES
 from fastfuse.index.inodes.names import Reason, Refusals
-from fastfuse.index.inodes.orders import with_orders
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot, verify_snapshot
 
@@ -362,22 +361,10 @@ def test_an_index_whose_made_file_lies_outside_of_its_bytes_is_refused(
         opened(damaged).made(3)
 
 
-@pytest.mark.parametrize(
-    ("column", "item_format", "item_bytes", "item"),
-    [("etags", "<Q", 16, 3 + 100 * 16 - 15), ("etags", "<Q", 16, 1 << 63), ("sizes", "<q", 8, -1)],
-)
-def test_orders_are_saved_and_refused_where_what_they_are_made_of_is_not_there(
-    column: str, item_format: str, item_bytes: int, item: int
-) -> None:
-    table, _ = with_orders(made_table({b"m": b"abc"}), 5)
-    snapshot = saved(table)
-    again = read(snapshot, verify_snapshot).table
-    inode = again.find(b".fastfuse/order-99.txt")
-    assert inode is not None
-    assert again.recipe(inode) == (5, 99)
-    damaged = with_item(snapshot, column, item_format, item_bytes * again.row(inode), item)
-    with pytest.raises(ConfigurationError, match="damaged"):
-        read(damaged, verify_snapshot)
+def test_an_index_with_a_kind_of_file_that_there_is_not_is_refused() -> None:
+    for kind in (5, 255):
+        with pytest.raises(ConfigurationError, match="damaged"):
+            read(with_item(saved(made_table({b"m": b"abc"})), "kinds", "B", 2, kind), verify_snapshot)
 
 
 def test_an_index_whose_root_is_a_file_is_refused() -> None:

@@ -30,7 +30,7 @@ def test_objects_come_in_the_order_of_their_keys(keys: set[str]) -> None:
 
 
 def test_made_files_are_no_objects() -> None:
-    table = table_of(["a", "c"], made={"b": b"text", ".fastfuse/order-0.txt": b"a\n"})
+    table = table_of(["a", "c"], made={"b": b"text", "folder/made": b"a\n"})
     assert [table.key(int(inode)) for inode in source_order(table)] == ["a", "c"]
 
 

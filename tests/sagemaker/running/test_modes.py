@@ -133,6 +133,18 @@ def test_a_download_that_fails_ends_the_run_and_is_named(server: LoopbackServer)
         assert job.output == ""
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mounted_channel_that_is_to_be_shuffled_is_warned_of_with_what_to_use(
+    server: LoopbackServer, mode: str
+) -> None:
+    channels = [channel("train", mode, "train/", ShuffleConfig={"Seed": 7})]
+    with running(server.endpoint_url, channels, command=script("")) as job:
+        assert job.wait() == 0, job.log
+        warning = "channel train: ShuffleConfig has no effect in FastFile mode."
+        assert job.log.count(warning) == (mode == "FastFile")
+        assert ("fastfuse.hints.order or fastfuse.hints.HintedSampler" in job.log) == (mode == "FastFile")
+
+
 def test_of_two_mounted_channels_one_that_fails_does_not_disturb_the_other(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
     read_both = """

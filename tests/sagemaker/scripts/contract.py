@@ -33,13 +33,9 @@ class Channel:
     def fifo(self, epoch: int) -> Path:
         return self.path.with_name(f"{self.path.name}_{epoch}")
 
-    def files(self, suffix: str, epoch: int) -> list[Path]:
-        """Every file with this suffix: as the channel's order for the epoch has them, or else by path."""
-        order = self.path / ".fastfuse" / f"order-{epoch}.txt"
-        if order.exists():
-            paths = [self.path / line for line in order.read_text().splitlines()]
-        else:
-            paths = sorted(Path(top, name) for top, _, names in os.walk(self.path) for name in names)
+    def files(self, suffix: str) -> list[Path]:
+        """Every file with this suffix, by path."""
+        paths = sorted(Path(top, name) for top, _, names in os.walk(self.path) for name in names)
         return [path for path in paths if path.suffix == suffix]
 
 

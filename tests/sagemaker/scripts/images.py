@@ -25,7 +25,7 @@ def read_epoch(channel: Channel, epoch: int) -> Iterator[str]:
         with ProcessPoolExecutor(1, CONTEXT) as pool:
             yield from pool.submit(read_stream, channel.fifo(epoch)).result()
     else:
-        paths = channel.files(".npy", epoch)
+        paths = channel.files(".npy")
         random.Random(epoch).shuffle(paths)
         with ProcessPoolExecutor(WORKERS, CONTEXT) as pool:
             yield from pool.map(read_file, paths, chunksize=4)

@@ -33,7 +33,7 @@ def loader(channel: Channel, epoch: int) -> Iterable[list[str]]:
     batches: Iterable[list[str]] = []
     if channel.is_pipe:  # which has one reader
         batches = DataLoader(Stream(channel.fifo(epoch)), batch_size=8, num_workers=1, multiprocessing_context=CONTEXT)
-    elif paths := channel.files(".npy", epoch):  # a host may have no share, and a random sampler wants one
+    elif paths := channel.files(".npy"):  # a host may have no share, and a random sampler wants one
         batches = DataLoader(
             Files(paths), batch_size=8, shuffle=True, num_workers=WORKERS, multiprocessing_context=CONTEXT
         )

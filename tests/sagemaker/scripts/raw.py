@@ -12,7 +12,7 @@ RECORD_BYTES = 1 + 3072
 
 def read_epoch(channel: Channel, epoch: int) -> Iterator[str]:
     buffer = bytearray(BUFFER_BYTES)
-    for path in [channel.fifo(epoch)] if channel.is_pipe else channel.files(".bin", epoch):
+    for path in [channel.fifo(epoch)] if channel.is_pipe else channel.files(".bin"):
         yield from records(path, buffer)
 
 

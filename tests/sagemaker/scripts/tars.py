@@ -14,7 +14,7 @@ def read_epoch(channel: Channel, epoch: int) -> Iterator[str]:
     if channel.is_pipe:
         samples: Iterable[Mapping[str, Any]] = webdataset.tariterators.group_by_keys(members(channel.fifo(epoch)))
     else:
-        urls = [str(path) for path in channel.files(".tar", epoch)]
+        urls = [str(path) for path in channel.files(".tar")]
         # A host may have no share.
         samples = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False) if urls else ()
     for sample in samples:

@@ -1,4 +1,4 @@
-"""``ShuffleConfig``: each epoch has the same records in an order of its own, which is the same in every run."""
+"""``ShuffleConfig``: each epoch of a stream has the same records in another order, which is the same in every run."""
 
 from collections.abc import Iterator
 
@@ -27,21 +27,19 @@ def read_shuffled(server: LoopbackServer, mode: str) -> dict[str, Epochs]:
     return read
 
 
-@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
 def test_every_epoch_has_all_records_in_an_order_of_its_own_which_the_next_run_has_again(
-    server: LoopbackServer, mode: str
+    server: LoopbackServer,
 ) -> None:
-    read = read_shuffled(server, mode)
+    read = read_shuffled(server, "Pipe")
     for script, dataset in {"tfrecords": TFRECORDS, "labelled": LABELLED}.items():
-        if script not in read:
-            continue
         assert [sorted(records) for records in read[script]] == [dataset.all_records] * 2
         as_listed = [record for records in dataset.records.values() for record in records]
         assert as_listed not in read[script]
         assert read[script][0] != read[script][1]
-    assert read_shuffled(server, mode) == read
+    assert read_shuffled(server, "Pipe") == read
 
 
-def test_of_downloaded_files_the_script_chooses_the_order(server: LoopbackServer) -> None:
-    read = read_shuffled(server, "File")
+@pytest.mark.parametrize("mode", ["File", "FastFile"])
+def test_of_files_the_script_chooses_the_order(server: LoopbackServer, mode: str) -> None:
+    read = read_shuffled(server, mode)
     assert [sorted(records) for records in read["tfrecords"]] == [TFRECORDS.all_records] * 2

@@ -21,7 +21,7 @@ def read_epoch(channel: Channel, epoch: int) -> Iterator[str]:
                 example = example_pb2.Example.FromString(record)
                 yield hashed(extract_feature_dict(example.features, FEATURES, TYPES))
     else:
-        for path in channel.files(".tfrecord", epoch):
+        for path in channel.files(".tfrecord"):
             yield from map(hashed, tfrecord_loader(str(path), None, FEATURES))
 
 
