@@ -49,3 +49,9 @@ def test_every_link_leads_somewhere(page: str) -> None:
         assert file.exists(), target
         headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE) if anchor else []
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_of_the_repository_that_is_named_exists(page: str) -> None:
+    named = re.findall(r"`((?:fastfuse|tests|bench|systemd)/[^` ]+)`", TEXTS[page])
+    assert [name for name in named if not (ROOT / name).exists()] == []
