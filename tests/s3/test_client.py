@@ -28,7 +28,7 @@ from fastfuse.errors import (
     ServiceError,
     UnavailableError,
 )
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import receivers
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
@@ -648,6 +648,41 @@ async def test_a_body_that_trickles_for_ever_ends_with_the_deadline(served: Serv
         server.faults.add(FaultRule(action=Limit(20_000), operation="GetObject"))
         with pytest.raises((DeadlineError, UnavailableError)):
             await reader.get(REF, 0, 200_000)
+        await reader.aclose()
+
+
+@pytest.mark.parametrize("size_bytes", [10, 60_000])
+async def test_what_is_left_of_a_body_in_chunks_is_never_taken_for_the_next_reply(size_bytes: int) -> None:
+    """All of it is here with its head, and only a part was asked for."""
+    data = DATA[:60_001]
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+    with canned_server(lambda _: (200, CHUNKED, body)) as server:
+        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
+        ref = replace(REF, size_bytes=len(data))
+        for _ in range(3):
+            assert await reader.get(ref, 0, size_bytes) == data[:size_bytes]
+            assert await reader.get(ref, 5, size_bytes) == data[5:size_bytes]
+        await reader.aclose()
+
+
+async def test_an_attempt_over_a_connection_that_is_there_has_a_part_of_the_time_and_gives_no_more(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_s, get_once = [], S3Client._get_once
+
+    async def note(self: S3Client, ref: ObjectRef, start: int, end: int) -> Buffer:
+        ends_s.append(trio.current_effective_deadline())
+        return await get_once(self, ref, start, end)
+
+    monkeypatch.setattr(S3Client, "_get_once", note)
+    with served(deadline_s=6.0) as (server, reader):
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        server.faults.add(FaultRule(action=Stall(0), operation="GetObject", times=1))
+        began_s = trio.current_time()
+        # The stalled attempt takes a third of the time.
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        assert len(ends_s) == 2
+        assert ends_s[1] - began_s == pytest.approx(6.0, abs=1.0)
         await reader.aclose()
 
 

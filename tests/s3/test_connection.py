@@ -4,10 +4,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastfuse.s3.connection import _SILENT_CALLS, _WAKING_BYTES, TASK_BYTES, Connection, _receive_plain
 from fastfuse.s3.receivers import Receivers
@@ -103,3 +106,54 @@ def test_only_a_long_silence_is_a_stall(counts: list[int | None], *, is_stalled:
     """However little comes at once: the kernel's time for one call is for all waits in it."""
     with _Silent(counts) as sock, pytest.raises(BlockingIOError) if is_stalled else nullcontext():
         assert _receive_plain(sock, memoryview(bytearray(2))) == 2
+
+
+@dataclass(frozen=True)
+class Reply:
+    body: bytes
+    # None: with its length.
+    chunk_bytes: int | None
+    # Read in pieces of so many bytes, as many as there are here.
+    read_bytes: list[int]
+
+    def sent(self) -> bytes:
+        if self.chunk_bytes is None:
+            return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(self.body), self.body)
+        chunks = [self.body[at : at + self.chunk_bytes] for at in range(0, len(self.body), self.chunk_bytes)]
+        body = b"".join([b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks])
+        return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+
+
+REPLIES = st.builds(
+    Reply,
+    st.binary(max_size=50),
+    st.none() | st.integers(1, 60),
+    st.lists(st.integers(1, 60), max_size=4),
+)
+
+
+@given(st.lists(st.tuples(REPLIES, st.booleans(), st.integers(0, 100)), max_size=5))
+@settings(deadline=None)
+async def test_a_connection_that_may_be_used_again_begins_with_the_next_reply(
+    replies: list[tuple[Reply, bool, int]],
+) -> None:
+    """However much of a body was read, and by which call."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, None, Receivers())
+    with theirs, ours:
+        for reply, is_read_at_once, most_bytes in replies:
+            theirs.sendall(reply.sent())
+            assert await connection.ask(b"GET", WATCH) is not None
+            if is_read_at_once:
+                assert await connection.read_all(most_bytes) == reply.body[:most_bytes]
+            else:
+                at = 0
+                for size_bytes in reply.read_bytes:
+                    piece = bytearray(size_bytes)
+                    count = await connection.read_into(memoryview(piece))
+                    assert piece[:count] == reply.body[at : at + size_bytes]
+                    at += count
+            if not (connection.is_reusable and connection.is_fresh()):
+                break
+        connection.close()
