@@ -18,7 +18,7 @@ from fastfuse.index.listing.keys import list_keys
 from fastfuse.index.listing.lister import Listing, list_source
 from fastfuse.index.listing.manifest import list_augmented_manifest, list_manifest
 from fastfuse.index.listing.sweep import ProgressCallback
-from fastfuse.index.origin import IndexOrigin, SourceKind
+from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import shown_progress
 from fastfuse.index.saved import load_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
@@ -89,7 +89,7 @@ def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, 
 
 def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
     """As `_snapshot`, of all of a prefix, or of what of it the index to take has."""
-    view = "" if origin.kind is SourceKind.PREFIX else origin.view
+    view = origin.listed_view
     if origin.saved is not None:
         snapshot = load_index(origin.saved, connection, source, fd, {view, origin.view})
         _accept(source, origin, snapshot)
@@ -115,7 +115,7 @@ def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd:
 
 
 def _accept(source: S3Uri, origin: IndexOrigin, snapshot: Snapshot) -> None:
-    allow_empty = _may_be_empty(origin) or bool(snapshot.view)
+    allow_empty = _may_be_empty(origin) or snapshot.view not in ("", KEY_NAME_PREFIX)
     accept(source, snapshot.table, snapshot.refusals, strict=origin.strict, allow_empty=allow_empty)
     listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
     _log.info("using the listing of %s, made at %s", snapshot.source, listed_at.isoformat(timespec="seconds"))
@@ -134,7 +134,12 @@ async def _list(
     try:
         if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
             return await list_source(
-                client, source, strict=origin.strict, allow_empty=origin.allow_empty, progress=progress
+                client,
+                source,
+                is_key_name_prefix=origin.is_key_name_prefix,
+                strict=origin.strict,
+                allow_empty=origin.allow_empty,
+                progress=progress,
             )
         listing = await _list_named(client, source, origin, progress)
     finally:

@@ -4,17 +4,21 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["IndexOrigin", "SourceKind"]
+__all__ = ["KEY_NAME_PREFIX", "IndexOrigin", "SourceKind"]
+
+# Begins the view of a prefix that is taken as the beginning of key names.
+KEY_NAME_PREFIX: Final = "key name prefix"
 
 
 class SourceKind(StrEnum):
     """What a source's URI names; the values are those of ``S3DataType``."""
 
-    # A folder or one object (clause N1).
+    # A folder or one object (clause N1), or the beginning of key names (`IndexOrigin.is_key_name_prefix`).
     PREFIX = "S3Prefix"
     # A JSON array of keys below a common prefix.
     MANIFEST = "ManifestFile"
@@ -41,6 +45,8 @@ class IndexOrigin:
     # Accept a source without objects.
     allow_empty: bool = False
     kind: SourceKind = SourceKind.PREFIX
+    # List every key that begins with the prefix, as File and Pipe mode do. FastFile mode lists a folder or one object.
+    is_key_name_prefix: bool = False
     # Of an augmented manifest: the attributes that are kept of each line, in this order. Empty: all.
     attribute_names: tuple[str, ...] = ()
     # Show this part of the objects only; a part without objects is no failure.
@@ -49,6 +55,15 @@ class IndexOrigin:
     @property
     def view(self) -> str:
         """`Snapshot.view` of the index: how the source is taken, and which part of it is shown."""
-        kind = "" if self.kind is SourceKind.PREFIX else self.kind
-        names = (json.dumps(name) for name in self.attribute_names)
-        return " ".join(filter(None, (kind, *names, str(self.shard or ""))))
+        return " ".join(filter(None, (self._taken_as, str(self.shard or ""))))
+
+    @property
+    def listed_view(self) -> str:
+        """`Snapshot.view` of what is listed and kept: all of a prefix, but only the part of a manifest."""
+        return self._taken_as if self.kind is SourceKind.PREFIX else self.view
+
+    @property
+    def _taken_as(self) -> str:
+        if self.kind is SourceKind.PREFIX:
+            return KEY_NAME_PREFIX if self.is_key_name_prefix else ""
+        return " ".join((self.kind, *(json.dumps(name) for name in self.attribute_names)))

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.origin import SourceKind
+from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
 from fastfuse.index.snapshot import Snapshot, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
 
@@ -43,12 +43,17 @@ def _described(view: str) -> str:
 
 
 def _lies_in(snapshot: Snapshot, path: str) -> bool:
-    """Whether all keys lie in the folder `path`, or are the one object of that name (N1)."""
+    """Return whether all keys lie in the folder `path` or are the one object of that name (N1).
+
+    In the view of a key name prefix, the keys may also begin with `path` in any other way.
+    """
     table = snapshot.table
     prefix = table.metadata.key_prefix
     if not path:
         return not prefix
     if prefix in (path, path.rstrip("/") + "/"):
         return True
-    root = table.inode(0)
-    return all(prefix.encode() + name == path.encode() for _, name, _ in table.children(root))
+    begun = [prefix.encode() + name for _, name, _ in table.children(table.inode(0))]
+    if snapshot.view.startswith(KEY_NAME_PREFIX):
+        return all(name.startswith(path.encode()) for name in begun)
+    return all(name == path.encode() for name in begun)

@@ -180,6 +180,8 @@ class S3Client:
 
     async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         failed = None
+        deadline_s = self.session.config.deadline_s
+        ends_s = trio.current_time() + deadline_s
         if end - start <= TASK_BYTES:
             try:
                 data = await self._get_at_once(ref, start, end)
@@ -188,8 +190,7 @@ class S3Client:
             else:
                 if data is not None:
                     return data
-        deadline_s = self.session.config.deadline_s
-        with trio.move_on_after(deadline_s):
+        with trio.move_on_at(ends_s):
             return await retrying(partial(self._get_once, ref, start, end), failed=failed)
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 

@@ -147,8 +147,8 @@ class Connection:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the last reply has come to its end and the server takes another request."""
-        return self._is_persistent and self._left_bytes == 0 and not self._is_stalled
+        """Whether the last reply was received and taken to its end, and the server takes another request."""
+        return self._is_persistent and self._left_bytes == 0 and not self._pieces and not self._is_stalled
 
     def is_fresh(self) -> bool:
         """Return whether an idle connection is still open, and nothing came that nobody asked for."""
@@ -185,6 +185,7 @@ class Connection:
             OSError: the connection broke in the head, or it stalled.
         """
         self._left_bytes, self._decoder, self._watch = None, None, watch
+        self._pieces.clear()
         self._has_begun = False
         self._asked_s = watch.begin(self)
         try:
@@ -234,7 +235,7 @@ class Connection:
 
     async def read_into(self, data: memoryview) -> int:
         """Fill `data` with the bytes of the body that come next; fewer come where the body ends or is cut off."""
-        if self._left_bytes is None:
+        if self._left_bytes is None or self._decoder is not None:
             return await self._read_untold_into(data)
         begun = self._begun[: len(data)]
         done = len(begun)
@@ -251,7 +252,7 @@ class Connection:
 
     async def read_all(self, most_bytes: int) -> bytes:
         """Return the whole body, or its first `most_bytes` if it is longer; fewer bytes come where it is cut off."""
-        if self._left_bytes is not None:
+        if self._left_bytes is not None and self._decoder is None:
             # More than was told is of another reply.
             data = bytearray(min(most_bytes, len(self._begun) + self._left_bytes))
             done = await self.read_into(memoryview(data))

@@ -7,7 +7,7 @@ process, IMDS). What it finds is kept here as one immutable value.
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 
@@ -134,7 +134,7 @@ class CredentialSource:
                 logger.warning("The service refused the AWS credentials, and there are no others: %s", error)
                 fresh = refused
             self._replaced_s = trio.current_time()
-            if fresh == refused:
+            if replace(fresh, expires_at=None) == replace(refused, expires_at=None):
                 return False
             logger.info("The service refused the AWS credentials; using those that were resolved anew.")
             self._keep(fresh)

@@ -140,7 +140,7 @@ class BodyDecoder:
             line, at_next = _line(view, at)
             if line is None:
                 self._rest = bytes(view[at:])
-                if len(self._rest) > _MAX_CHUNK_LINE_BYTES:
+                if len(self._rest) > _MAX_CHUNK_LINE_BYTES + 1:  # a line of the longest, and the half of its end
                     raise BadReplyHeadError("a chunk's line without an end")
                 return pieces
             self._take_line(line)

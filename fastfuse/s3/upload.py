@@ -18,6 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from fastfuse.errors import FastfuseError, ServiceError, first_of
 from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import (
     Kind,
     failure_of_exception,
@@ -26,7 +27,7 @@ from fastfuse.s3.failures import (
     safe_cause,
     start_error,
 )
-from fastfuse.s3.retries import RetryableError, attempts, retrying
+from fastfuse.s3.retries import UNTIL_DEADLINE, RetryableError, attempts, retrying
 
 __all__ = ["upload"]
 
@@ -47,14 +48,18 @@ async def upload(client: S3Client, fd: int, bucket: str, key: str) -> None:
     """
     region = await client.region(bucket)
     async with AsyncExitStack() as exits:
-        writer = _Writer(client.session, await _open_boto(client.session, region, exits), bucket, key, region)
-        await writer.write(fd)
+        await _Writer(client.session, exits, bucket, key, region).write(fd)
 
 
 class _Writer:
-    def __init__(self, session: S3Session, boto: Any, bucket: str, key: str, region: str) -> None:  # noqa: ANN401
+    def __init__(self, session: S3Session, exits: AsyncExitStack, bucket: str, key: str, region: str) -> None:
+        """The clients that this opens are closed with `exits`."""
         self._session = session
-        self._boto = boto
+        self._exits = exits
+        self._opening = trio.Lock()
+        # botocore's client, and the credentials that it signs with.
+        self._boto: Any = None
+        self._credentials: Credentials | None = None
         self._bucket = bucket
         self._key = key
         self._region = region
@@ -111,23 +116,38 @@ class _Writer:
     ) -> dict[str, Any]:
         if self._session.config.request_payer:
             arguments["RequestPayer"] = "requester"
-        call = partial(getattr(self._boto, operation), Bucket=self._bucket, Key=self._key, **arguments)
+        arguments |= {"Bucket": self._bucket, "Key": self._key}
         with trio.move_on_after(deadline_s):
-            return await retrying(partial(self._request_once, call))
+            return await retrying(partial(self._request_once, operation, arguments))
         raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:g} s.")
 
-    async def _request_once(self, call: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:
+        boto, credentials = await self._client()
         try:
-            return await call()
+            reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
+            source, count = self._session.credentials, attempts(failure.kind, is_read=False)
+            if failure.kind in (Kind.EXPIRED, Kind.BAD_KEYS) and source is not None and credentials is not None:
+                count = UNTIL_DEADLINE if await source.replace(credentials) else count
             endpoint = self._session.endpoint_url or ""
             final = object_error(failure, bucket=self._bucket, key=self._key, operation="write") or start_error(
                 failure, bucket=self._bucket, endpoint=endpoint, region=self._region
             )
-            raise RetryableError(final, attempts=attempts(failure.kind, is_read=False)) from safe_cause(error)
+            raise RetryableError(final, attempts=count) from safe_cause(error)
         except ValueError as error:  # botocore's, for a header that is not what it should be
             raise self._bad_reply("a header that makes no sense") from error
+        return reply
+
+    async def _client(self) -> tuple[Any, Credentials | None]:
+        """Return a client that signs with the current credentials, and these."""
+        source = self._session.credentials
+        credentials = None if source is None else await source.current()
+        async with self._opening:
+            if self._boto is None or credentials is not self._credentials:
+                self._boto = await _open_boto(self._session, self._region, self._exits, credentials)
+                self._credentials = credentials
+            return self._boto, credentials
 
     def _field(self, reply: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - each has its own type
         if name not in reply:
@@ -145,7 +165,14 @@ class _Writer:
         return repr(f"s3://{self._bucket}/{self._key}")
 
 
-async def _open_boto(session: S3Session, region: str, exits: AsyncExitStack) -> Any:  # noqa: ANN401 - made at run time
+async def _open_boto(session: S3Session, region: str, exits: AsyncExitStack, credentials: Credentials | None) -> Any:  # noqa: ANN401 - the class is made at run time
+    keys = {}
+    if credentials is not None:
+        keys = {
+            "aws_access_key_id": credentials.access_key,
+            "aws_secret_access_key": credentials.secret_key,
+            "aws_session_token": credentials.token,
+        }
     try:
         boto = await exits.enter_async_context(
             session.aws.create_client(
@@ -154,6 +181,7 @@ async def _open_boto(session: S3Session, region: str, exits: AsyncExitStack) -> 
                 endpoint_url=session.endpoint_url,
                 verify=session.authorities or False,
                 config=_boto_config(session),
+                **keys,
             )
         )
     except (BotoCoreError, ValueError) as error:

@@ -49,6 +49,18 @@ class Channel:
     # Of the memory target, relative to the other channels.
     memory_weight: float = 1.0
 
+    @property
+    def is_key_name_prefix(self) -> bool:
+        """Whether the channel gets every key that begins with the prefix, not only one folder or object.
+
+        That is the rule of File and Pipe mode. FastFile mode takes the prefix as a folder. The two agree on a prefix
+        that is empty or ends in ``/``, so one kept listing of it serves all modes.
+        """
+        path = self.source.path
+        may_end_within_name = bool(path) and not path.endswith("/")
+        is_prefix = self.source_kind is SourceKind.PREFIX
+        return is_prefix and self.input_mode is not InputMode.FAST_FILE and may_end_within_name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGroup:

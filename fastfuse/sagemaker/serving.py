@@ -64,6 +64,7 @@ class ChannelTask:
         return replace(
             settings.origin,
             kind=channel.source_kind,
+            is_key_name_prefix=channel.is_key_name_prefix,
             attribute_names=channel.attribute_names,
             shard=settings.cluster.shard(channel, by_bytes=settings.shard_by_bytes),
         )

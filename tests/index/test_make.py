@@ -96,6 +96,29 @@ def test_the_parts_of_a_prefix_come_from_one_kept_listing(server: LoopbackServer
     assert requests(server, "ListObjectsV2") == lists
 
 
+def test_a_folder_and_a_key_name_prefix_are_kept_for_themselves(server: LoopbackServer, tmp_path: Path) -> None:
+    source = S3Uri("data", "set/a")
+    folder = IndexOrigin(cache=tmp_path / "cache", max_age_s=600)
+    begun = replace(folder, is_key_name_prefix=True)
+    views = [folder, begun, *(replace(begun, shard=Shard(index=at, count=3)) for at in range(3))]
+    first = [keys(made(server, source, view)) for view in views]
+    # The object 'set/a' has the name of a directory.
+    assert first == [["set/a/x"], ["set/a!b", "set/a/x"], ["set/a!b"], ["set/a/x"], []]
+    lists = requests(server, "ListObjectsV2")
+    assert [keys(made(server, source, view)) for view in views] == first
+    assert requests(server, "ListObjectsV2") == lists
+
+
+def test_a_kept_listing_of_key_names_is_refused_where_nothing_can_be_shown(
+    server: LoopbackServer, tmp_path: Path
+) -> None:
+    source = S3Uri("data", "set/bad")
+    origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600, is_key_name_prefix=True)
+    assert keys(made(server, source, replace(origin, allow_empty=True))) == []
+    with pytest.raises(EmptySourceError, match="holds no object that can be shown"):
+        made(server, source, origin)
+
+
 def test_each_view_of_a_manifest_is_kept_for_itself(server: LoopbackServer, tmp_path: Path) -> None:
     origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600, kind=SourceKind.AUGMENTED_MANIFEST)
     views = [

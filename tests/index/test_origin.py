@@ -13,6 +13,8 @@ def test_the_view_says_kind_attributes_and_part() -> None:
     assert IndexOrigin().view == ""
     assert IndexOrigin(shard=shard).view == "part 2/3 by count"
     assert IndexOrigin(kind=SourceKind.MANIFEST).view == "ManifestFile"
+    assert IndexOrigin(is_key_name_prefix=True).view == "key name prefix"
+    assert IndexOrigin(is_key_name_prefix=True, shard=shard).view == "key name prefix part 2/3 by count"
     origin = IndexOrigin(kind=AUGMENTED, attribute_names=("a-ref", "b"), shard=Shard(index=0, count=2, by_bytes=True))
     assert origin.view == 'AugmentedManifestFile "a-ref" "b" part 1/2 by bytes'
 
@@ -24,4 +26,12 @@ def test_no_two_origins_that_show_something_else_have_the_same_view() -> None:
     origins += [
         IndexOrigin(kind=kind, shard=shard) for kind in (SourceKind.PREFIX, SourceKind.MANIFEST) for shard in shards
     ]
+    origins += [IndexOrigin(is_key_name_prefix=True, shard=shard) for shard in shards]
     assert all(one.view != other.view for one, other in combinations(origins, 2))
+
+
+def test_all_of_a_prefix_is_listed_and_only_the_part_of_a_manifest() -> None:
+    shard = Shard(index=1, count=3)
+    assert IndexOrigin(shard=shard).listed_view == ""
+    assert IndexOrigin(is_key_name_prefix=True, shard=shard).listed_view == "key name prefix"
+    assert IndexOrigin(kind=SourceKind.MANIFEST, shard=shard).listed_view == "ManifestFile part 2/3 by count"

@@ -53,7 +53,8 @@ def partial_name(source: S3Uri, candidates: Sequence[bytes]) -> SourceError:
     """For a source that is neither a folder nor an object, where `candidates` begin with it (N1)."""
     return SourceError(
         f"{source} is only the beginning of a name; there is {shown_names(source.bucket, candidates)}",
-        hint="give the whole name of one folder or object",
+        hint="give the whole name of one folder or object; "
+        "a training job's File and Pipe channels take every key that begins with a name",
     )
 
 

@@ -145,6 +145,13 @@ async def test_one_object_is_found_behind_empty_pages() -> None:
     assert paths((await list_source(store, S3Uri("b", "dir/a.bin"))).table) == ["a.bin"]
 
 
+@pytest.mark.parametrize("first_pages", [[1, 1000], [0, 1, 0, 1000], [1000, 0, 1, 1]])
+async def test_keys_beside_the_folder_of_a_key_name_prefix_are_found_on_later_pages(first_pages: list[int]) -> None:
+    store = PagedStore([b"dir/a/x", b"dir/a0", b"dir/b"], first_pages=first_pages)
+    listing = await list_source(store, S3Uri("b", "dir/a"), is_key_name_prefix=True)
+    assert paths(listing.table) == ["a/x", "a0"]
+
+
 async def test_a_folder_without_objects_behind_an_empty_page_is_not_taken_for_one() -> None:
     class Source(PagedStore):
         async def list(self, bucket: str, *, prefix: str, **arguments: str | int) -> bytes:
@@ -235,19 +242,29 @@ async def test_of_many_candidates_five_are_shown() -> None:
         await list_source(store, S3Uri("bucket", "train"))
 
 
-async def test_neighbours_of_a_folder_that_was_named_without_its_slash_are_told(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("keys", "taken_as"),
+    [(["train/a", "train-01/b"], "the folder train/"), (["train", "train-01/b"], "the object train")],
+    ids=["folder", "object"],
+)
+async def test_what_begins_with_the_name_of_the_mounted_folder_or_object_is_told(
+    keys: list[str], taken_as: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = MemoryStore(dict.fromkeys(["train/a", "train-01/b"], b"x"))
+    store = MemoryStore(dict.fromkeys(keys, b"x"))
     await list_source(store, S3Uri("bucket", "train"))
-    assert "s3://bucket/train is taken as the folder train/; s3://bucket/train-01/ is not mounted" in caplog.text
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"s3://bucket/train is taken as {taken_as}, as in FastFile mode; "
+        "File and Pipe mode take every key that begins with it, also s3://bucket/train-01/"
+    )
 
 
-@pytest.mark.parametrize("path", ["train/", "train"])
-async def test_a_folder_without_neighbours_or_named_exactly_is_mounted_in_silence(
-    path: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("path", "keys"), [("train/", ["train/a", "train-01/b"]), ("train", ["train/a"]), ("train", ["train"])]
+)
+async def test_a_folder_or_object_without_neighbours_or_named_exactly_is_mounted_in_silence(
+    path: str, keys: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = ["train/a"] if path == "train" else ["train/a", "train-01/b"]
     await list_source(MemoryStore(dict.fromkeys(keys, b"x")), S3Uri("bucket", path))
     assert not caplog.records
 
