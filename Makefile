@@ -27,6 +27,9 @@ bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 m
 readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
 	$(BIN)/python -m tests.docs.fresh
 
+docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
+	dot -Tsvg $< -o $@
+
 clean: ## Remove what was installed and built here.
 	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
