@@ -264,9 +264,9 @@ def test_a_denied_listing_has_the_exit_code_of_access() -> None:
     assert refused(DATA, faults=[denied]).returncode == 3
 
 
-def test_a_missing_mountpoint_has_the_exit_code_of_mounting(server: LoopbackServer, directory: Path) -> None:
+def test_a_mountpoint_without_a_parent_has_the_exit_code_of_mounting(server: LoopbackServer, directory: Path) -> None:
     """L5"""
-    done = run_fastfuse(*mount_command(URI, directory / "absent", server.endpoint_url)[3:])
+    done = run_fastfuse(*mount_command(URI, directory / "absent" / "mountpoint", server.endpoint_url)[3:])
     assert done.returncode == 5
     assert "mkdir -p" in done.stderr
 
