@@ -1,14 +1,12 @@
-"""Which files come next in an order that a training script has announced: pure decisions, no clock, no I/O.
+"""Decides which files come next in an order that a training script has announced: pure, no clock, no I/O.
 
-`AnnouncedOrder.announce` and `opened` take the events, `next` gives the commands; files are inode numbers.
+An announced order has to prove itself. It begins with credit for a few files; a file fetched costs one, and a file
+opened brings two. A list that nobody follows costs the first credit, once. A list that is half wrong costs as much
+again as it saves. A right one soon has as many files ahead as readers of any spread need.
 
-A hint is worth what it proves to be worth. An order begins with credit for a few files; a file fetched costs one, and
-one that is opened brings two. So a list that nobody follows costs that first credit, once; one that is half wrong costs
-as much again as it saves; and a right one has soon as many files ahead as readers of any spread need.
-
-Readers follow an order roughly: each of several workers is somewhere in a batch of its own. So the place that they have
-reached is the least of the last few opens; files before it that are not fetched are skipped, and such as were fetched
-and are far behind it are dropped.
+Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The place that they have
+reached is therefore the least of the last few opens. Files before it that are not fetched are skipped, and fetched ones
+far behind it are dropped.
 """
 
 from collections import OrderedDict, deque
@@ -16,61 +14,59 @@ from collections.abc import Sequence
 
 __all__ = ["AnnouncedOrder"]
 
-# Announced and not fetched: a second of 16 readers at their fastest, in 0.4 MB. Who announces more waits.
-_MAX_QUEUED_FILES = 4096
-# What an order may cost that nobody follows; half of what the batches of 16 workers, of 32 files each, are apart.
-_FIRST_CREDIT_FILES = 256
+# How far apart the places of readers are: 16 workers, each in a batch of 32 files.
+_WORKERS = 16
+_SPREAD_FILES = 32 * _WORKERS
+# Announced and not fetched: 0.4 MB. A script that announces more waits.
+_MAX_QUEUED_FILES = 8 * _SPREAD_FILES
+# What an order may cost that nobody follows, and what one may have fetched that is not opened yet.
+_FIRST_CREDIT_FILES = _SPREAD_FILES // 2
+_MAX_AHEAD_FILES = 2 * _SPREAD_FILES
 _CREDIT_PER_OPEN = 2
-# Fetched and not opened yet: twice what those batches are apart.
-_MAX_AHEAD_FILES = 1024
-# What an order must have behind it to be followed: opens in a row, a round of 16 workers.
-_RECENT_OPENS = 16
-# A fetched file so many places behind all of these is dropped: what those batches are apart.
-_LATE_FILES = 512
-# Files opened elsewhere, and none of the order, before it gives way to others.
-_PATIENCE_OPENS = 256
+# Opens elsewhere, and none in the order, before it gives way to others.
+_PATIENCE_OPENS = _SPREAD_FILES // 2
 
 
 class AnnouncedOrder:
-    """One announced order. Invariant: no file is both queued and ahead."""
+    """One announced order of inodes. Invariant: no file is both queued and ahead."""
 
     def __init__(self, first_bytes: int) -> None:
-        """`first_bytes`: how much may lie ahead before readers have shown that they follow the order."""
+        """Allow `first_bytes` ahead before readers have shown that they follow the order."""
         self._first_bytes = first_bytes
-        # inode → place in the order; in order of the places, both.
+        # By inode, in order of the places: the place in the order, and with what is ahead its size.
         self._queued: OrderedDict[int, int] = OrderedDict()
         self._ahead: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._ahead_bytes = 0
         self._announced_files = 0
         self._credit_files = _FIRST_CREDIT_FILES
-        # Places of the files opened last.
-        self._recent: deque[int] = deque(maxlen=_RECENT_OPENS)
+        # Places of the files opened last. The order is followed once every worker may have opened one.
+        self._recent: deque[int] = deque(maxlen=_WORKERS)
         self._opens_elsewhere = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is announced for now."""
+        """True while enough is announced."""
         return len(self._queued) >= _MAX_QUEUED_FILES
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is left of what was announced but what is fetched already."""
+        """True if everything that was announced is fetched or passed over."""
         return not self._queued
 
     @property
     def ahead(self) -> Sequence[int]:
-        """Files that were fetched and are not opened yet, in order."""
+        """The files that were fetched and are not opened yet, in order."""
         return tuple(self._ahead)
 
     def announce(self, inodes: Sequence[int]) -> None:
-        """`inodes` follow what was announced before. What is announced twice is fetched once."""
+        """Add `inodes` behind what was announced before. A file announced twice is fetched once."""
         for inode in inodes:
             if inode not in self._ahead:
                 self._queued.setdefault(inode, self._announced_files)
             self._announced_files += 1
 
     def opened(self, inode: int) -> Sequence[int]:
-        """A file was opened, of this order or not. Files that are not expected any more, mostly none."""
+        """Note that a file was opened, in this order or not. Return files that are no longer expected."""
         place = self._queued.pop(inode, None)
         if place is None:
             if inode not in self._ahead:
@@ -83,43 +79,40 @@ class AnnouncedOrder:
         return self._leave_behind(min(self._recent)) if self._is_followed else ()
 
     def next(self) -> int | None:
-        """The next file to fetch, the same until `taken` or `skipped`; None while enough is ahead."""
+        """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
         if not self._queued or not self._credit_files or len(self._ahead) >= _MAX_AHEAD_FILES:
             return None
         if not self._is_followed and self._ahead_bytes >= self._first_bytes:
             return None
         return next(iter(self._queued))
 
-    def taken(self, size_bytes: int) -> None:
-        """The file that `next` gave is on its way, and takes so much memory."""
+    def advance(self, fetched_bytes: int) -> None:
+        """Go on behind the file that `next` gave: `fetched_bytes` are on their way, or 0 if it was passed over."""
         inode, place = self._queued.popitem(last=False)
-        self._ahead[inode] = (place, size_bytes)
-        self._ahead_bytes += size_bytes
-        self._credit_files -= 1
-
-    def skipped(self) -> None:
-        """The file that `next` gave is there, or cannot be fetched."""
-        self._queued.popitem(last=False)
+        if fetched_bytes:
+            self._ahead[inode] = (place, fetched_bytes)
+            self._ahead_bytes += fetched_bytes
+            self._credit_files -= 1
 
     def give_way(self) -> Sequence[int]:
-        """Another order lacks memory: what is ahead of readers who seem to have gone, nothing if they go on."""
+        """Return what is ahead of readers that seem to have gone, for another order that lacks memory."""
         return self._drop_ahead() if self._opens_elsewhere >= _PATIENCE_OPENS else ()
 
     def withdraw(self) -> Sequence[int]:
-        """The order has ended: what was fetched and is not opened."""
+        """End the order. Return what was fetched and not opened."""
         self._queued.clear()
         return self._drop_ahead()
 
     @property
     def _is_followed(self) -> bool:
-        return len(self._recent) == _RECENT_OPENS
+        return len(self._recent) == _WORKERS
 
     def _leave_behind(self, front: int) -> Sequence[int]:
         queued, ahead = self._queued, self._ahead
         while queued and next(iter(queued.values())) < front:
             queued.popitem(last=False)
         late = []
-        while ahead and next(iter(ahead.values()))[0] < front - _LATE_FILES:
+        while ahead and next(iter(ahead.values()))[0] < front - _SPREAD_FILES:
             inode = next(iter(ahead))
             self._remove_ahead(inode)
             late.append(inode)

@@ -1,15 +1,22 @@
-"""One reader's place in a file, and how its next read may follow on. Pure."""
+"""Runs of reads in one file: how the next read may follow on (`Cursor`), and how long runs are (`RunLengths`). Pure."""
+
+from collections import deque
 
 from fastfuse.readahead.pace import ReaderPace
 
-__all__ = ["Cursor"]
+__all__ = ["Cursor", "RunLengths"]
 
-# Equal steps between equal pieces before the next piece is foreseen: four pieces of random reads are not spaced alike.
+# Equal steps between equal pieces before the next piece is foreseen. Random reads do not make four such pieces.
 _STRIDES = 3
+# A run this much longer than the runs before a jump is sequential. Random runs of one size vary by less.
+_LONGER = 1.5
+# The next run is foretold by this many, where all but the two shortest and the two longest are alike.
+_RUNS = 12
+_ALIKE = 1.1
 
 
 class Cursor:
-    """One run of reads. Invariants: ``begin < position``; of ``[begin, position)`` no gap is as long as a request."""
+    """One run of reads. Invariants: ``begin < position``; no gap in ``[begin, position)`` is as long as a request."""
 
     __slots__ = (
         *("_hole", "ahead_until", "began_at", "begin", "credit_bytes", "is_tail", "pace", "piece_bytes", "position"),
@@ -17,40 +24,43 @@ class Cursor:
     )
 
     def __init__(self, begin: int, end: int, number: int = 0) -> None:
-        """`number` counts the reads of the file."""
-        # Which of them was the first of this run, and which the last.
+        """Begin a run with a read of ``[begin, end)``, the read `number` of the file."""
+        # The numbers of the first and the last read of this run.
         self.began_at = self.read_at = number
         self.begin = begin
         self.position = end
         self.reads = 1
         self.sequential = begin == 0
-        # A look at the end of the file, as formats with a footer begin; it says nothing about what comes.
+        # The run is a look at the file's end, as formats with a footer begin; it foretells nothing.
         self.is_tail = False
         # Everything below was commanded, as demand or ahead.
         self.ahead_until = begin
-        # What the run counts for beside itself, when it takes up another one.
+        # What the run counts for in addition, when it continues another one.
         self.credit_bytes = 0
         # None while nothing is known that limits the window.
         self.pace: ReaderPace | None = None
-        # What was jumped over last: a request that comes late may still ask for it.
+        # What was jumped over last: a late request may still ask for it.
         self._hole = (0, 0)
-        # Between this run and the one before, and how many times in a row it was that.
+        # The distance from the run before, and how many times in a row it was the same.
         self.step_bytes = self.steps = 0
-        # The run before, if all of these were alike.
+        # The length of the runs before, if all of these were alike.
         self.piece_bytes = 0
 
     @property
     def run_bytes(self) -> int:
+        """The length of the run."""
         return self.position - self.begin
 
     @property
     def is_strided(self) -> bool:
-        """Equal pieces at equal distances; this run is the latest of them."""
+        """True if this run is the latest of equal pieces at equal distances."""
         return self.steps >= _STRIDES and not self.sequential
 
     def skips_to(self, offset: int, end: int) -> bool:
-        """Whether a request for ``[offset, end)`` belongs to this run: it jumps over less than it asks for, or comes
-        late for what was jumped over."""
+        """Return whether a request for ``[offset, end)`` belongs to this run.
+
+        It does if it jumps over less than it asks for, or comes late for what was jumped over.
+        """
         return 0 < offset - self.position < end - offset or self._hole[0] <= offset < end <= self._hole[1]
 
     def skip(self, offset: int, end: int) -> None:
@@ -61,11 +71,11 @@ class Cursor:
             self.position = end
 
     def steps_to(self, offset: int) -> bool:
-        """Whether the next piece of this stride is at `offset`."""
+        """Return whether the next piece of this stride is at `offset`."""
         return self.steps > 0 and self.begin + self.step_bytes == offset
 
     def follow(self, before: "Cursor") -> None:
-        """This run began when `before` was over: see if it is a step as the one before."""
+        """Note that this run began when `before` was over, and compare its step with the one before."""
         step_bytes = self.begin - before.begin
         if step_bytes <= before.run_bytes:
             return
@@ -77,7 +87,10 @@ class Cursor:
             self.ahead_until = max(self.begin, before.ahead_until)
 
     def next_piece(self, most_pieces: int) -> tuple[int, int] | None:
-        """The rest of the next piece that was not commanded; as many pieces ahead as there were steps, or fewer."""
+        """Return the rest of the next piece that was not commanded, or None if enough pieces are ahead.
+
+        As many pieces are ahead as there were steps, and no more than `most_pieces`.
+        """
         start = max(self.ahead_until, self.begin + self.step_bytes)
         index, within = divmod(start - self.begin, self.step_bytes)
         if within >= self.piece_bytes:
@@ -86,3 +99,48 @@ class Cursor:
             return None
         piece = self.begin + index * self.step_bytes
         return piece + within, piece + self.piece_bytes
+
+
+class RunLengths:
+    """The lengths of one file's runs: they tell random reads from sequential ones, and foretell the next run.
+
+    A jump ends a run if nobody else reads meanwhile; otherwise a run ends when nothing has continued it for long. Both
+    kinds of ends are looked at, each for itself.
+    """
+
+    __slots__ = ("_ended", "_jumped", "_jumped_bytes", "_longest_bytes", "_part_bytes")
+
+    def __init__(self, part_bytes: int) -> None:
+        """Count runs of more than `part_bytes`, which were worth readahead, as that long."""
+        self._part_bytes = part_bytes
+        self._jumped: deque[int] = deque(maxlen=_RUNS)
+        self._ended: deque[int] = deque(maxlen=_RUNS)
+        self._jumped_bytes = self._longest_bytes = 0
+
+    @property
+    def usual_bytes(self) -> int:
+        """The length that the next run will have, or 0 if runs differ."""
+        return max(_usual(self._jumped), _usual(self._ended))
+
+    def jumped(self, run_bytes: int) -> None:
+        """Note that a read elsewhere follows on a run of `run_bytes`."""
+        self._jumped.append(run_bytes)
+        # A run of more than a part says nothing about the next.
+        self._jumped_bytes = run_bytes if run_bytes <= self._part_bytes else 0
+
+    def ended(self, run_bytes: int) -> None:
+        """Note that nothing will continue a run of `run_bytes`, because it is long ago."""
+        self._ended.append(run_bytes)
+        run_bytes = min(run_bytes, self._part_bytes)
+        self._longest_bytes = max(run_bytes, (3 * self._longest_bytes + run_bytes) // 4)
+
+    def is_exceeded_by(self, run_bytes: int) -> bool:
+        """Return whether a run of `run_bytes` is longer than random runs are."""
+        return run_bytes > _LONGER * max(self._jumped_bytes, self._longest_bytes)
+
+
+def _usual(runs: deque[int]) -> int:
+    if len(runs) < _RUNS:
+        return 0
+    _, _, shortest, *_, longest, _, _ = sorted(runs)
+    return longest if longest <= _ALIKE * shortest else 0

@@ -1,16 +1,16 @@
-"""Which files come next for readers that open them in the order of the listing: pure decisions, no clock, no I/O.
+"""Decides which files come next for readers in the order of the listing: pure, no clock, no I/O.
 
-`ListingOrder.opened` takes the events, `next` gives the commands: both are rows of the table, where the files of a
-directory follow one another by name, and the files of the next directory follow on.
+Files are rows of the table, where the files of a directory follow one another by name, and the files of the next
+directory follow on.
 
 A *run* is rows that were opened without a gap, ``[begin, position)``, in whatever order. An open
 
 * at some run's position extends that run, and joins it with the run that begins where it now ends;
 * anywhere else begins a new run.
 
-So several readers that share an order, and open files in batches or a little out of turn, make runs that grow together.
-A run of a few rows is an order, not chance, and then a window is kept ahead of it that grows with the run. Readers at
-random make runs of one row: one in a thousand of their files follows another one only where there are few files.
+Several readers that share an order and open files in batches, or a little out of turn, thus make runs that grow
+together. A run of a few rows is an order, not chance, and a window is kept ahead of it that grows with the run. Random
+readers make runs of one row.
 """
 
 from collections import deque
@@ -18,22 +18,19 @@ from collections.abc import Sequence
 
 __all__ = ["ListingOrder"]
 
-# Two files that belong together (a picture and its label) are read in turn by readers at random as well, and three by
-# chance in a directory of a hundred.
+# Files that belong together (a picture and its label) are read in turn by random readers too, and three by chance.
 _RUN_FILES = 4
-# Of large files there are few, and few are read ahead: of shards in any order, one in as many as there are. Whoever
-# opens the first of all before any other most likely goes on with the second.
+# Few large files are read ahead. A reader that opens the first of all before any other most likely goes on with the
+# second.
 _FOLLOWED_FILES = 2
-# Files ahead per file opened, as in `window`: four round trips from a window of hundreds, and who stops early has
-# wasted at most twice what it read.
+# Files ahead per file opened: a reader that stops early has wasted at most twice what it read.
 _GROWTH = 2
-# At most so many files ahead of a run: beyond what the batches of 16 workers, of 32 files each, are apart. In bytes the
-# pool bounds them.
+# Files ahead of a run at most: 16 workers, each in a batch of 32 files, are so far apart. The pool bounds the bytes.
 _MAX_AHEAD_FILES = 512
-# Runs that are told apart: 64 workers, or as many files that random readers have opened last.
+# Runs that are told apart: 64 workers, or as many files that random readers opened last.
 _MAX_RUNS = 64
-# A run that is not extended while so many files are opened has ended, or is slow enough to give way to others.
-_PATIENCE_OPENS = 256
+# Opens elsewhere before a run has ended, or is slow enough to give way to others.
+_PATIENCE_OPENS = _MAX_AHEAD_FILES // 2
 
 
 class _Run:
@@ -63,7 +60,7 @@ class ListingOrder:
     """The runs in a table of `row_count` rows. Bounded, however many files are opened."""
 
     def __init__(self, row_count: int, first_file_row: int = 0) -> None:
-        """`first_file_row` is behind the directories that the table begins with."""
+        """Begin with no runs; `first_file_row` is behind the directories that the table begins with."""
         self._row_count = row_count
         self._first_file_row = first_file_row
         # By position, least recently extended first.
@@ -72,18 +69,18 @@ class ListingOrder:
         # Runs that may want more ahead, in their turn.
         self._hungry: dict[_Run, None] = {}
         self._opens = 0
-        # What was ahead of runs that ended: it may be opened yet, above all where there are few files.
+        # What was ahead of runs that ended: it may still be opened, above all where there are few files.
         self._left: deque[range] = deque()
-        # How long the last run was that ended: the next may be as long (samples of six files each, in any order).
+        # How long the last run was that ended: the next may be as long, as with samples of six files each.
         self._usual_files = 0
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """``[begin, position)`` of each run, least recently extended first."""
+        """The ``[begin, position)`` of each run, least recently extended first."""
         return tuple((run.begin, run.position) for run in self._runs.values())
 
     def opened(self, row: int) -> Sequence[int]:
-        """A file was opened. Rows that were commanded and are not expected any more, mostly none."""
+        """Note that a file was opened. Return rows that were commanded and are no longer expected."""
         self._opens += 1
         run = self._runs.pop(row, None)
         dropped: Sequence[int] = ()
@@ -101,13 +98,13 @@ class ListingOrder:
         return dropped
 
     def followers(self, row: int) -> range:
-        """The rows that are opened next by who has opened `row` and those before it, one by one; none if nobody has."""
+        """Return the rows that follow on the run that ends with `row`; none if there is no such run."""
         run = self._runs.get(row + 1)
         is_run = run is not None and (run.files >= _FOLLOWED_FILES or self._is_beginning(run))
         return range(row + 1, self._row_count if is_run else row + 1)
 
     def next(self) -> int | None:
-        """The next row to fetch, the runs in turn; the same until `commanded`, or another open."""
+        """Return the next row to fetch, the runs in turn; the same until `advance` or another open."""
         while self._hungry:
             run = next(iter(self._hungry))
             row = max(run.position, run.ahead_until)
@@ -119,8 +116,8 @@ class ListingOrder:
             del self._hungry[run]
         return None
 
-    def commanded(self) -> None:
-        """The row that `next` gave is held, on its way, or not worth fetching."""
+    def advance(self, _fetched_bytes: int) -> None:
+        """Go on behind the row that `next` gave, which is held, on its way, or not worth fetching."""
         run = next(iter(self._hungry))
         run.ahead_until += 1
         if len(self._hungry) > 1:
@@ -128,7 +125,7 @@ class ListingOrder:
             self._hungry[run] = None
 
     def give_way(self) -> Sequence[int]:
-        """Another order lacks memory: rows that were commanded for a run that has ended, none if all go on."""
+        """Return rows that were commanded for a run that has ended, for another order that lacks memory."""
         if self._left:
             return self._left.popleft()
         while self._runs:
@@ -151,7 +148,7 @@ class ListingOrder:
         return min(end, self._row_count)
 
     def _join(self, run: _Run) -> _Run:
-        """`run` was extended: it takes in the one that begins there, and of two that end there the longer one stays."""
+        """Join `run`, which was extended, with the runs that begin or end there. Return the one that stays."""
         while (other := self._begins.get(run.position)) is not None:
             run.position = other.position
             self._take_in(run, other)
@@ -167,7 +164,7 @@ class ListingOrder:
         self._remove(other)
 
     def _leave(self, ahead: range) -> Sequence[int]:
-        """Keep in mind what is ahead of a run that has ended; what it takes the place of."""
+        """Remember what is ahead of a run that has ended. Return what is forgotten for it."""
         if not ahead:
             return ()
         self._left.append(ahead)

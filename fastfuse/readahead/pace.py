@@ -1,40 +1,39 @@
-"""How long GETs take and how fast a reader reads: what a window is made of. Pure: every time is an argument.
+"""Measures how long GETs take, how many are worth having, and how fast a reader reads. Pure: times are arguments.
 
-A part is asked for when the reader is one window before it, and is there one GET's time later. So a window that holds
-what the reader takes during one GET's time at most keeps it fed, and a larger one brings nothing: the product of
-bandwidth and delay, with the reader's own bandwidth.
+A part is asked for when the reader is one window before it, and is there one GET's time later. A window that holds what
+the reader takes during one GET's time keeps it fed, and a larger one brings nothing: it is the product of bandwidth and
+delay, with the reader's own bandwidth.
 
-* `ServicePace` is the service as all files of a mount see it: the time of a GET by its size, with its jitter, and how
-  many at once are worth having (`load`).
-* `ReaderPace` is one reader: the most it has taken lately in one GET's time, on a clock that stands still while the
-  reader waits for bytes. A reader that pauses and then reads in bursts is therefore known by its bursts.
+* `ServicePace` is the service as all files of a mount see it: the time of a GET by its size, with its jitter.
+* `Load` is how many GETs at once are worth having. At the limit of a link or the service more of them only take longer.
+  A longer time alone says nothing, as the service may have become slower, so half as many are tried. If they bring as
+  much together, that is the limit, and from time to time twice as many are tried. If not, the next trial is twice as
+  far away.
+* `ReaderPace` is one reader: the most it took lately in one GET's time, on a clock that stands still while it waits for
+  bytes. A reader that pauses and then reads in bursts is therefore known by its bursts.
 """
 
 from collections import deque
 from itertools import product
 
-from fastfuse.readahead.load import Load
+__all__ = ["Load", "ReaderPace", "ServicePace"]
 
-__all__ = ["ReaderPace", "ServicePace"]
-
-# Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two. (TCP takes an
-# eighth, with fewer samples per round trip; RFC 6298.)
+# Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two.
 _WEIGHT = 1 / 16
-# A reader waits for each of its parts in order, and with twenty on their way one in fifty that is late is always among
-# them: so a window is made for the latest, which is forgotten by half in 90 GETs.
+# A reader waits for its parts in order, so a window is made for the latest GET, which is forgotten by half in 90.
 _LATE_WEIGHT = 1 / 128
 # The least time is that of so many GETs, and forgotten in about a thousand.
 _LEAST_SAMPLES = 4
 _LEAST_WEIGHT = 1 / 1024
-# What smaller GETs take tells of a larger one (256 KiB of 8 MiB), but not that of a few pages; and only two sizes far
-# apart tell the rate, or else what is left of a few late ones does.
+# A GET of 256 KiB tells how long one of 8 MiB takes, but one of a few pages does not. Only two sizes far apart tell the
+# rate.
 _SIMILAR_OCTAVES = 5
 _DISTANT_OCTAVES = 3
 # One GET that was retried says little about the next, but a service that became slower is believed step by step.
 _LARGEST_STEP = 4
 
-# The reader's own margin: what it took at most, and a quarter; twice that after it had to wait for bytes, and then
-# less with every part, by half in half a GiB.
+# The reader's own margin: a quarter more than it took at most. After a wait for bytes it is twice that, and then less
+# with every part, by half in half a GiB.
 _MARGIN = 1.25
 _WAITED_MARGIN = 2.0
 _MARGIN_WEIGHT = 1 / 64
@@ -43,9 +42,127 @@ _ENDLESS_BYTES = 1 << 40
 # So many files in a row that were read to their end make it likely that the next one is too.
 _WHOLE_FILES = 4
 
+# The load that is worth having.
+# The mean of so many GETs is good to a few per cent, with times that vary by a quarter.
+_TRIAL = 16
+# A verdict holds for so many GETs; where one trial after the other changes nothing, for up to so many times that.
+_VERDICT = 128
+_LONGEST_QUIET = 8
+# Worth a trial: GETs that take half as long again as alone, while readers wait for every second of them.
+_SUSPECT_RATIO = 1.5
+_SUSPECT_AWAITED = 0.5
+# A rate within a twentieth is as good.
+_AS_GOOD = 0.95
+# A limit that few readers reach is none: twice the limit must be used to this part.
+_NEEDED_RATIO = 1.25
+# No fewer GETs than these: they cost little, and their times vary too much to judge by.
+_LEAST = 4
+
+
+class Load:
+    """The GETs of a mount, counted. `limit` is how many at once are enough, None where nothing says so."""
+
+    __slots__ = (
+        *("_awaited", "_count", "_in_flight", "_other_sizes", "_quiet", "_rate", "_size", "_slowness", "_trial"),
+        "limit",
+    )
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+        # Only GETs of one size, by octave, can be compared: those of full parts.
+        self._size = self._other_sizes = 0
+        # The trial of another limit: the limit before, and the bytes per second then.
+        self._trial: tuple[int | None, float] | None = None
+        # Means over the last GETs that tell something of this limit. Below zero, the count is of those still left out.
+        self._count = 0
+        self._slowness = self._awaited = self._rate = self._in_flight = 0.0
+        self._quiet = 1
+
+    def landed(
+        self, size_bytes: int, took_s: float, in_flight: int, slowness: float, *, is_awaited: bool = True
+    ) -> None:
+        """Note that a GET brought `size_bytes` in `took_s`, among `in_flight` on average.
+
+        It took `slowness` times as long as it would have taken alone. `is_awaited`: a reader has waited since the last.
+        """
+        if not self._is_comparable(size_bytes) or took_s <= 0:
+            return
+        self._count += 1
+        if self._count <= 0:
+            return  # it began before the limit was changed, or when its neighbours had
+        weight = 1 / min(self._count, _TRIAL)
+        self._slowness += weight * (slowness - self._slowness)
+        self._awaited += weight * (is_awaited - self._awaited)
+        self._rate += weight * (in_flight * size_bytes / took_s - self._rate)
+        self._in_flight += weight * (in_flight - self._in_flight)
+        if self._count >= _TRIAL:
+            self._judge()
+
+    def _is_comparable(self, size_bytes: int) -> bool:
+        size = size_bytes.bit_length()
+        if size == self._size:
+            self._other_sizes = 0
+            return True
+        self._other_sizes += 1
+        if size < self._size and self._other_sizes < _VERDICT:
+            return False
+        # Parts are larger now, or have been smaller for long.
+        self.__init__()  # type: ignore[misc]
+        self._size = size
+        return True
+
+    @property
+    def _is_suspect(self) -> bool:
+        is_slow = self._slowness > _SUSPECT_RATIO
+        return is_slow and self._awaited > _SUSPECT_AWAITED and self._in_flight >= 2 * _LEAST
+
+    def _judge(self) -> None:
+        if self._trial is None:
+            if self.limit is not None:
+                if self._count >= self._quiet * _VERDICT:
+                    self._try(2 * self.limit)
+            # All of these began in this state, so that their times and their number go together.
+            elif self._is_suspect and self._count >= _TRIAL + 2 * self._in_flight:
+                self._try(round(self._in_flight) // 2)
+            return
+        before, rate = self._trial
+        self._trial = None
+        assert self.limit is not None
+        if before is None or self.limit < before:
+            if self._rate < _AS_GOOD * rate:
+                self._quiet = min(2 * self._quiet, _LONGEST_QUIET)
+                self._settle(before)
+            elif self._is_suspect:
+                self._rate = max(self._rate, rate)  # so that small losses do not add up
+                self._try(self.limit // 2)
+            else:
+                self._quiet = 1
+                self._settle(self.limit)
+        elif self._in_flight < _NEEDED_RATIO * before:
+            self._settle(None)  # nobody wants more
+        elif _AS_GOOD * self._rate < rate:
+            self._quiet = min(2 * self._quiet, _LONGEST_QUIET)
+            self._settle(before)
+        else:
+            self._try(2 * self.limit)
+
+    def _try(self, limit: int) -> None:
+        self._trial = self.limit, self._rate
+        self.limit = limit
+        # Those that began before, and those that then began beside them.
+        self._start(round(self._in_flight) + limit)
+
+    def _settle(self, limit: int | None) -> None:
+        self.limit = limit
+        self._start(2 * round(self._in_flight) if limit is not None else self._quiet * _VERDICT)
+
+    def _start(self, left_out: int) -> None:
+        self._count = -left_out
+        self._slowness = self._awaited = self._rate = self._in_flight = 0.0
+
 
 class _Time:
-    """How long GETs of about one size take: on average, the late ones, and when there were few of them."""
+    """The time that GETs of about one size take: on average, the late ones, and when there were few of them."""
 
     __slots__ = ("late_s", "least_s", "mean_s", "samples")
 
@@ -71,7 +188,7 @@ class ServicePace:
     __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_whole_files", "was_left_early")
 
     def __init__(self, first_window_bytes: int = 0) -> None:
-        """`first_window_bytes`: the window of who opens a file before anything is known; 0: none is foreseen."""
+        """Begin with the window of a reader that opens a file before anything is known; 0: none is foreseen."""
         # By octave of the size.
         self._times: dict[int, _Time] = {}
         self._load = Load()
@@ -85,20 +202,20 @@ class ServicePace:
 
     @property
     def ramp_bytes(self) -> int:
-        """The window of who opens a file now, if it is likely that it is read to the end; or else 0."""
+        """The window of a reader that opens a file now, if it will likely read to the end, or else 0."""
         return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
 
     def waited(self) -> None:
-        """A reader had to wait for bytes."""
+        """Note that a reader had to wait for bytes."""
         self._has_waited = True
 
     def closed(self, *, was_whole: bool) -> None:
-        """A file of more than a part was closed, read from its first to its last byte or not."""
+        """Note that a file of more than a part was closed, read from its first to its last byte or not."""
         self._whole_files = self._whole_files + 1 if was_whole else 0
         self.was_left_early = not was_whole
 
     def needed(self, window_bytes: int, *, or_more: bool = False) -> None:
-        """A reader is kept fed by `window_bytes`."""
+        """Note that `window_bytes` keep a reader fed."""
         usual = self._usual_window_bytes
         if not usual or (or_more and usual < window_bytes):
             self._usual_window_bytes = window_bytes
@@ -106,7 +223,7 @@ class ServicePace:
             self._usual_window_bytes = usual + int(_WEIGHT * (window_bytes - usual))
 
     def landed(self, size_bytes: int, took_s: float, in_flight: int) -> None:
-        """A GET brought `size_bytes` in `took_s`, among `in_flight` on average, itself included."""
+        """Note that a GET brought `size_bytes` in `took_s`, among `in_flight` on average, itself included."""
         size = size_bytes.bit_length()
         self._times.setdefault(size, _Time()).add(took_s)
         slowness = took_s / min(took_s, self._alone_s(size)) if took_s > 0 else 1.0
@@ -114,10 +231,10 @@ class ServicePace:
         self._has_waited = False
 
     def get_s(self, size_bytes: int) -> float | None:
-        """How long a GET of `size_bytes` takes when it is late; None before the first one of any size.
+        """Return how long a GET of `size_bytes` takes when it is late; None before the first one of any size.
 
-        An upper bound where there was none of this size: a larger one took longer; and if all were smaller, it is by
-        as much more as they tell, or else in proportion.
+        It is an upper bound if there was none of this size. A larger one took longer; if all were smaller, it takes as
+        much more as two of them tell, or else more in proportion.
         """
         size = size_bytes.bit_length()
         times = self._times
@@ -133,7 +250,7 @@ class ServicePace:
         return late_s + _more_s(size, (distant, times[distant].mean_s), (nearest, times[nearest].mean_s))
 
     def _alone_s(self, size: int) -> float:
-        """How long a GET of the octave `size` takes at least; large ones may have been seen among many others only."""
+        """Return how long a GET of the octave `size` takes alone; large ones may have run among many others only."""
         times = self._times
         least_s = times[size].least_s
         similar = range(size - _SIMILAR_OCTAVES, size)
@@ -145,20 +262,20 @@ class ServicePace:
         return least_s
 
     def is_full(self, in_flight: int) -> bool:
-        """Whether one more GET than these would only make the others take longer."""
+        """Return whether one more GET than these would only make the others take longer."""
         limit = self._load.limit
         return limit is not None and in_flight >= limit
 
 
 def _more_s(size: int, first: tuple[int, float], second: tuple[int, float]) -> float:
-    """How much longer than the second of two GETs, octave and seconds of each, one of the octave `size` takes."""
+    """Return how much longer a GET of the octave `size` takes than the second of two, each octave and seconds."""
     (small, small_s), (large, large_s) = first, second
     per_byte_s = max(0.0, large_s - small_s) / ((1 << large) - (1 << small))
     return per_byte_s * ((1 << size) - (1 << large))
 
 
 class ReaderPace:
-    """One sequential reader. `limit_bytes` is the window that keeps it fed; `None` while that is not known."""
+    """One sequential reader. `limit_bytes` is the window that keeps it fed, None while that is not known."""
 
     __slots__ = (
         *("_margin", "_peak_bytes", "_service", "_trail", "_wait_began_s", "_waited_s", "_waiting"),
@@ -167,7 +284,7 @@ class ReaderPace:
 
     def __init__(self, service: ServicePace, ramp_bytes: int = 0) -> None:
         self._service = service
-        # Where the reader was when on its own clock, for as long as one GET takes: the oldest is about that old.
+        # When on its own clock the reader was where, for as long as one GET takes.
         self._trail: deque[tuple[float, int]] = deque()
         self._peak_bytes = 0.0
         self._margin = _WAITED_MARGIN
@@ -180,19 +297,19 @@ class ReaderPace:
         self.ramp_bytes = ramp_bytes
 
     def successor(self) -> "ReaderPace":
-        """The same reader at another place of the file."""
+        """Return the same reader at another place of the file."""
         other = ReaderPace(self._service, self.ramp_bytes)
         other._peak_bytes, other._margin = self._peak_bytes, self._margin
         other.limit_bytes = self.limit_bytes
         return other
 
     def came_to_end(self, most_bytes: int) -> None:
-        """The file was read to its end; if in less time than a GET takes, its reader needs what it would have taken."""
+        """Note that the file was read to its end. If a GET takes longer, its reader needs what it would have taken."""
         if self.limit_bytes is None and self.expected_bytes:
             self._service.needed(min(int(_MARGIN * self.expected_bytes), most_bytes), or_more=True)
 
     def waits(self, now_s: float) -> None:
-        """A read of this reader finds that its bytes are not there."""
+        """Note that a read of this reader waits for its bytes."""
         if not self._waiting:
             self._wait_began_s = now_s
         self._waiting += 1
@@ -200,13 +317,13 @@ class ReaderPace:
         self._service.waited()
 
     def goes_on(self, now_s: float) -> None:
-        """A read that waited does so no more."""
+        """Note that a read that waited does so no more."""
         self._waiting -= 1
         if not self._waiting:
             self._waited_s += now_s - self._wait_began_s
 
     def came(self, position: int, part_bytes: int, now_s: float) -> None:
-        """The reader has taken bytes of another part, and all before `position`; its parts are of `part_bytes`."""
+        """Note that the reader has come to another part of `part_bytes`, and has taken all before `position`."""
         get_s = self._service.get_s(part_bytes)
         if get_s is None:
             return

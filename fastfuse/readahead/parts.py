@@ -9,16 +9,16 @@ from itertools import pairwise
 import trio
 
 from fastfuse.objects import ObjectRef
-from fastfuse.readahead.cached import CachedRanges
+from fastfuse.readahead.page_cache import CachedRanges
 
 __all__ = ["FileParts", "Part", "Shelf"]
 
-# A burst of reads takes a moment to arrive: who has waited for so much of a time has waited for all of it.
+# A burst of reads takes a moment to arrive: a read that waited for so much of a time counts as waiting for all of it.
 _NEARLY_ALL = 0.9
 
 
 class Part:
-    """``[start, end)`` of one file. Its bytes are never without their identity: `file` names the listed version.
+    """The range ``[start, end)`` of one file; `file` names the listed version.
 
     Only `PartPool` changes `data`, `error` and the accounting; see there for the states.
     """
@@ -37,7 +37,7 @@ class Part:
         self.size_bytes = end - start
         # Asked for by a read that waits, not read ahead.
         self.is_demanded = is_demanded
-        # Fetched for somebody who had not opened the file yet.
+        # Fetched before the file was opened.
         self.is_expected = is_expected
         # Read ahead for a reader that has jumped away since.
         self.is_left = False
@@ -45,15 +45,15 @@ class Part:
         self.error: Exception | None = None
         # Set when `data` or `error` is there.
         self.arrived = trio.Event()
-        # Set when a part that had to wait for memory or a connection has got it; None for all others.
+        # Set when a part that had to wait for memory or a connection has got it; None for the others.
         self.room: trio.Event | None = None
         # When a read asked for it first, on trio's clock; unknown until the task that fetches it runs.
         self.wanted_at_s = math.inf
         # Tasks that wait for this part; it cannot be evicted before they have taken their bytes.
         self.readers = 0
-        # At zero everybody who wanted it has it, in the kernel's page cache. Reading twice counts twice: a hint.
+        # At zero the kernel's page cache has it all. A byte read twice counts twice, so it is an estimate.
         self.unread_bytes = end - start
-        # How many times the kernel had lost bytes of the file before: it may have lost these of an older part too.
+        # How many times the kernel had lost bytes of the file when this part began: later losses may be of its bytes.
         self.losses = file.cached.losses
         # Which of the pool's orders of eviction it is in, if any.
         self.shelf: Shelf | None = None
@@ -88,25 +88,25 @@ class Shelf:
         part.shelf = None
 
     def pop(self) -> Part:
-        """Take the one down that was used least recently."""
+        """Take down the part that was used least recently."""
         part = next(iter(self._parts))
         self.remove(part)
         return part
 
     def pop_newest(self) -> Part:
-        """Take the one down that was used last."""
+        """Take down the part that was used last."""
         part = next(reversed(self._parts))
         self.remove(part)
         return part
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Assert that the books are right, for tests."""
         assert self.size_bytes == sum(part.size_bytes for part in self)
         assert all(part.shelf is self for part in self)
 
 
 class FileParts:
-    """The parts of one file, held or on their way, by place. Invariant: they do not overlap."""
+    """The parts of one file, held or in flight, by place. Invariant: they do not overlap."""
 
     __slots__ = (
         *("_parts", "_starts", "cached", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_guess"),
@@ -118,7 +118,7 @@ class FileParts:
         self.ref = ref
         self._starts: list[int] = []
         self._parts: dict[int, Part] = {}
-        # What was read while the file was open, and is not held any more.
+        # What was read while the file was open, and is no longer held.
         self.cached = CachedRanges()
         self.in_flight = 0
         self.demanded_in_flight = 0
@@ -128,13 +128,13 @@ class FileParts:
         self.waiting: deque[Part] = deque()
         # When a GET delivered last, on trio's clock.
         self.served_at_s = -math.inf
-        # Reads that may have to wait, also such as a release has overtaken.
+        # Reads that may have to wait; a release may have overtaken them.
         self.reads = 0
         self.is_open = False
-        # Not open, but it will be; `is_guess`: no order says so.
+        # The file is not open, but will be; `is_guess`: no order says so.
         self.is_expected = False
         self.is_guess = False
-        # Another object has taken the inode; what still arrives is for the readers that wait for it, no one else.
+        # Another object has taken the inode. What still arrives is only for the readers that wait for it.
         self.is_stale = False
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class FileParts:
         return iter([self._parts[start] for start in self._starts])
 
     def at(self, offset: int) -> Part | None:
-        """The part that holds the byte at `offset`."""
+        """Return the part that holds the byte at `offset`."""
         index = bisect_right(self._starts, offset)
         if not index:
             return None
@@ -158,7 +158,7 @@ class FileParts:
         return part if part is not None and part.end == self.ref.size_bytes else None
 
     def gap(self, offset: int) -> tuple[int, int]:
-        """The range around `offset` that no part touches; requires that no part holds `offset`."""
+        """Return the range around `offset` that no part touches; requires that no part holds `offset`."""
         index = bisect_right(self._starts, offset)
         start = self._parts[self._starts[index - 1]].end if index else 0
         return start, self._starts[index] if index < len(self._starts) else self.ref.size_bytes
@@ -168,21 +168,21 @@ class FileParts:
         self._parts[part.start] = part
 
     def waiting_since(self, start_s: float, now_s: float) -> list[Part]:
-        """Parts that have waited for about all of this time in which no GET delivered; none if one did."""
+        """Return the parts that waited for about all of this time; none if a GET delivered meanwhile."""
         if self.served_at_s > start_s:
             return []
         latest_s = now_s - _NEARLY_ALL * (now_s - start_s)
         return [part for part in self.waiting if part.wanted_at_s <= latest_s]
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Assert that the books are right, for tests."""
         assert self.is_open or self.reads or len(self)
         assert self.is_expected or not self.is_guess
         assert all(before.end <= after.start for before, after in pairwise(self))
         assert 0 <= self.demanded_in_flight <= self.in_flight
 
     def remove(self, part: Part) -> None:
-        """Forget `part`, but for where it was if it was read; nothing happens if it is forgotten already."""
+        """Forget `part`, and remember its range as cached if it was read. Idempotent."""
         if self._parts.get(part.start) is part:
             if part.unread_bytes <= 0 and self.is_open and part.losses == self.cached.losses:
                 self.cached.add(part.start, part.end)

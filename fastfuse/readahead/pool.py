@@ -9,30 +9,25 @@ States of a part, all changed here:
 * waiting: a demanded part for which there is no memory or no connection yet. The files take turns, and each is served
   in the order of its reads.
 * in flight: its memory is reserved and its GET runs.
-* landed: its bytes are there, and tasks that waited for it have not taken theirs yet. Still reserved: not evictable.
-* fresh: evictable, least recently read first, and only for a part that somebody waits for.
-* expected: of a file that is not open yet, but will be; it becomes fresh then, or is taken as a whole and gone.
-  Evictable before the fresh ones.
-* guessed: so is this, but no order says when (see `expected`). Evictable before the expected ones, and for them.
-* left: the reader for which it was fetched has jumped away. Evictable by what others need (see `spare`).
-* spent: read in full (the kernel's page cache has it), or of a file that is closed or idle. Evictable by anything.
-* failed, gone: out of the books. Tasks that waited for a failed part get its error; nobody else hears of it.
+* landed: its bytes are there, and tasks that waited for it have not taken theirs yet. It is still reserved.
+* fresh: evictable, least recently read first, and only for a part that a reader waits for.
+* expected, guessed: of a file that is not open yet. Evictable before the fresh ones (see `shelves`).
+* left, spent: evictable by readahead too (see `shelves`).
+* failed, gone: out of the books. Tasks that waited for a failed part get its error.
 
 A part is in the index of its file in every state but the last two.
 
-INVARIANT: reserved (in flight, landed) and all that is evictable are at most the limit, always. Not counted: the part
-behind a slice that was handed out and is being written to the kernel (a dozen at most, for milliseconds), and the about
-2 kB that a small file and its part take as Python objects; of expected and of spent ones there is one for 64 KiB of the
-limit at most.
+INVARIANT: reserved (in flight, landed) and all that is evictable take at most the limit, always. Two things are not
+counted: the part behind a slice that is being written to the kernel (a dozen at most, for milliseconds), and the about
+2 kB that a small file and its part take as Python objects, one for 64 KiB of the limit at most.
 
-No deadlock: a task waits for one part at a time and holds none meanwhile; parts in flight end, as the store has
-deadlines; so memory comes back to the first that waits.
+No deadlock: a task waits for one part at a time and holds none meanwhile. Parts in flight end, as the S3 client has
+deadlines, so memory comes back to the first that waits.
 
-One slow or failing file delays no other (clause D6): ahead parts never take the last quarter of the memory (32 MiB of
-more than 128), and all parts ahead of readers, all parts of expected files, and the demanded parts of any one file have
-no more connections each than three times those that are still free (dynamic thresholds, Choudhury and Hahne 1998). So
-one stalled file leaves a quarter, a second one a quarter of that quarter, and whoever comes next finds a connection
-until as many files stall as that takes.
+One slow or failing file delays no other (clause D6). Parts ahead never take the last quarter of the memory (32 MiB of
+more than 128). Three kinds of parts have no more connections each than three times those that are still free: all
+parts ahead of readers, all parts of expected files, and the demanded parts of any one file (dynamic thresholds,
+Choudhury and Hahne 1998). One stalled file thus leaves a quarter, and a second one a quarter of that quarter.
 """
 
 from collections import deque
@@ -40,12 +35,10 @@ from collections import deque
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.expected import Expected
+from fastfuse.readahead.fetches import PoolStatistics
+from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
 from fastfuse.readahead.parts import FileParts, Part, Shelf
-from fastfuse.readahead.readahead_config import ReadaheadConfig, Share
-from fastfuse.readahead.share import FairShare, ahead_share
-from fastfuse.readahead.spare import Spare
-from fastfuse.readahead.statistics import PoolStatistics
+from fastfuse.readahead.shelves import Expected, Spare
 
 __all__ = ["PartPool"]
 
@@ -69,7 +62,7 @@ class PartPool:
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
         self._files: dict[int, FileParts] = {}
-        self._share = FairShare(self._ahead, idle_after_bytes=limit)
+        self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
         self._reserved_bytes = 0
         self._in_flight = self._ahead_in_flight = 0
         self._fetched_bytes = 0
@@ -77,15 +70,16 @@ class PartPool:
 
     @property
     def share(self) -> Share:
-        """How much one file may have ahead of its readers now."""
+        """The share that one file may have ahead of its readers now."""
         return self._share.share
 
     @property
     def parts_in_flight(self) -> int:
+        """The number of GETs that run."""
         return self._in_flight
 
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
-        """The parts of `ref`, with what is left from an earlier reader. Parts of any other version are dropped."""
+        """Return the parts of `ref`, with those left from an earlier reader; drop the parts of any other version."""
         file = self._files.get(inode)
         if file is None or file.ref != ref:
             if file is not None:
@@ -97,24 +91,24 @@ class PartPool:
         return file
 
     def close(self, file: FileParts) -> None:
-        """No handle is open: its parts, also those still in flight, are the first to go."""
+        """Note that no handle is open: all parts, also those in flight, count as spent."""
         file.is_open = False
         self._share.forget(file)
         self._rest(file)
         self._forget_if_empty(file)
 
     def enter(self, file: FileParts) -> None:
-        """A read of `file` begins that may have to wait; it must `leave` whatever happens."""
+        """Begin a read of `file` that may have to wait; it must `leave` whatever happens."""
         file.reads += 1
         self._touch(file)
 
     def leave(self, file: FileParts) -> None:
-        """The read is over."""
+        """End a read that did `enter`."""
         file.reads -= 1
         self._forget_if_empty(file)
 
     def touch(self, part: Part) -> None:
-        """A reader has come to `part`."""
+        """Note that a reader has come to `part`."""
         if part.shelf is self._fresh:
             self._fresh.touch(part)
         elif part.is_left:
@@ -122,7 +116,7 @@ class PartPool:
         self._touch(part.file)
 
     def rank(self, part: Part, *, is_left: bool) -> None:
-        """The reader of `part`, which was read ahead, has jumped away (`is_left`), or one is about to come to it."""
+        """Note that the reader of `part` has jumped away (`is_left`), or that one is about to come to it."""
         part.is_left = is_left
         source, target = (self._fresh, self._spare.left) if is_left else (self._spare.left, self._fresh)
         if part.shelf is source:
@@ -130,7 +124,7 @@ class PartPool:
             target.put(part)
 
     def demand(self, file: FileParts, start: int, end: int) -> Part:
-        """A part that somebody waits for. It may be fetched now, or when its `room` is set."""
+        """Return a part that a reader waits for. It may be fetched now, or when its `room` is set."""
         part = Part(file, start, end, is_demanded=True)
         file.add(part)
         if not file.waiting:
@@ -142,7 +136,7 @@ class PartPool:
         return part
 
     def try_ahead(self, file: FileParts, start: int, end: int) -> Part | None:
-        """A part to be fetched now that nobody waits for yet, or None: it would be at the expense of others."""
+        """Return a part to fetch now that nobody waits for yet, or None if others need what it takes."""
         if self._lacks_memory or file.waiting or not self._may_start(self._ahead_in_flight):
             return None
         if file.in_flight >= self._share.share.parts_in_flight:
@@ -151,19 +145,19 @@ class PartPool:
 
     @property
     def may_expect(self) -> bool:
-        """Whether a part of an expected file might be fetched now: a quick look before `try_expect`."""
+        """A quick look whether a part of an expected file may be fetched now."""
         expected = self._expected
         return expected.has_place and not self._lacks_memory and self._may_start(expected.in_flight)
 
     def has_room_for_expected(self, size_bytes: int, *, is_guess: bool = False) -> bool:
-        """Whether expected files leave so much of their share of the memory; guesses that landed are room to others."""
+        """Return whether expected files leave `size_bytes` of their memory; landed guesses are room to other files."""
         return self._expected.has_room(size_bytes, is_guess=is_guess)
 
     def try_expect(self, inode: int, ref: ObjectRef, end: int, *, is_guess: bool = False) -> Part | None:
-        """The first `end` bytes of a file that will be opened, to be fetched now; None if at the expense of others.
+        """Return the first `end` bytes of a file that will be opened, to fetch now; None if others need what they take.
 
         Requires that nothing is held for `inode` (`holds`). The file is expected until `open` or `drop_expected`; a
-        guess is given up for others that are none.
+        guess gives way to files that are none.
         """
         if not self.may_expect or not self.has_room_for_expected(end, is_guess=is_guess):
             return None
@@ -177,7 +171,7 @@ class PartPool:
         return part
 
     def adopt(self, inode: int) -> int:
-        """An order comes to this file: if it was a guess it is none any more. Its bytes, 0 if it was none."""
+        """Turn a guess into a file that an order expects. Return its bytes, 0 if it was no guess."""
         file = self._files.get(inode)
         if file is None or not file.is_guess:
             return 0
@@ -185,23 +179,23 @@ class PartPool:
         return sum(part.size_bytes for part in file)
 
     def demote_expected(self) -> None:
-        """No order knows any more of what it expected: all that is left are guesses."""
+        """Turn all expected files into guesses."""
         for file in self._files.values():
             if file.is_expected:
                 self._expected.rank(file, is_guess=True)
 
     def drop_expected(self, inode: int) -> None:
-        """Nobody will open the file, most likely."""
+        """Drop what is held of a file that most likely nobody will open."""
         file = self._files.get(inode)
         if file is not None and file.is_expected:
             for part in self._unexpect(file):
                 self._drop(part)
 
     def take_expected(self, inode: int, ref: ObjectRef) -> memoryview | None:
-        """All of a file that was expected, which is forgotten then; None if it is not here in one part.
+        """Return all of a file that was expected, and forget it; None if it is not here in one part.
 
-        The page cache has it then, and if that drops it soon it is fetched again: what was read is kept for that, but
-        here it cost 5 % more CPU time, as memory is not used again while the processor's caches have it.
+        It is not kept as spent: the page cache has it, and the memory is used again while the processor's caches have
+        it.
         """
         file = self._files.get(inode)
         whole = file.whole if file is not None and file.is_expected and file.ref == ref else None
@@ -212,26 +206,26 @@ class PartPool:
         return data
 
     def drop_guesses(self) -> None:
-        """The guesses are wrong."""
+        """Drop all guesses."""
         for inode in [file.inode for file in self._files.values() if file.is_guess]:
             self.drop_expected(inode)
 
     def holds(self, inode: int) -> bool:
-        """Whether the file is open, or parts of it are held or on their way."""
+        """Return whether the file is open, or parts of it are held or in flight."""
         return inode in self._files
 
     def is_expected(self, inode: int) -> bool:
-        """Whether parts of the file are held or on their way, and it was not opened since."""
+        """Return whether parts of the file are held or in flight, and it was not opened since."""
         file = self._files.get(inode)
         return file is not None and file.is_expected
 
     def is_guess(self, inode: int) -> bool:
-        """Whether the file is expected, and no order says so."""
+        """Return whether the file is expected, and no order says so."""
         file = self._files.get(inode)
         return file is not None and file.is_guess
 
     def land(self, part: Part, data: Buffer) -> None:
-        """The GET of `part` delivered."""
+        """Hold the `data` of `part`, whose GET delivered."""
         part.data = memoryview(data)
         self._end_flight(part)
         self._fetched_bytes += part.size_bytes
@@ -242,7 +236,7 @@ class PartPool:
             self._grant()
 
     def fail(self, part: Part, error: Exception) -> None:
-        """The GET of `part` failed, or there will be none."""
+        """Forget `part`, whose GET failed or will not run, and give its readers `error`."""
         part.error = error
         file = part.file
         if part in file.waiting:
@@ -260,22 +254,23 @@ class PartPool:
         self._grant()
 
     def pin(self, part: Part) -> None:
-        """A task is about to wait for `part`, which has not arrived; it must `unpin` whatever happens."""
+        """Keep `part` for a task that is about to wait for it; the task must `unpin` whatever happens."""
         part.readers += 1
 
     def unpin(self, part: Part) -> None:
-        """A task has taken its bytes from `part`, or does not want them any more."""
+        """Let go of `part`, from which a task has taken its bytes or no longer wants them."""
         part.readers -= 1
         if not part.readers and part.data is not None:
             self._shelve(part)
 
     def spend(self, part: Part) -> None:
-        """Everything in `part` has been read."""
+        """Note that everything in `part` was read."""
         if part.shelf is self._fresh or part.shelf is self._spare.left:
             part.shelf.remove(part)
             self._shelve_spent(part)
 
     def statistics(self) -> PoolStatistics:
+        """Return the figures of now."""
         spent_bytes, expected_bytes = self._spare.spent.size_bytes, self._expected.size_bytes
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
@@ -290,7 +285,7 @@ class PartPool:
         )
 
     def check_invariants(self) -> None:
-        """For tests: the books agree with the parts."""
+        """Assert that the books agree with the parts, for tests."""
         parts = [part for file in self._files.values() for part in file]
         shelves = (self._fresh, *self._expected.shelves, *self._spare.shelves)
         shelved = [part for shelf in shelves for part in shelf]
@@ -312,7 +307,7 @@ class PartPool:
         assert not may or self._reserved_bytes + may[0].size_bytes > self._limit_bytes
 
     def _touch(self, file: FileParts) -> None:
-        # What is one part, however little a file may have, needs no share; thousands of these come and go each second.
+        # A file of one part needs no share; thousands of these come and go each second.
         if file.is_open and file.ref.size_bytes > self._first_part_bytes:
             for idle in self._share.touch(file, self._fetched_bytes):
                 self._rest(idle)
@@ -337,12 +332,12 @@ class PartPool:
             self._ahead_in_flight += step
 
     def _may_start(self, used: int) -> bool:
-        """Whether a connection is free, and not kept free for others than who has `used` of them."""
+        """Return whether a connection is free for a kind of parts that has `used` of them."""
         free = self._connections - self._in_flight
         return free > 0 and (not used or used < _USED_PER_FREE_CONNECTION * (free - 1))
 
     def _make_room(self, size_bytes: int) -> bool:
-        """Evict until `size_bytes` fit, spare parts first; nothing is evicted where even all would not do."""
+        """Evict until `size_bytes` fit, spare parts first. Return False, and evict nothing, if all would not do."""
         allowed_bytes = self._limit_bytes - self._reserved_bytes - size_bytes
         if allowed_bytes < 0:
             return False
@@ -352,9 +347,9 @@ class PartPool:
         return True
 
     def _trade_guesses(self, size_bytes: int) -> None:
-        """Guesses that have landed make room for a file that an order expects, if that is enough.
+        """Drop landed guesses for a file that an order expects, if that makes room enough.
 
-        The newest first: they are fetched in the order of the listing, and the order is often the same.
+        The newest go first: guesses are fetched in the order of the listing, and the other order is often the same.
         """
         expected = self._expected
         allowed_bytes = self._ahead.window_bytes - self._reserved_bytes - self._fresh.size_bytes - size_bytes
@@ -372,17 +367,17 @@ class PartPool:
         return part
 
     def _settle(self, file: FileParts) -> None:
-        """Who was expected has opened `file`."""
+        """Make the expected parts of `file`, which was opened, fresh ones."""
         for part in self._unexpect(file):
             self._fresh.put(part)
 
     def _unexpect(self, file: FileParts) -> list[Part]:
-        """What is held of `file`, which is on no shelf then."""
+        """Take down what is held of `file`, which is no longer expected."""
         file.is_expected = file.is_guess = False
         return self._expected.take(file)
 
     def _grant(self) -> None:
-        """Let those start that wait for a connection or for memory, the files in turn."""
+        """Start the parts that wait for a connection or for memory, the files in turn."""
         queue = self._queue
         self._lacks_memory = False
         passed = 0
@@ -406,7 +401,7 @@ class PartPool:
             passed = 0
 
     def _shelve(self, part: Part) -> None:
-        """Nobody waits for `part` any more: it may be evicted from now on."""
+        """Make `part` evictable: no task waits for it any more."""
         self._reserved_bytes -= part.size_bytes
         if part.file.is_stale:
             self._drop(part)
@@ -423,19 +418,19 @@ class PartPool:
             self._drop(gone)
 
     def _rest(self, file: FileParts) -> None:
-        """Nobody reads `file` now: its fresh parts count as spent."""
+        """Count the parts of `file`, which nobody reads now, as spent."""
         for part in file:
             self.spend(part)
 
     def _drop(self, part: Part) -> None:
-        """`part` is on no shelf. Its bytes go now: streams may remember the part."""
+        """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""
         part.data = None
         self._unread_dropped_bytes += max(0, part.unread_bytes)
         part.file.remove(part)
         self._forget_if_empty(part.file)
 
     def _discard(self, file: FileParts) -> None:
-        """The inode means another version now."""
+        """Drop what is held of `file`, because its inode means another version now."""
         file.is_stale = True
         self._share.forget(file)
         del self._files[file.inode]

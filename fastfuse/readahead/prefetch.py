@@ -1,8 +1,8 @@
 """Fetches files before they are opened: carries out what `announced`, `listed` and `shuffled` decide, in this order.
 
-What is fetched is *expected*: the pool keeps it, within bounds of its own, until the file is opened or the order says
-that it will not be. Expected files give way to everything that somebody waits for; those that are only guessed
-(`shuffled`, and all of the table before a refresh) give way to those of the orders too, which adopt them otherwise.
+The pool keeps what is fetched as *expected*, within bounds of its own, until the file is opened or its order drops it.
+Expected files give way to everything that a reader waits for. Guesses (`shuffled`, and everything that was expected
+before a refresh) also give way to files of the other orders, which adopt them otherwise.
 """
 
 from collections import deque
@@ -14,70 +14,78 @@ import trio
 from fastfuse.errors import FastfuseError, UnavailableError
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
-from fastfuse.readahead.delivered import Delivered
 from fastfuse.readahead.fetches import Fetches
+from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.listed import ListingOrder
+from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.readahead_config import ReadaheadConfig
 from fastfuse.readahead.shuffled import ShuffledEpoch
-from fastfuse.readahead.statistics import ReadCounts
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["Listing", "Order", "Prefetcher"]
+__all__ = ["Announcer", "Listing", "Prefetcher"]
 
-# An order that nobody follows may hold a sixteenth of the memory: 64 MiB by default.
+# The part of the memory that an order may hold before readers have shown that they follow it.
 _UNPROVEN_DIVISOR = 16
-
 # The root and its subdirectories come before the first file.
 _MAX_LEADING_ROWS = 1024
-
-# One open leaves room for one file, and a task that has fetched one takes the next: a new task for each was 3 % of the
-# CPU time of a small file. So new ones begin when there is room for one more to each so many that run.
+# One open leaves room for one file, and a task that has fetched one takes the next. New tasks begin when there is room
+# for one more to each so many that run.
 _TASKS_PER_OPEN = 8
-
-# What a table may raise where it does not know an inode, or is damaged: no reason to fail who opens another file.
+# What a table may raise for an unknown inode or a damaged row: no reason to fail the open of another file.
 _NO_FILE = (FastfuseError, LookupError, ValueError)
 
 
 class Listing(Protocol):
-    """What is known of all files: the inode table. It never changes; a refresh brings another."""
+    """The inode table: what is known of all files. It never changes; a refresh brings another."""
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         ...
 
     def row(self, inode: int) -> int:
-        """The place of a file in the order of the listing. Raises where there is no such inode."""
+        """Return the place of a file in the order of the listing. Raise if there is no such inode."""
         ...
 
     def file_at(self, row: int) -> tuple[int, int] | None:
-        """``(inode, size in bytes)``, or None if the row is a directory."""
+        """Return ``(inode, size in bytes)``, or None if the row is a directory."""
         ...
 
     def ref(self, inode: int) -> ObjectRef:
-        """The object behind a file. Raises where there is none."""
+        """Return the object behind a file. Raise if there is none."""
         ...
 
 
-class Order:
-    """An order of files that somebody announces; see `announced`."""
+class Order(Protocol):
+    """One order in which files come. Each is an inode, or a row of the table, as the kind of order has it."""
+
+    def next(self) -> int | None:
+        """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
+        ...
+
+    def advance(self, fetched_bytes: int, /) -> None:
+        """Go on behind that file: `fetched_bytes` are on their way, or 0 if it was passed over."""
+        ...
+
+
+class Announcer:
+    """The place where somebody announces one order of files; see `announced`."""
 
     def __init__(self, prefetcher: "Prefetcher", decisions: AnnouncedOrder) -> None:
         self.decisions = decisions
         self._prefetcher = prefetcher
-        # Set when there is room again for who waits to announce more.
+        # Set when more may be announced.
         self._room: trio.Event | None = None
 
     @property
     def is_spent(self) -> bool:
-        """Whether everything that was announced is fetched or passed over."""
+        """True if everything that was announced is fetched or passed over."""
         return self.decisions.is_spent
 
     async def announce(self, inodes: Sequence[int]) -> None:
         """Take files that will be opened, in this order and after those announced before.
 
-        A checkpoint; waits while enough is announced. Inodes that are no files any more are skipped when it is their
+        A checkpoint; waits while enough is announced. Inodes that are no longer files are skipped when it is their
         turn. If cancelled, nothing of `inodes` was taken.
         """
         await trio.lowlevel.checkpoint()
@@ -93,7 +101,7 @@ class Order:
         self._prefetcher.dismiss(self)
 
     def wake(self) -> None:
-        """Let those go on who wait to announce more, if there is room."""
+        """Let `announce` go on if there is room."""
         if self._room is not None and not self.decisions.is_full:
             self._room.set()
             self._room = None
@@ -110,49 +118,47 @@ class Prefetcher:
         reader: RangeReader,
         config: ReadaheadConfig,
         fetches: Fetches,
-        counts: ReadCounts,
     ) -> None:
-        """`listing` gives the table of the moment."""
+        """Begin without any order; `listing` returns the table of the moment."""
         self._listing = listing
         self._delivered = delivered
         self._pool = pool
         self._reader = reader
         self._config = config
         self._fetches = fetches
-        self._counts = counts
         # Announced orders, in their turn.
-        self._orders: deque[Order] = deque()
+        self._announcers: deque[Announcer] = deque()
         # Tasks that fetch, and opens for which neither they nor new ones have fetched anything.
         self._tasks = self._opens_unheeded = 0
         self._table: Listing | None = None
         self._listed = ListingOrder(0)
         self._shuffled = self._new_epoch(0)
 
-    def new_order(self) -> Order:
-        """The place for an order; it costs nothing before something is announced."""
-        return Order(self, AnnouncedOrder(self._config.memory_limit_bytes // _UNPROVEN_DIVISOR))
+    def new_order(self) -> Announcer:
+        """Return the place for an order; it costs nothing before something is announced."""
+        return Announcer(self, AnnouncedOrder(self._config.memory_limit_bytes // _UNPROVEN_DIVISOR))
 
-    def enlist(self, order: Order) -> None:
-        """Something was announced."""
-        if order not in self._orders:
-            self._orders.append(order)
+    def enlist(self, announcer: Announcer) -> None:
+        """Fetch what `announcer` has announced."""
+        if announcer not in self._announcers:
+            self._announcers.append(announcer)
         self._pump()
 
-    def dismiss(self, order: Order) -> None:
-        """It was withdrawn."""
-        self._drop(order.decisions.withdraw())
-        if order in self._orders:
-            self._orders.remove(order)
-        order.wake()
+    def dismiss(self, announcer: Announcer) -> None:
+        """Drop what `announcer` has announced."""
+        self._drop(announcer.decisions.withdraw())
+        if announcer in self._announcers:
+            self._announcers.remove(announcer)
+        announcer.wake()
 
     def opened(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
-        """A file was opened, and so are those soon that come after it in some order.
+        """Note that a file was opened, and fetch what comes after it in some order.
 
-        `is_found`: it was a guess. `is_missed`: a small one, of which nothing was here nor, most likely, in the page
+        `is_found`: it was a guess. `is_missed`: it is small, and nothing of it was here nor, most likely, in the page
         cache.
         """
-        for order in self._orders:
-            self._drop(order.decisions.opened(inode))
+        for announcer in self._announcers:
+            self._drop(announcer.decisions.opened(inode))
         try:
             row = self._current_table().row(inode)
         except _NO_FILE:
@@ -166,19 +172,19 @@ class Prefetcher:
             self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
-        """The large files that are likely to be opened when `inode` is at its end, one after the other."""
+        """Return the large files that are likely to be opened when `inode` is at its end, one after the other."""
         try:
             return self._large_files(self._listed.followers(self._current_table().row(inode)))
         except _NO_FILE:
             return iter(())
 
     def leaders(self) -> Iterator[tuple[int, ObjectRef]]:
-        """The large files that the listing begins with."""
+        """Return the large files that the listing begins with."""
         table = self._current_table()
         return self._large_files(range(self._first_file_row(table), len(table)))
 
     def _large_files(self, rows: Sequence[int]) -> Iterator[tuple[int, ObjectRef]]:
-        """Those that `rows` begin with and that the page cache has not, most likely."""
+        """Yield the large files that `rows` begin with, as long as the page cache most likely has none of them."""
         for row in rows:
             file = self._file_at(row)
             if file is None or file[1] <= self._config.part_size_bytes or self._delivered.has(file[0]):
@@ -191,13 +197,13 @@ class Prefetcher:
     def _current_table(self) -> Listing:
         table = self._listing()
         if table is not self._table:
-            # Rows mean something else now; what was fetched by the old ones is found if it is opened.
+            # Rows mean something else now. What was fetched by the old ones is found if it is opened.
             self._table = table
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
-            for order in self._orders:
-                for inode in order.decisions.ahead:
+            for announcer in self._announcers:
+                for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)
         return table
 
@@ -214,94 +220,62 @@ class Prefetcher:
         while (part := self._next_part()) is not None:
             self._tasks += 1
             self._fetches.start(self._fetch, part)
-        for order in self._orders:
-            order.wake()
+        for announcer in self._announcers:
+            announcer.wake()
 
     def _next_part(self) -> Part | None:
-        """The next part to fetch now; its memory is reserved."""
+        """Return the next part to fetch now, with its memory reserved; None if nothing is wanted or allowed."""
         self._current_table()  # or an order of the old table's rows would be carried out with the new one
         if not self._pool.may_expect:
             return None
-        for _ in range(len(self._orders)):
-            order = self._orders[0]
-            file = self._next_announced(order.decisions)
-            if file is not None:
-                part = self._expected_part(*file)
-                if part is not None:
-                    order.decisions.taken(part.size_bytes)
-                    order.wake()
-                    self._orders.rotate(-1)
+        for _ in range(len(self._announcers)):
+            announcer = self._announcers[0]
+            part = self._part_of(announcer.decisions)
+            if part is None and announcer.decisions.next() is not None:
+                return None  # its file does not fit, and nobody takes its turn
+            self._announcers.rotate(-1)
+            if part is not None:
+                announcer.wake()
                 return part
-            self._orders.rotate(-1)
-        return self._listed_part() or self._shuffled_part()
+        part = self._part_of(self._listed, by_row=True)
+        # A guess takes what room there is, and of nobody's; an order that is announced has all of it.
+        if part is None and all(announcer.is_spent for announcer in self._announcers):
+            part = self._part_of(self._shuffled, by_row=True, is_guess=True)
+        return part
 
-    def _next_announced(self, order: AnnouncedOrder) -> tuple[int, ObjectRef] | None:
-        while (inode := order.next()) is not None:
-            adopted_bytes = self._adopt(inode)
-            if adopted_bytes:
-                order.taken(adopted_bytes)
+    def _part_of(self, order: Order, *, by_row: bool = False, is_guess: bool = False) -> Part | None:
+        """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it."""
+        while (place := order.next()) is not None:
+            inode, size_bytes = (self._file_at(place) or (0, 0)) if by_row else (place, None)
+            adopted_bytes = 0 if is_guess else self._adopt(inode)
+            if adopted_bytes or not self._is_worth_it(inode, size_bytes):
+                order.advance(adopted_bytes)
                 continue
-            if not self._pool.holds(inode) and not self._delivered.has(inode):
-                ref = self._ref(inode)
-                if ref is not None:
-                    return inode, ref
-            order.skipped()
+            if size_bytes is not None and not self._has_room(size_bytes, is_guess=is_guess):
+                return None
+            ref = self._ref(inode)
+            if ref is not None:
+                part = self._try_expect(inode, ref, is_guess=is_guess)
+                if part is not None:
+                    order.advance(part.size_bytes)
+                return part
+            order.advance(0)
         return None
 
     def _adopt(self, inode: int) -> int:
-        """What an order comes to is no guess any more, and was a good one: its bytes, 0 if it was none."""
+        """Turn a guess into a file of an order, and count it as found. Return its bytes, 0 if it was no guess."""
         adopted_bytes = self._pool.adopt(inode)
         if adopted_bytes:
             self._shuffled.adopted()
         return adopted_bytes
 
-    def _listed_part(self) -> Part | None:
-        order = self._listed
-        while (row := order.next()) is not None:
-            file = self._file_at(row)
-            if file is not None and not self._adopt(file[0]) and self._is_worth_it(*file):
-                inode, size_bytes = file
-                if not self._has_room(size_bytes):
-                    return None
-                ref = self._ref(inode)
-                if ref is not None:
-                    part = self._expected_part(inode, ref)
-                    if part is not None:
-                        order.commanded()
-                    return part
-            order.commanded()
-        return None
-
-    def _shuffled_part(self) -> Part | None:
-        """Such a file takes what room there is, and of nobody's; an order that is announced has all of it."""
-        epoch = self._shuffled
-        if not all(order.is_spent for order in self._orders):
-            return None
-        while (row := epoch.next()) is not None:
-            file = self._file_at(row)
-            if file is not None and self._is_worth_it(*file):
-                inode, size_bytes = file
-                if not self._pool.has_room_for_expected(size_bytes, is_guess=True):
-                    return None
-                ref = self._ref(inode)
-                if ref is not None:
-                    part = self._try_expect(inode, ref, is_guess=True)
-                    if part is not None:
-                        epoch.taken()
-                    return part
-            epoch.passed_over()
-        return None
-
-    def _is_worth_it(self, inode: int, size_bytes: int) -> bool:
-        """Whether a file is fetched that was not announced; nobody knows how large ones will be read."""
-        return (
-            0 < size_bytes <= self._config.part_size_bytes
-            and not self._pool.holds(inode)
-            and not self._delivered.has(inode)
-        )
+    def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
+        """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
+        is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
+        return is_size and not self._pool.holds(inode) and not self._delivered.has(inode)
 
     def _ref(self, inode: int) -> ObjectRef | None:
-        """The object behind a file, None where there is nothing to fetch: made files are here already."""
+        """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""
         try:
             ref = self._current_table().ref(inode)
         except _NO_FILE:
@@ -315,24 +289,24 @@ class Prefetcher:
         except _NO_FILE:
             return None
 
-    def _expected_part(self, inode: int, ref: ObjectRef) -> Part | None:
-        """For an order: it may be at the expense of another one. None where there is no room."""
-        is_room = self._has_room(min(ref.size_bytes, self._config.part_size_bytes))
-        return self._try_expect(inode, ref, is_guess=False) if is_room else None
-
     def _try_expect(self, inode: int, ref: ObjectRef, *, is_guess: bool) -> Part | None:
-        """All of a small file, the first part of a large one."""
+        """Reserve memory for all of a small file, or the first part of a large one; None if there is no room."""
         end = min(ref.size_bytes, self._config.part_size_bytes)
+        if not self._has_room(end, is_guess=is_guess):
+            return None
         part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
         if part is not None:
-            self._counts.prefetched_parts += 1
+            self._fetches.counts.prefetched_parts += 1
         return part
 
-    def _has_room(self, size_bytes: int) -> bool:
-        """Whether expected files may take so much memory, if need be that of orders which nobody seems to follow."""
-        while not self._pool.has_room_for_expected(size_bytes):
+    def _has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
+        """Return whether `size_bytes` fit; a known file may take the place of orders that nobody seems to follow."""
+        while not self._pool.has_room_for_expected(size_bytes, is_guess=is_guess):
+            if is_guess:
+                return False
             rows = self._listed.give_way()
-            inodes = () if rows else next(filter(None, (order.decisions.give_way() for order in self._orders)), ())
+            orders = (announcer.decisions for announcer in self._announcers)
+            inodes = () if rows else next(filter(None, (order.give_way() for order in orders)), ())
             if not rows and not inodes:
                 return False
             self._drop_rows(rows)
@@ -350,7 +324,7 @@ class Prefetcher:
                 self._pool.drop_expected(file[0])
 
     async def _fetch(self, part: Part) -> None:
-        """Fetch `part`, and then what else is wanted and would have to wait for this. Raises only `Cancelled`."""
+        """Fetch `part`, and then what else is wanted and would have to wait for it. Raise only `Cancelled`."""
         try:
             await self._fetch_one(part)
             while (following := self._next_part()) is not None:
@@ -363,10 +337,10 @@ class Prefetcher:
         try:
             data = await self._reader.get(part.file.ref, part.start, part.end)
         except trio.Cancelled:
-            self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
+            self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong in a store ends this fetch, not the mount
-            self._counts.failed_parts += 1
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this fetch, not the mount
+            self._fetches.counts.failed_parts += 1
             self._pool.fail(part, error)
         else:
             self._pool.land(part, data)

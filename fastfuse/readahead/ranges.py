@@ -1,24 +1,26 @@
-"""How files are cut into parts that grow with what was read before them. Pure."""
+"""Cuts files into parts that grow with what was read before them. Pure."""
 
 from collections.abc import Iterator
 
-__all__ = ["grown_part_bytes", "known_part_end", "part_ranges"]
+__all__ = ["OPENING_PARTS", "grown_part_bytes", "known_part_end", "part_ranges"]
 
-# So no part is more than half of the run.
+# GETs of the first MiB of a large file, side by side, as its reader waits for it.
+OPENING_PARTS = 4
+# No part is more than half of the run.
 _LEAST_PARTS_IN_FLIGHT = 4
-# Of files whose order of reading is known before anybody reads them: the parts of the first MiB, each of which a reader
-# waits for in full; and how much a part grows with what lies before it.
-_FIRST_PART_BYTES = 256 << 10
+# Files whose order of reading is known are cut at whole MiB, as the kernel's requests: a read across two parts is
+# copied. A reader takes as much as a dozen connections bring, so a part grows by a twelfth of what lies before it.
 _ALIGNMENT_BYTES = 1 << 20
+_FIRST_PART_BYTES = _ALIGNMENT_BYTES // OPENING_PARTS
 _GROWTH_DIVISOR = 12
 
 
 def grown_part_bytes(run_bytes: int, ahead_bytes: int, parts_in_flight: int, first_bytes: int, most_bytes: int) -> int:
-    """The part that follows on a run of `run_bytes`, `ahead_bytes` of it still to be read, from `first_bytes` on.
+    """Return the size of the part that follows on a run of `run_bytes`, `ahead_bytes` of it still to be read.
 
-    * What is further ahead is read later, so it may be larger by as much: see `_known_part_bytes`.
-    * A window that grows by what was read is a multiple of the run, and as many parts as may be on their way have to
-      bring it: who shares the connections with others gets larger parts. More of them would only wait for one another.
+    * A part further ahead is read later, so it may be larger: see `_known_part_bytes`.
+    * A growing window is a multiple of the run, and as many parts as may be in flight have to bring it. A reader that
+      shares the connections with others therefore gets larger parts.
     """
     share_bytes = 2 * run_bytes // max(parts_in_flight, _LEAST_PARTS_IN_FLIGHT)
     step_bytes = max(share_bytes, first_bytes + ahead_bytes // _GROWTH_DIVISOR)
@@ -26,13 +28,10 @@ def grown_part_bytes(run_bytes: int, ahead_bytes: int, parts_in_flight: int, fir
 
 
 def _known_part_bytes(before_bytes: int, most_bytes: int) -> int:
-    """The part to ask for now that a reader comes to after `before_bytes` of others.
+    """Return the size of a part to ask for now that a reader comes to after `before_bytes` of others.
 
-    All come side by side, each over a connection of its own, and the reader takes as much as a dozen connections bring:
-    what it comes to later may be larger by as much as one of them brings until then. So 128 MiB are 40 parts, and there
-    in the order in which they are read. As they grew to 8 MiB within the first 32, what is read second was there last:
-    a script had 60 MiB 125 ms after its start, and has them after 90 now (20 ms and 90 MB/s per connection). Growing by
-    a sixteenth or a twenty-fourth takes more GETs and brings nothing.
+    All come side by side, each over a connection of its own. A part that is read later may be larger by what one
+    connection brings until then, so parts arrive in the order in which they are read.
     """
     if before_bytes < _ALIGNMENT_BYTES:
         return min(most_bytes, _FIRST_PART_BYTES)
@@ -41,20 +40,20 @@ def _known_part_bytes(before_bytes: int, most_bytes: int) -> int:
 
 
 def known_part_end(start: int, size_bytes: int, part_bytes: int, before_bytes: int) -> int:
-    """Where the part at `start` ends, of `part_bytes` at most, in a file that is read after so many bytes of others."""
+    """Return where the part at `start` ends, of `part_bytes` at most, in a file read after `before_bytes` of others."""
     step = _known_part_bytes(before_bytes + start, part_bytes)
     left = size_bytes - start
     # A short rest is no GET of its own, unless the part would be larger than any.
     if left <= part_bytes and left < step + step // 2:
         return size_bytes
     end = min(start + step, size_bytes)
-    # At whole MiB, as the kernel's requests, because what is read from two parts is copied; but no fragments.
+    # No fragments.
     aligned_end = end - end % _ALIGNMENT_BYTES
     return end if step % _ALIGNMENT_BYTES or aligned_end - start < _FIRST_PART_BYTES else aligned_end
 
 
 def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator[tuple[int, int]]:
-    """All parts of such a file."""
+    """Yield all parts of a file that is read after `before_bytes` of others."""
     start = 0
     while start < size_bytes:
         end = known_part_end(start, size_bytes, part_bytes, before_bytes)

@@ -1,27 +1,22 @@
-"""Which files to fetch for readers in an order that nobody knows, where every file is read: pure decisions, no clock.
+"""Decides which files to fetch for readers in an unknown order, where every file is read: pure, no clock.
 
-An epoch over shuffled files gives no sign of which comes next; but all come, and so a file that is fetched now is
-opened sooner or later. What is held is found there the more often the less is left: of files that fit in the memory for
-these, the latter half of an epoch waits for next to none.
+Nothing shows which file of a shuffled epoch comes next, but all come, so a file that is fetched now is opened sooner or
+later. The rows of the table are passed through from the first to the last, a few for each file that a reader waited
+for or found here. A script that reads a hundred files has thus caused a few hundred GETs, and one that reads in a
+known order (`listed`, `announced`) none.
 
-`ShuffledEpoch.opened` takes the events, `next` gives the commands: both are rows of the table. The rows are passed
-through from the first to the last, a few for each file that a reader had to wait for or found here. So a script that
-reads a hundred files of a channel has caused a few hundred GETs, and one that reads them in an order that is known
-(`listed`, `announced`) causes none.
-
-How many are held is the pool's to say: it gives them up for everything else. Where fewer than half of those that were
-fetched in a pass were found in it, not every file is read, or there is no memory to spare: that was the last one.
+The pool says how many files are held, and gives them up for everything else. If fewer than half of those fetched in a
+pass were found, not every file is read or no memory is spare: there is no other pass.
 """
 
 __all__ = ["ShuffledEpoch"]
 
-# Rows looked at per open. Of readers that wait 30 ms for a file, 16 open 500 a second; four times that, beside their
-# own GETs, are about what one mount can fetch. So much is the most that can be wasted, too.
+# Rows looked at per open: what 16 readers cause with their own GETs and these is what one mount can fetch.
 _LOOKS_PER_OPEN = 4
-# Of more files than so many times those that can be held, too few would be found: it is not begun.
+# No pass begins over more than this many times the files that can be held: too few would be found.
 _WORTH_TIMES_HELD = 8
-# The first files of an epoch are taken to be in the page cache still, and are not counted then: a file that is read
-# again when all but so few have been is of the next epoch.
+# The page cache may still have the first files of an epoch, which are not counted then. A file that is read again when
+# all but this part were read is therefore in the next epoch.
 _UNCOUNTED_DIVISOR = 16
 
 
@@ -36,15 +31,15 @@ class ShuffledEpoch:
     def _begin_pass(self) -> None:
         # The next row to look at, and how many may be looked at now.
         self._row = self._looks = 0
-        # Which rows were opened in this pass, and the opens that tell when it is over.
+        # The rows that were opened in this pass, and the opens that tell when it is over.
         self._opened = bytearray(self._row_count)
         self._opens = 0
-        self._taken = self._found = 0
+        self._fetched = self._found = 0
 
     def opened(self, row: int, *, is_found: bool, is_missed: bool) -> bool:
-        """A small file was opened; whether this ends all guesses: what is held of them is for nobody.
+        """Note that a small file was opened. Return whether this ends the last pass; what is held then is for nobody.
 
-        `is_found`: it was guessed. `is_missed`: it is neither here nor in the page cache, as far as anybody knows.
+        `is_found`: it was guessed. `is_missed`: it is neither here nor, as far as known, in the page cache.
         """
         if not self._row_count:
             return False
@@ -60,36 +55,32 @@ class ShuffledEpoch:
         return False
 
     def adopted(self) -> None:
-        """A file that was guessed is one that an order has come to."""
+        """Count a guess as found, because an order has come to it."""
         self._found += 1
 
     def next(self) -> int | None:
-        """The next row to fetch, the same until `taken` or `passed_over`; None while enough is ahead."""
+        """Return the next row to fetch, the same until `advance`; None while enough is ahead."""
         while self._looks and self._row < self._row_count:
             if not self._opened[self._row]:
                 return self._row
-            self.passed_over()
+            self.advance(0)
         return None
 
-    def taken(self) -> None:
-        """The row that `next` gave is on its way."""
-        self._taken += 1
-        self.passed_over()
-
-    def passed_over(self) -> None:
-        """The row that `next` gave is held, was read, or is not worth fetching."""
+    def advance(self, fetched_bytes: int) -> None:
+        """Go on behind the row that `next` gave: `fetched_bytes` are on their way, or 0 if it was passed over."""
+        self._fetched += fetched_bytes > 0
         self._row += 1
         self._looks -= 1
 
     def _is_over(self, row: int) -> bool:
-        """Whether who reads `row` is in another epoch."""
+        """Return whether the reader of `row` is in another epoch."""
         uncounted = self._row_count // _UNCOUNTED_DIVISOR if self._opened[row] else 0
         return self._opens + uncounted >= self._row_count
 
     def _end_pass(self) -> bool:
-        """Another epoch begins, and the page cache has not kept what was read in this one; whether it is the last."""
-        is_wrong = 2 * self._found < self._taken
-        if is_wrong:
+        """Begin another pass: the page cache has not kept what was read in this one. Return whether there is none."""
+        is_last = 2 * self._found < self._fetched
+        if is_last:
             self._row_count = 0
         self._begin_pass()
-        return is_wrong
+        return is_last

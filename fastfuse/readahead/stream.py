@@ -1,6 +1,6 @@
-"""One open file: carries out the window's commands, with the pool's memory and the store's ranges.
+"""One open file: carries out the window's commands with the pool's memory and ranged GETs.
 
-Awaits are the lock boundaries: between a look into the index and what is done with the answer there is none.
+Awaits are the lock boundaries: there is none between a look into the index and what is done with the answer.
 """
 
 from collections.abc import Callable
@@ -11,43 +11,30 @@ from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.fetches import Fetches
+from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.readahead_config import PAGE_BYTES, ReadaheadConfig
-from fastfuse.readahead.statistics import ReadCounts
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
 
 __all__ = ["Stream"]
 
-# Stand where no part was read yet, and where nothing was foreseen.
+# Placeholders for a stream that has read no part and has no window yet.
 _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
 
 
 class Stream:
-    """Reads one version of one object for all who have it open.
+    """Reads one version of one object for all handles of it.
 
-    `fetches` must outlive every `read`. A task that is cancelled while it waits takes nothing with it: the fetch goes
-    on for the others, and ends in the pool.
+    `fetches` must outlive every `read`. If a task is cancelled while it waits, the fetch goes on for the others, and
+    ends in the pool.
     """
 
     __slots__ = (
-        "_beyond",
-        "_config",
-        "_counts",
-        "_cursor",
-        "_fetches",
-        "_is_cached",
-        "_part",
-        "_pool",
-        "_reader",
-        "_service",
-        "_window",
-        "began_at_start",
-        "file",
-        "was_read",
+        *("_beyond", "_config", "_cursor", "_fetches", "_is_cached", "_part", "_pool", "_reader", "_service"),
+        *("_window", "began_at_start", "file", "was_read"),
     )
 
     def __init__(
@@ -57,39 +44,37 @@ class Stream:
         pool: PartPool,
         config: ReadaheadConfig,
         fetches: Fetches,
-        counts: ReadCounts,
         service: ServicePace,
         beyond: Callable[[int, int, int], None],
         *,
         is_cached: bool,
     ) -> None:
-        """`beyond` is told the inode, how far past the end of the file its reader wants to have read ahead, and how
-        far it is from there.
+        """Read `file`. `is_cached`: most likely the kernel has it, and asks only for what it has dropped.
 
-        `is_cached`: most likely the kernel has the file, and asks only for what it has dropped.
+        `beyond` takes the inode, how far past the end of the file its window reaches, and how far the reader is from
+        that end.
         """
         self.file = file
-        # Whether anything was asked for, and the beginning of the file.
+        # Whether anything was asked for, and whether the beginning of the file was.
         self.was_read = self.began_at_start = False
         self._reader = reader
         self._pool = pool
         self._config = config
         self._fetches = fetches
-        self._counts = counts
         self._service = service
         self._beyond = beyond
         self._is_cached = is_cached
-        # Made when something is to be foreseen: not for a small file that is there and read at once.
+        # Made when something is to be foreseen, so not for a small file that is there and read at once.
         self._window = _NO_WINDOW
         self._cursor: Cursor | None = None
-        # The part read last. The pool takes its bytes away when it evicts it, so this pins no memory.
+        # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
         self._part = _NO_PART
 
     async def read(self, offset: int, end: int) -> Buffer:
-        """The bytes of ``[offset, end)``, which is not empty and within the file; a slice where one part holds them.
+        """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
 
-        Not a checkpoint when they are there. Raises the `ReadError` of a part that could not be fetched; the next
-        read starts clean.
+        Not a checkpoint when they are there. Raise the `ReadError` of a part that could not be fetched; the next read
+        starts clean.
         """
         self.was_read = True
         if not offset:
@@ -100,11 +85,11 @@ class Stream:
             if found is None or found.data is None or end > found.end:
                 return await self._read_parts(self._foresee(offset, end), offset, end)
             part = found
-        self._counts.hits += 1
+        self._fetches.counts.hits += 1
         if end - offset == self.file.ref.size_bytes:
             return self._take(part, offset, end)  # all of a small file: nothing follows
         cursor = self._foresee(offset, end)
-        piece = self._take(part, offset, end)  # first of all: what follows may evict `part`
+        piece = self._take(part, offset, end)  # first, as what follows may evict `part`
         if part is not self._part:
             self._part = part
             self._pool.touch(part)
@@ -115,15 +100,15 @@ class Stream:
         return piece
 
     def fetch_whole(self) -> None:
-        """A small file was opened: fetch all of it, unless some of it is there or it would be at others' expense."""
+        """Fetch all of a small file, unless some of it is there or others need what it takes."""
         if not len(self.file):
             part = self._pool.try_ahead(self.file, 0, self.file.ref.size_bytes)
             if part is not None:
-                self._counts.ahead_parts += 1
+                self._fetches.counts.ahead_parts += 1
                 self._fetches.start(self._fetch, part)
 
     def fetch(self, start: int, end: int) -> bool:
-        """Start the fetches of what is missing in ``[start, end)``; False where it would be at others' expense."""
+        """Start the fetches of what is missing in ``[start, end)``. Return False if others need what they take."""
         while start < end:
             part = self.file.at(start) or self._start_ahead(start, end)
             if part is None:
@@ -132,13 +117,13 @@ class Stream:
         return True
 
     def close(self) -> None:
-        """The last handle is closed: nothing more is read ahead."""
+        """Stop reading ahead, because the last handle is closed."""
         self._cursor = None
         self._window.closed()
         self._pool.close(self.file)
 
     def _foresee(self, offset: int, end: int) -> Cursor:
-        """Which of the file's readers asks for ``[offset, end)``."""
+        """Return the cursor of the reader that asks for ``[offset, end)``."""
         if self._window is _NO_WINDOW:
             self._window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
         self._cursor = cursor = self._window.read(offset, end)
@@ -155,7 +140,7 @@ class Stream:
         left.clear()
 
     async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
-        """As `read`, where bytes are missing, on their way, or in more than one part."""
+        """Do as `read`, where bytes are missing, in flight, or in more than one part."""
         self._pool.enter(self.file)
         try:
             self._resize()
@@ -179,13 +164,13 @@ class Stream:
         return memoryview(joined).toreadonly()
 
     async def _copy_piece(self, cursor: Cursor, offset: int, end: int, into: memoryview) -> int:
-        """Copies, so that no part is held while the read waits for the next; how many bytes it got."""
+        """Copy the next piece, so that no part is held while the read waits for more. Return its length."""
         piece = await self._next_piece(cursor, offset, end)
         into[: len(piece)] = piece
         return len(piece)
 
     async def _next_piece(self, cursor: Cursor, offset: int, end: int) -> memoryview:
-        """What the part at `offset` has of ``[offset, end)``, once it is there."""
+        """Return what the part at `offset` has of ``[offset, end)``, once it is there."""
         part = self.file.at(offset)
         if part is None:  # evicted again while this read waited for an earlier part
             self._demand(cursor, offset, end)
@@ -194,7 +179,7 @@ class Stream:
         self._part = part
         if part.data is not None:
             return self._take(part, offset, min(end, part.end))
-        self._counts.waits += 1
+        self._fetches.counts.waits += 1
         self._pool.pin(part)
         pace = cursor.pace
         if pace is not None:
@@ -231,7 +216,7 @@ class Stream:
             is_lost = file.cached.overlaps(offset, min(end, gap[1]))
             gap = (max(gap[0], offset - offset % PAGE_BYTES), gap[1]) if is_lost else file.cached.clip(gap, offset)
             for start, part_end in self._window.demand(cursor, offset, end, gap):
-                self._counts.demanded_parts += 1
+                self._fetches.counts.demanded_parts += 1
                 self._fetches.start(self._fetch, self._pool.demand(file, start, part_end))
                 offset = part_end
             if is_lost and file.cached.lose(offset - first):
@@ -262,17 +247,17 @@ class Stream:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
-        """The part from `start` on, where there is none, to `end` at most; None if others need what it takes."""
+        """Return a new part from `start` on, to `end` at most; None if others need what it takes."""
         if self._service.is_full(self._pool.parts_in_flight):
             return None
         part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
         if part is not None:
-            self._counts.ahead_parts += 1
+            self._fetches.counts.ahead_parts += 1
             self._fetches.start(self._fetch, part)
         return part
 
     async def _get(self, part: Part) -> Buffer:
-        """The GET itself, timed."""
+        """Run the GET of `part`, and time it."""
         began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
         data = await self._reader.get(self.file.ref, part.start, part.end)
         took_s = trio.current_time() - began_s
@@ -280,7 +265,7 @@ class Stream:
         return data
 
     async def _fetch(self, part: Part) -> None:
-        """Fetch `part`, or tell those who wait for it why not. Raises nothing but `Cancelled`."""
+        """Fetch `part`, or fail its readers. Raise nothing but `Cancelled`."""
         started_s = part.wanted_at_s = trio.current_time()
         try:
             if part.room is not None:
@@ -290,11 +275,11 @@ class Stream:
                 started_s = trio.current_time()
             data = await self._get(part)
         except trio.Cancelled:
-            self._pool.fail(part, UnavailableError("the read was given up because the mount is closing"))
+            self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong in a store ends this read, not the mount
-            self._counts.failed_parts += 1
-            # Who has waited behind it for as long, while the file served nobody, would for as long again.
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this read, not the mount
+            self._fetches.counts.failed_parts += 1
+            # Parts that waited behind it for as long, while no GET of the file delivered, would wait as long again.
             is_late = isinstance(error, DeadlineError)
             behind = self.file.waiting_since(started_s, trio.current_time()) if is_late else []
             for failed in [*behind, part]:

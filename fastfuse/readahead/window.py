@@ -1,4 +1,4 @@
-"""What to fetch for the readers of one file: pure decisions, no clock, no I/O, no knowledge of what is held.
+"""Decides what to fetch for the readers of one file: pure, no clock, no I/O, no knowledge of what is held.
 
 Events go in (`Window.read`, `came`, `commanded`), commands come out as byte ranges (`Window.demand`, `next_ahead`);
 the stream leaves out what the pool holds already.
@@ -12,66 +12,50 @@ The kernel sends its readahead as several requests that may arrive in another or
 its own; when the late one closes the gap, the first cursor absorbs it. So a gap as long as a request is never taken
 for progress.
 
-A cursor is *sequential* (never back: who jumps away starts another) when it began at 0, or after `_SEQUENTIAL_READS`
-reads if its run is also clearly longer than the runs that the file's readers lately jumped away from: who reads at
-random in chunks of 4 MiB sends a few consecutive requests each time and would pay for readahead that nobody reads. If
-it began where a sequential one has been or is about to come, it is the same reader at another place and goes on as
-fast.
+A cursor is *sequential* (and then never goes back: a jump starts another) when it began at 0. It becomes so after
+`_SEQUENTIAL_READS` reads if its run is also clearly longer than the runs before the last jumps: a random reader of
+chunks of 4 MiB sends a few consecutive requests for each, and would pay for readahead that nobody reads. A cursor that
+began where a sequential one has been or is about to come is the same reader at another place, and goes on as fast.
 
-* A random read fetches exactly its pages, or those of the whole run where runs have lately been of about one length:
-  without our tuning the kernel asks for 128 KiB, waits, and only then for the rest. Unless a sequential cursor is about
-  to come there: then it is an early request of that.
+* A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
+  for which the kernel would send one request after the other.
+* A read where a sequential cursor is about to come is an early request of that one.
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
 * Equal pieces at equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
-* A sequential reader fetches whole parts, and keeps a window ahead of itself: a multiple of its run for as much as
-  `pace` expects it to want, until that knows how much the reader takes during one GET.
+* A sequential reader fetches whole parts, and keeps a window ahead of itself. The window is a multiple of its run until
+  `pace` knows how much the reader takes during one GET.
 
 Parts double from `first_part_bytes` to `part_size_bytes` as the run and the window grow, and are cut at multiples of
-their size, so that after a while all readers of a file cut it at the same places, and share the parts.
+their size. After a while all readers of a file thus cut it at the same places, and share the parts.
 """
 
-from fastfuse.readahead.cursor import Cursor
+from fastfuse.readahead.cursor import Cursor, RunLengths
+from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.pace import ReaderPace, ServicePace
-from fastfuse.readahead.ranges import grown_part_bytes
-from fastfuse.readahead.readahead_config import PAGE_BYTES, ReadaheadConfig, Share
-from fastfuse.readahead.runs import RunLengths
+from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes
 
 __all__ = ["Window"]
 
-# Linux itself takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
+# Linux takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
-# Bytes ahead per byte read, while nothing better is known. The run triples with each window, and who has proven nothing
-# yet and stops has wasted at most twice what it read. Nothing is proven by as much as the kernel asks for on account of
-# any first read (4 MiB, by our tuning): some look at the beginnings of many files, and keep them open.
+# Bytes ahead per byte read, while nothing better is known: a reader that stops has wasted at most twice what it read.
 _SURE_GROWTH = 2
+# Beyond this, which the kernel asks for on account of any first read, a reader has proven that it reads on. Its window
+# then grows faster, if it would take more during one GET and the file before was read to its end.
 _PROVEN_BYTES = 4 << 20
-# ... and from there on of a reader that would take more during one GET, as long as the one before did not stop early.
-# As Mountpoint's (sequential_prefetch_multiplier). A shard of 1 GiB at 2.04 GB/s; at 2.00 with 96 MiB at once from 6
-# MiB on; and 3 % faster from the first byte on (means of five runs and three; 20 ms and 90 MB/s per connection).
 _GROWTH = 8
-# Readers of one file at different places, and requests of one reader that overtook another, that are told apart.
-# Linux keeps at most 12 background requests (max_background) unless told otherwise.
+# Readers at different places and early requests that are told apart: Linux has 12 background requests by default.
 _MAX_CURSORS = 16
-# A run longer than this, met by another cursor, is a second reader and no early request: the kernel keeps less than
-# this many bytes of readahead in flight for one file (read_ahead_kb, 4 MiB by our tuning, twice).
+# A run longer than this, met by another cursor, is a second reader and no early request: the kernel has less than this
+# of its readahead in flight for one file (read_ahead_kb, 4 MiB by our tuning, twice).
 _REORDERED_BYTES = 16 << 20
-# GETs of the first MiB of a large file, side by side: 23 ms instead of 32 to the first byte (at 20 ms and 90 MB/s),
-# also where the kernel asks for all of it at once.
-_OPENING_PARTS = 4
-# Where memory is short, more and smaller parts of a window hide the time to the first byte better: a window of 48 MiB
-# brings one reader 0.43 GB/s in parts of 8 MiB and 1.07 GB/s in parts of 2 MiB (simulated, 20 ms and 90 MB/s per
-# connection); still smaller ones cost CPU per GET. And of many files together no more than two thirds of the parts that
-# each may have on its way: with that, and with what `share` leaves, four readers in 512 MiB got 2.16 GB/s, and 2.06
-# before, in parts of 8 MiB and of 4, on four cores that the server shares and that are the limit there. (In simulation,
-# where cores are none, they got 3.96 before, and 2.70.)
+# Where memory is short, more and smaller parts of a window hide the time to the first byte better. Where many files
+# share it, there are no more parts than two thirds of what each may have in flight.
 _PARTS_PER_WINDOW = 20
-# No part is cut smaller to fit into a small share of the memory: the kernel's default request.
-_SMALLEST_PART_BYTES = 128 << 10
-# Two reads of Arrow's for a Parquet footer (64 KiB), or all that `zipfile` looks through for the end of a directory;
-# 1.5 ms of transfer at 90 MB/s instead of another 20 ms to a first byte.
+# What Arrow reads for a Parquet footer in two reads, and all that `zipfile` looks through for the end of a directory.
 _TAIL_BYTES = 128 << 10
-# How far behind a sequential cursor a read is taken for a jump back of the same reader: what it took last is held.
+# A read at most so far behind a sequential cursor is a jump back of the same reader: what it took last is held.
 _JUMP_BACK_BYTES = 32 << 20
 
 
@@ -86,10 +70,10 @@ class Window:
     def __init__(
         self, size_bytes: int, config: ReadaheadConfig, service: ServicePace, *, is_cached: bool = False
     ) -> None:
-        """`is_cached`: most likely the kernel has the file, and asks only for what it has dropped."""
+        """Begin without readers. `is_cached`: most likely the kernel has the file, and asks for what it has dropped."""
         self._size = size_bytes
         self._is_cached = is_cached
-        # Who starts a small file reads it to the end: all of it is fetched at once.
+        # A reader that starts a small file reads it to the end, so all of it is fetched at once.
         self._is_small = size_bytes <= config.part_size_bytes
         self._config = config
         self._service = service
@@ -97,7 +81,7 @@ class Window:
         self._runs: dict[int, Cursor] = {}
         self._last: Cursor | None = None
         self._reads = 0
-        # What was read ahead for readers that have jumped away, until the stream has seen to it.
+        # What was read ahead for readers that have jumped away, until the stream has released it.
         self.left: list[tuple[int, int]] = []
         self._lengths = RunLengths(config.part_size_bytes)
         self.resize(Share(config.max_window_bytes, config.max_parts_in_flight))
@@ -113,14 +97,14 @@ class Window:
         self.share = share
         self._cap_bytes = min(share.window_bytes, config.max_window_bytes)
         even = self._cap_bytes // max(2, min(_PARTS_PER_WINDOW, share.parts_in_flight * 2 // 3))
-        floor = max(_SMALLEST_PART_BYTES, min(self._cap_bytes // 2, config.first_part_bytes))
+        floor = max(KERNEL_REQUEST_BYTES, min(self._cap_bytes // 2, config.first_part_bytes))
         self._part_bytes = min(config.part_size_bytes, 1 << (max(even, floor).bit_length() - 1))
         # A small file is one GET.
         is_small = self._size <= self._part_bytes
         self._first_bytes = self._part_bytes if is_small else min(config.first_part_bytes, self._part_bytes)
 
     def read(self, offset: int, end: int) -> Cursor:
-        """A reader asked for ``[offset, end)``, not empty and within the file: the cursor that this belongs to."""
+        """Note that a reader asked for ``[offset, end)``, not empty and within the file. Return its cursor."""
         runs = self._runs
         self._reads += 1
         cursor = runs.pop(offset, None)
@@ -140,12 +124,12 @@ class Window:
         return cursor
 
     def came(self, cursor: Cursor, now_s: float) -> None:
-        """The reader has come to another part."""
+        """Note that the reader has come to another part."""
         if cursor.pace is not None:
             cursor.pace.came(cursor.position, self._part_bytes, now_s)
 
     def closed(self) -> None:
-        """Nobody reads the file any more."""
+        """Note that the last handle is closed."""
         if not self._is_small and self._runs:  # a file that nobody read tells nothing
             whole = [cursor for cursor in self._runs.values() if cursor.begin == 0 and cursor.position == self._size]
             self._service.closed(was_whole=bool(whole))
@@ -154,14 +138,14 @@ class Window:
                     cursor.pace.came_to_end(self._cap_bytes)
 
     def demand(self, cursor: Cursor, offset: int, end: int, gap: tuple[int, int]) -> list[tuple[int, int]]:
-        """The parts to fetch now, in order, so that ``[offset, end)`` is covered within `gap`.
+        """Return the parts to fetch now, in order, so that ``[offset, end)`` is covered within `gap`.
 
         `gap` is a range that holds `offset` and that nothing held or in flight touches. For a sequential cursor the
-        window starts again behind these parts: something was refused, lost or evicted, and is found on the way.
+        window starts again behind these parts, as something was refused, lost or evicted.
         """
         gap_start, gap_end = gap
         leader = None
-        if end - offset <= self._part_bytes:  # else parts are so short of memory that each request is a GET of its own
+        if end - offset <= self._part_bytes:  # else memory is so short that each request is a GET of its own
             leader = cursor if cursor.sequential else self._leader(offset)
         start = offset if leader is None else min(offset, leader.position)
         most_bytes = self._config.part_size_bytes
@@ -180,9 +164,9 @@ class Window:
         return parts
 
     def next_ahead(self, cursor: Cursor) -> tuple[int, int] | None:
-        """The next part to fetch ahead of `cursor`, or None: enough is ahead, or nothing is foreseen.
+        """Return the next part to fetch ahead of `cursor`; None if enough is ahead, or nothing is foreseen.
 
-        The same answer until `commanded` or another read: so a refused part is asked for again.
+        The answer is the same until `commanded` or another read, so a refused part is asked for again.
         """
         if not cursor.sequential:
             return self._next_piece(cursor) if cursor.is_strided else None
@@ -196,34 +180,34 @@ class Window:
         return (start, end) if end <= position + self._cap_bytes else None
 
     def beyond(self, cursor: Cursor) -> int:
-        """How many bytes of the window of `cursor` are past the end of the file, if it is likely to get there."""
+        """Return how far the window of `cursor` reaches past the end of the file, if it will likely get there."""
         pace = cursor.pace
         if self._is_small or pace is None or not pace.ramp_bytes or cursor.begin or cursor.ahead_until < self._size:
             return 0
         return max(0, cursor.position + self._window_bytes(cursor) - self._size)
 
     def left_bytes(self, cursor: Cursor) -> int:
-        """How far its reader is from the end of the file; without a limit if its window is made for its speed."""
+        """Return how far the reader is from the end of the file; no limit if its window is made for its speed."""
         is_known = cursor.pace is not None and cursor.pace.limit_bytes is not None
         return self._config.memory_limit_bytes if is_known else self._size - cursor.position
 
     def commanded(self, cursor: Cursor, until: int) -> None:
-        """Everything ahead of `cursor` up to `until` is held, on its way, or not wanted: the kernel has it."""
+        """Note that everything ahead of `cursor` up to `until` is held, in flight, or in the page cache."""
         cursor.ahead_until = until
 
     def restart_ahead(self) -> None:
-        """Look at everything ahead of every cursor again: the kernel does not have what was left out."""
+        """Look at everything ahead of every cursor again, as the page cache does not have what was left out."""
         for cursor in self._runs.values():
             cursor.ahead_until = min(cursor.ahead_until, cursor.position)
 
     def forget(self) -> None:
-        """After a failure: the next read starts clean, as the first one."""
+        """Forget all readers after a failure: the next read starts clean, as the first one."""
         self._runs.clear()
         self._last = None
         self._lengths = RunLengths(self._config.part_size_bytes)
 
     def _skip(self, offset: int, end: int) -> Cursor | None:
-        """The run that goes on at `offset`, some bytes left out; it is taken off the books, to be put back."""
+        """Return the run that goes on at `offset`, some bytes left out, and take it off the books, to be put back."""
         for cursor in self._runs.values():
             if cursor.skips_to(offset, end):
                 del self._runs[cursor.position]
@@ -240,7 +224,7 @@ class Window:
         before = next((other for other in runs.values() if other.steps_to(offset)), self._last)
         if before is not None and not cursor.is_tail:
             self._lengths.jumped(before.run_bytes)
-            if self._leader(offset) is None:  # else it is an early request, and the next ones are as regular
+            if self._leader(offset) is None:  # else it is an early request
                 cursor.follow(before)
         if len(runs) >= _MAX_CURSORS:
             victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
@@ -252,19 +236,19 @@ class Window:
         return cursor
 
     def _leave_others(self, cursor: Cursor) -> None:
-        """`cursor` is sequential: a run that was not read since it began is most likely its reader's, before a jump."""
+        """Leave the runs that were not read since `cursor` began: most likely they are its reader's, before a jump."""
         for other in self._runs.values():
             if other.read_at < cursor.began_at:
                 self._leave(other)
 
     def _leave(self, cursor: Cursor) -> None:
-        """Let go what was read ahead of `cursor`; if it is read on after all, it looks at everything again."""
+        """Let go what was read ahead of `cursor`. If it is read on after all, it looks at everything again."""
         if cursor.ahead_until > cursor.position:
             self.left.append((cursor.position, cursor.ahead_until))
             cursor.ahead_until = cursor.position
 
     def _promote(self, cursor: Cursor) -> None:
-        """See if `cursor`, of unknown kind, is sequential by now."""
+        """Make `cursor`, of unknown kind, sequential if it is by now."""
         if cursor.reads < _SEQUENTIAL_READS or not self._lengths.is_exceeded_by(cursor.run_bytes):
             return
         cursor.sequential = True
@@ -279,7 +263,7 @@ class Window:
         self._leave_others(cursor)
 
     def _leader(self, offset: int) -> Cursor | None:
-        """The sequential cursor that is about to come to `offset`: the read there is an early request of it."""
+        """Return the sequential cursor that is about to come to `offset`, so that a read there is an early request."""
         for cursor in self._runs.values():
             if cursor.sequential and cursor.position <= offset:
                 # No further than it has read ahead, or a part of what it would if memory allowed.
@@ -289,7 +273,7 @@ class Window:
         return None
 
     def _merge(self, cursor: Cursor) -> Cursor:
-        """`cursor` was extended: absorb early requests that it reached; yield to a reader that was here before."""
+        """Absorb early requests that `cursor` has reached. Return it, or a longer run that was here before."""
         runs = self._runs
         reached = True
         while reached:
@@ -320,13 +304,13 @@ class Window:
         return min(window, self._cap_bytes)
 
     def _part_end(self, cursor: Cursor, start: int) -> int:
-        """Where the part at `start` ends, in the run of `cursor`: doubling sizes, cut at multiples of the size."""
+        """Return where the part at `start` ends, in the run of `cursor`: doubling sizes, cut at their multiples."""
         size = self._first_bytes
         if start < size and not self._is_small:
-            size = max(size // _OPENING_PARTS, min(size, _SMALLEST_PART_BYTES))
+            size = max(size // OPENING_PARTS, min(size, KERNEL_REQUEST_BYTES))
         else:
             run_bytes = start - cursor.begin + cursor.credit_bytes
-            # Where memory is short more parts may be on their way only because all of them are smaller.
+            # Where memory is short, more parts may be in flight only because all of them are smaller.
             parts_in_flight = self.share.parts_in_flight * self._part_bytes // self._config.part_size_bytes
             ahead_bytes = max(0, start - cursor.position)
             size = grown_part_bytes(run_bytes, ahead_bytes, parts_in_flight, size, self._part_bytes)
@@ -337,14 +321,14 @@ class Window:
         return self._size if rest < size // 2 and self._size - start <= self._part_bytes else end
 
     def _random_range(self, cursor: Cursor, start: int, end: int) -> tuple[int, int, int]:
-        """For a read of ``[start, end)`` that belongs to no sequential reader: what to fetch, and how much per GET."""
+        """Return what to fetch for a random read of ``[start, end)``, and how much per GET."""
         most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
             return min(start, self._size - _TAIL_BYTES), self._size, most_bytes
         if start == cursor.begin:
             usual_end = min(start + self._lengths.usual_bytes, self._size)
             if end < usual_end <= start + self._first_bytes:
-                return start, usual_end, max(end - start, self._first_bytes // _OPENING_PARTS)
+                return start, usual_end, max(end - start, self._first_bytes // OPENING_PARTS)
         return start, end, most_bytes
 
     def _next_piece(self, cursor: Cursor) -> tuple[int, int] | None:

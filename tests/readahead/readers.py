@@ -10,7 +10,7 @@ import trio.testing
 from fastfuse.errors import StaleInodeError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.readahead.readahead_config import PAGE_BYTES
+from fastfuse.readahead.limits import PAGE_BYTES
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -30,7 +30,7 @@ class Carried:
         while not self.order.is_full and (inode := next(self.coming, None)) is not None:
             self.order.announce([inode])
         while (wanted := self.order.next()) is not None:
-            self.order.taken(self.size_bytes)
+            self.order.advance(self.size_bytes)
             self.fetched.add(wanted)
 
     def open(self, inode: int) -> None:
@@ -144,9 +144,9 @@ def test_an_order_is_spent_when_everything_is_fetched_or_passed_over() -> None:
     spent = [order.is_spent]
     order.announce([1, 2])
     assert order.next() == 1
-    order.taken(10)
+    order.advance(10)
     spent.append(order.is_spent)
-    order.skipped()
+    order.advance(0)
     spent.append(order.is_spent)
     order.opened(1)
     assert [*spent, order.is_spent] == [True, False, True, True]
@@ -169,10 +169,10 @@ def test_a_file_that_is_skipped_costs_no_credit() -> None:
     order.announce(range(1, 2000))
     for _ in range(1000):
         assert order.next() is not None
-        order.skipped()
+        order.advance(0)
     taken = 0
     while order.next() is not None:
-        order.taken(1)
+        order.advance(1)
         taken += 1
     assert taken == 256
 
@@ -236,7 +236,7 @@ class Orders(RuleBasedStateMachine):
             del self.pending[: self.pending.index(inode) + 1]
             self.ahead.append(inode)
             self.taken += 1
-            self.order.taken(size_bytes)
+            self.order.advance(size_bytes)
 
     @rule()
     def withdraw(self) -> None:

@@ -10,6 +10,8 @@ from trio.testing import MockClock
 
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.readahead.fetches import Fetches
+from fastfuse.readahead.parts import FileParts, Part
 from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
 
 
@@ -307,3 +309,25 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
             await trio.sleep(1)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+async def begun_by(parts: list[Part]) -> list[Part]:
+    begun: list[Part] = []
+
+    async def fetch(part: Part) -> None:
+        begun.append(part)
+        await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        fetches = Fetches(nursery)
+        for part in parts:
+            fetches.start(fetch, part)
+    return begun
+
+
+async def test_fetches_begin_in_the_order_in_which_they_are_started() -> None:
+    file = FileParts(1, listed("a", 10))
+    # trio turns every second batch round, by chance.
+    for _ in range(20):
+        parts = [Part(file, start, start + 1) for start in range(10)]
+        assert await begun_by(parts) == parts

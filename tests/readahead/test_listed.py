@@ -27,7 +27,7 @@ class Carried:
         self.dropped.update(self.order.opened(row))
         while (wanted := self.order.next()) is not None:
             self.fetched.add(wanted)
-            self.order.commanded()
+            self.order.advance(0)
 
     def open_all(self, rows: Iterable[int]) -> None:
         for row in rows:
@@ -180,7 +180,7 @@ def test_a_refused_row_is_given_again() -> None:
     for row in range(4):
         order.opened(row)
     assert [order.next(), order.next()] == [4, 4]
-    order.commanded()
+    order.advance(0)
     assert order.next() == 5
 
 
@@ -192,7 +192,7 @@ def test_runs_take_turns() -> None:
     wanted: list[int | None] = []
     for _ in range(4):
         wanted.append(order.next())
-        order.commanded()
+        order.advance(0)
     assert wanted == [4, 1004, 5, 1005]
 
 
@@ -218,7 +218,7 @@ def test_whatever_is_opened_the_commands_are_bounded_and_within_the_table(rows: 
         commands = 0
         while (wanted := order.next()) is not None:
             assert 0 <= wanted < row_count
-            order.commanded()
+            order.advance(0)
             commands += 1
         assert commands <= 512 * 2
         assert len(order.runs) <= 64

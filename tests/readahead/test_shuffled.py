@@ -38,11 +38,11 @@ class Carried:
         while (row := self.epoch.next()) is not None:
             assert 0 <= row < self.row_count
             if row in self.held or row in self.read:
-                self.epoch.passed_over()
+                self.epoch.advance(0)
                 continue
             if len(self.held) == self.max_held_files:
                 return
-            self.epoch.taken()
+            self.epoch.advance(1)
             self.held.add(row)
             self.fetches += 1
 
@@ -147,7 +147,7 @@ def test_an_open_after_a_long_time_of_plenty_looks_at_no_more_rows_than_can_be_h
         epoch.opened(COUNT - 1 - row, is_found=False, is_missed=True)
     looked_at = 0
     while epoch.next() is not None:
-        epoch.passed_over()
+        epoch.advance(0)
         looked_at += 1
     assert looked_at == COUNT // 8
 

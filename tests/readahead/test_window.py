@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fastfuse.readahead import ReadaheadConfig
+from fastfuse.readahead.limits import Share
 from fastfuse.readahead.pace import ServicePace
-from fastfuse.readahead.readahead_config import Share
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB, MIB
 from tests.readahead.window_model import EndlessPool

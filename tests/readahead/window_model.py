@@ -2,7 +2,7 @@
 
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.cursor import Cursor
-from fastfuse.readahead.readahead_config import PAGE_BYTES
+from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB
 

@@ -1,9 +1,9 @@
-"""What the kernel has of a file, against the set of its pages."""
+"""The page cache as far as it is known: files against a set of inodes, ranges against a set of pages."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.cached import CachedRanges
+from fastfuse.readahead.page_cache import CachedRanges, Delivered
 from tests.readahead.readers import KIB
 
 PAGE = 4 * KIB
@@ -84,3 +84,34 @@ def test_single_pages_that_are_lost_say_nothing_of_the_others() -> None:
     assert [ranges.lose(PAGE) for _ in range(32)] == [False] * 31 + [True]
     assert (len(ranges), ranges.losses) == (0, 1)
     assert not ranges.lose(PAGE)
+
+
+@given(st.lists(st.integers(1, 2000)))
+def test_it_knows_exactly_what_was_opened(inodes: list[int]) -> None:
+    delivered, opened = Delivered(), set[int]()
+    for inode in inodes:
+        assert delivered.has(inode) == (inode in opened)
+        assert delivered.add(inode) == (inode in opened)
+        opened.add(inode)
+    assert {inode for inode in range(1, 3000) if delivered.has(inode)} == opened
+
+
+def test_a_few_files_that_the_kernel_has_dropped_mean_nothing() -> None:
+    delivered = Delivered()
+    delivered.add(1)
+    for _ in range(7):
+        delivered.missed()
+    assert delivered.has(1)
+
+
+def test_when_the_kernel_drops_more_than_it_keeps_nothing_is_taken_for_cached_until_that_changes() -> None:
+    delivered = Delivered()
+    delivered.add(1)
+    for _ in range(100):
+        delivered.missed()
+    assert not delivered.has(1)
+    for _ in range(8):
+        delivered.kept()
+    assert not delivered.has(1)
+    delivered.kept()
+    assert delivered.has(1)

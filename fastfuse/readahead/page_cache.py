@@ -1,0 +1,137 @@
+"""Remembers what the kernel's page cache most likely has: files (`Delivered`), ranges of one (`CachedRanges`). Pure.
+
+Files are opened with ``keep_cache``, so a second read of the same bytes makes no request while the kernel keeps them.
+What the kernel has is therefore not read ahead: nobody would take it from here. The kernel does not report what it
+drops, but a request for bytes that it was given shows that it dropped them.
+"""
+
+from bisect import bisect_right
+
+from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES
+
+__all__ = ["CachedRanges", "Delivered"]
+
+# A few misses in an epoch that the page cache serves otherwise are no sign. Twice as many are remembered.
+_MANY_MISSES = 8
+# A random reader leaves a range with each read. Beyond this the short ranges are forgotten, then all of them.
+_MAX_RANGES = 1024
+
+
+class Delivered:
+    """The files that were opened before, one bit per inode. Inode numbers are never used again, so a refresh is fine.
+
+    The bits mean nothing while the kernel misses more files than it keeps: a data set larger than the memory, or
+    readers past the page cache.
+    """
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        self._misses = 0
+
+    def add(self, inode: int) -> bool:
+        """Note that `inode` is opened. Return whether it was opened before."""
+        at, bit = inode >> 3, 1 << (inode & 7)
+        bits = self._bits
+        if at >= len(bits):
+            bits.extend(bytes(at + 1 - len(bits) + len(bits) // 8))
+        was = bits[at] & bit
+        bits[at] |= bit
+        return bool(was)
+
+    def has(self, inode: int) -> bool:
+        """Return whether the kernel most likely has what readers want of `inode`."""
+        at = inode >> 3
+        return at < len(self._bits) and bool(self._bits[at] & (1 << (inode & 7))) and self._misses < _MANY_MISSES
+
+    def missed(self) -> None:
+        """Note that the kernel asked for the beginning of a file that was opened before."""
+        self._misses = min(self._misses + 1, 2 * _MANY_MISSES)
+
+    def kept(self) -> None:
+        """Note that a file was opened and closed again, and the kernel asked for nothing."""
+        self._misses = max(self._misses - 1, 0)
+
+
+class CachedRanges:
+    """Ranges of one open file, in order, that were read and that the pool let go.
+
+    If the kernel asks again for more than single pages of them, it does not keep what it gets, and all ranges are
+    forgotten. Invariant: ranges are not empty and do not touch.
+    """
+
+    __slots__ = ("_ends", "_lost_bytes", "_starts", "losses")
+
+    def __init__(self) -> None:
+        # Bytes fetched again since the ranges were last forgotten.
+        self._lost_bytes = 0
+        # How many times the ranges were forgotten because the kernel does not keep them.
+        self.losses = 0
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, start: int, end: int) -> None:
+        """Note that ``[start, end)``, which is not empty, was read."""
+        starts, ends = self._starts, self._ends
+        first = self._first_after(start - 1)
+        last = bisect_right(starts, end)
+        if first < last:
+            start, end = min(start, starts[first]), max(end, ends[last - 1])
+        starts[first:last] = [start]
+        ends[first:last] = [end]
+        if len(starts) > _MAX_RANGES:
+            self._thin()
+
+    def end_at(self, offset: int) -> int:
+        """Return where the range that holds `offset` ends, or `offset` if there is none."""
+        index = self._first_after(offset)
+        return self._ends[index] if index < len(self) and self._starts[index] <= offset else offset
+
+    def clip(self, gap: tuple[int, int], offset: int) -> tuple[int, int]:
+        """Return what of `gap` is worth a GET that `offset` is in; requires that no range holds `offset`.
+
+        It begins after the range before. It ends at a long range, or at one that reaches the end of the gap.
+        """
+        index = self._first_after(offset)
+        start, end = gap
+        if index:
+            start = max(start, self._ends[index - 1])
+        for next_start, next_end in zip(self._starts[index:], self._ends[index:], strict=True):
+            # Bytes that the kernel has are fetched again where leaving them out would take a second GET.
+            if next_end >= end or next_end - next_start >= KERNEL_REQUEST_BYTES:
+                return start, min(end, next_start)
+        return start, end
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Return whether a byte of ``[start, end)`` is in a range."""
+        index = self._first_after(start)
+        return index < len(self) and self._starts[index] < end
+
+    def lose(self, size_bytes: int) -> bool:
+        """Note that `size_bytes` are fetched again. Return whether that is too much; then all ranges are forgotten.
+
+        The kernel drops single pages when memory is short; a reader that comes back for the whole file asks for more.
+        """
+        self._lost_bytes += size_bytes
+        if self._lost_bytes < KERNEL_REQUEST_BYTES:
+            return False
+        self._lost_bytes = 0
+        self.losses += 1
+        self._starts.clear()
+        self._ends.clear()
+        return True
+
+    def _first_after(self, offset: int) -> int:
+        """Return the index of the first range that ends after `offset`."""
+        return bisect_right(self._ends, offset)
+
+    def _thin(self) -> None:
+        """Forget the short ranges, and the long ones too where most are long."""
+        ranges = zip(self._starts, self._ends, strict=True)
+        kept = [(start, end) for start, end in ranges if end - start >= KERNEL_REQUEST_BYTES]
+        if len(kept) > _MAX_RANGES // 2:
+            kept.clear()
+        self._starts = [start for start, _ in kept]
+        self._ends = [end for _, end in kept]

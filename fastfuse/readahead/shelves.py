@@ -1,0 +1,143 @@
+"""Parts that may be evicted, by what they are worth. `PartPool` alone changes these books.
+
+* spent: read in full, so that the kernel's page cache has it, or of a file that nobody reads. Goes first; a late or
+  repeated request still finds it.
+* left: read ahead for a reader that has jumped away. It stays while memory is not short, and is fresh again if a reader
+  comes back. It gives way to other files, but not to readahead of its own file: a reader that jumps from place to place
+  would fetch many times what it reads.
+* guessed: of a file that is opened some time, as every file is. It takes only free room, and once it has landed gives
+  it to known files. An order that comes to it adopts it. After a refresh of the table all expected files are guesses.
+* known: of a file that an order names, kept until it is opened or the order drops it.
+
+`Spare` holds the first two, `Expected` the others.
+INVARIANT: known, guessed and what is in flight for them take at most a quarter of the limit, and `max_parts` parts.
+"""
+
+from fastfuse.readahead.parts import FileParts, Part, Shelf
+
+__all__ = ["Expected", "Spare"]
+
+# A quarter of the limit; and so few parts that what a file and its part take as Python objects (2 kB) does not count.
+_EXPECTED_DIVISOR = 4
+_MAX_PARTS = 16 << 10
+_BYTES_PER_PART = 64 << 10
+# Two parts behind a reader with a full window, and no more than eight parts of 8 MiB.
+_SPENT_DIVISOR = 8
+_MAX_SPENT_BYTES = 64 << 20
+
+
+class Expected:
+    """The parts of files that are not open yet, but will be."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.max_bytes = limit_bytes // _EXPECTED_DIVISOR
+        self.max_parts = min(_MAX_PARTS, limit_bytes // _BYTES_PER_PART)
+        self.known, self.guessed = self.shelves = Shelf(), Shelf()
+        # Both ranks: a GET that runs cannot give way.
+        self.in_flight = self.in_flight_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.known) + len(self.guessed)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes held, of both ranks."""
+        return self.known.size_bytes + self.guessed.size_bytes
+
+    @property
+    def has_place(self) -> bool:
+        """True if one more file may be expected, if need be in the place of a guess that has landed."""
+        return len(self.known) + self.in_flight < self.max_parts
+
+    def has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
+        """Return whether `size_bytes` fit: a guess beside all others, a known file if need be in place of guesses."""
+        held = self if is_guess else self.known
+        is_place = len(held) + self.in_flight < self.max_parts
+        return is_place and held.size_bytes + self.in_flight_bytes + size_bytes <= self.max_bytes
+
+    def count_flight(self, part: Part, step: int) -> None:
+        """Count one fetch more or less (`step` 1 or -1)."""
+        self.in_flight += step
+        self.in_flight_bytes += step * part.size_bytes
+
+    def pop(self) -> Part:
+        """Take down the part that goes first, for a reader that waits for the memory."""
+        return (self.guessed or self.known).pop()
+
+    def put(self, part: Part) -> None:
+        """Hold `part`, which has landed before its file was opened."""
+        (self.guessed if part.file.is_guess else self.known).put(part)
+
+    def take(self, file: FileParts) -> list[Part]:
+        """Take down what is held of `file`."""
+        parts = [part for part in file if part.shelf in self.shelves]
+        for part in parts:
+            if part.shelf is not None:
+                part.shelf.remove(part)
+        return parts
+
+    def rank(self, file: FileParts, *, is_guess: bool) -> None:
+        """Move `file` to the other rank."""
+        parts = self.take(file)
+        file.is_guess = is_guess
+        for part in parts:
+            self.put(part)
+
+    def check_invariants(self) -> None:
+        """Assert that the books are right, for tests."""
+        assert self.size_bytes + self.in_flight_bytes <= self.max_bytes
+        assert len(self) + self.in_flight <= self.max_parts
+        for shelf, is_guess in ((self.known, False), (self.guessed, True)):
+            assert all(part.file.is_expected and not part.file.is_open for part in shelf)
+            assert all(part.file.is_guess == is_guess for part in shelf)
+
+
+class _Left(Shelf):
+    """Parts that were left, counted by file."""
+
+    __slots__ = ()
+
+    def put(self, part: Part) -> None:
+        super().put(part)
+        part.file.left_bytes += part.size_bytes
+
+    def remove(self, part: Part) -> None:
+        super().remove(part)
+        part.file.left_bytes -= part.size_bytes
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        for file in {part.file for part in self}:
+            assert file.left_bytes == sum(part.size_bytes for part in self if part.file is file)
+
+
+class Spare:
+    """The parts that readahead may take the place of: spent ones and left ones."""
+
+    def __init__(self, limit_bytes: int, max_spent_parts: int) -> None:
+        self._max_spent_bytes = min(limit_bytes // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
+        self._max_spent_parts = max_spent_parts
+        self.spent, self.left = self.shelves = Shelf(), _Left()
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of both kinds."""
+        return self.spent.size_bytes + self.left.size_bytes
+
+    def __bool__(self) -> bool:
+        return bool(self.spent or self.left)
+
+    def pop(self) -> Part:
+        """Take down the part that goes first."""
+        return (self.spent or self.left).pop()
+
+    def put_spent(self, part: Part) -> list[Part]:
+        """Hold `part` as spent. Return the parts that go for it, or `part` itself if it is too large."""
+        allowed_bytes = self._max_spent_bytes - part.size_bytes
+        gone = []
+        while self.spent and (self.spent.size_bytes > allowed_bytes or len(self.spent) >= self._max_spent_parts):
+            gone.append(self.spent.pop())
+        if allowed_bytes < 0:
+            return [*gone, part]
+        self.spent.put(part)
+        return gone
