@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench readme clean system-run system-dev system-bench
@@ -35,19 +36,19 @@ clean: ## Remove what was installed and built here.
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an environment is made again only when pyproject.toml or what is compiled changes.
-$(VENV)/.demo: pyproject.toml fastfuse/s3/tls.pyx | system-run
+$(VENV)/.demo: pyproject.toml $(COMPILED) | system-run
 	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and a module of our own are compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml fastfuse/s3/tls.pyx | system-run system-dev
+$(VENV)/.dev: pyproject.toml $(COMPILED) | system-run system-dev
 	@echo "== installing fastfuse and its development tools into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-$(VENV)/.bench: pyproject.toml fastfuse/s3/tls.pyx | system-run system-bench
+$(VENV)/.bench: pyproject.toml $(COMPILED) | system-run system-bench
 	@echo "== installing fastfuse and what its bench needs into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'

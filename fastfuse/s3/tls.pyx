@@ -1,21 +1,26 @@
-# cython: language_level=3, freethreading_compatible=False
+# cython: language_level=3
 """TLS for the client's connections, through OpenSSL's public API only.
 
-Each connection owns its ``SSL`` over a socket that the caller owns. A task drives the handshake and takes short
-replies without blocking. A thread takes a long body in one call without the GIL: one call of the system brings many
-records to OpenSSL, which decrypts each in place and copies it once, to the caller's memory.
+Each connection owns its ``SSL`` over a socket that the caller owns. A task drives the handshake and receives short
+replies without blocking. A thread receives a long body in one call without the GIL. OpenSSL reads many records with
+one system call, decrypts each in place and copies it once, to the caller's memory.
 
 Nothing here waits, retries or closes the socket. Versions before TLS 1.2, compression and renegotiation are off. A
 connection that ends without close_notify looks like one that ends with it: the caller knows how long its reply is.
-Keys lie in OpenSSL's memory, which is wiped as it is freed.
+OpenSSL keeps the keys and wipes them when it frees the connection.
+
+Session tickets and new keys make the socket readable, too. `recv` consumes them and raises `BlockingIOError`.
 """
 
 import os
+import sys
 from errno import EAGAIN, ECONNRESET, EPROTO
 from ipaddress import ip_address
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EINTR, errno
+
+from fastfuse.s3.openssl cimport *
 
 __all__ = ["CertificateError", "TlsConnection", "TlsContext", "TlsError"]
 
@@ -24,76 +29,20 @@ cdef extern from *:
     #ifdef Py_GIL_DISABLED
     #error "fastfuse needs a Python with a GIL: the free-threaded build is not supported"
     #endif
+    #if OPENSSL_VERSION_NUMBER < 0x30000000L
+    #error "fastfuse needs OpenSSL 3.0 or newer"
+    #endif
     """
 
-cdef extern from "openssl/ssl.h" nogil:
-    ctypedef struct SSL_METHOD:
-        pass
-    ctypedef struct SSL_CTX:
-        pass
-    ctypedef struct SSL:
-        pass
-    ctypedef struct SSL_SESSION:
-        pass
-    ctypedef struct X509_VERIFY_PARAM:
-        pass
-    int SSL_ERROR_SYSCALL, SSL_ERROR_WANT_READ, SSL_ERROR_WANT_WRITE, SSL_ERROR_ZERO_RETURN
-    int SSL_FILETYPE_PEM, SSL_VERIFY_PEER, TLS1_2_VERSION
-    unsigned long SSL_OP_NO_COMPRESSION, SSL_OP_NO_RENEGOTIATION, SSL_OP_IGNORE_UNEXPECTED_EOF
-    unsigned long SSL_MODE_ENABLE_PARTIAL_WRITE, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER
-    const SSL_METHOD *TLS_client_method()
-    SSL_CTX *SSL_CTX_new(const SSL_METHOD *)
-    void SSL_CTX_free(SSL_CTX *)
-    int SSL_CTX_set_min_proto_version(SSL_CTX *, int)
-    unsigned long SSL_CTX_set_options(SSL_CTX *, unsigned long)
-    long SSL_CTX_set_mode(SSL_CTX *, long)
-    void SSL_CTX_set_read_ahead(SSL_CTX *, int)
-    void SSL_CTX_set_default_read_buffer_len(SSL_CTX *, size_t)
-    int SSL_CTX_load_verify_file(SSL_CTX *, const char *)
-    int SSL_CTX_load_verify_dir(SSL_CTX *, const char *)
-    void SSL_CTX_set_verify(SSL_CTX *, int, void *)
-    X509_VERIFY_PARAM *SSL_CTX_get0_param(SSL_CTX *)
-    int SSL_CTX_use_certificate_chain_file(SSL_CTX *, const char *)
-    int SSL_CTX_use_PrivateKey_file(SSL_CTX *, const char *, int)
-    int SSL_CTX_check_private_key(SSL_CTX *)
-    SSL *SSL_new(SSL_CTX *)
-    void SSL_free(SSL *)
-    int SSL_set_fd(SSL *, int)
-    long SSL_set_tlsext_host_name(SSL *, const char *)
-    X509_VERIFY_PARAM *SSL_get0_param(SSL *)
-    int SSL_set_session(SSL *, SSL_SESSION *)
-    SSL_SESSION *SSL_get1_session(SSL *)
-    int SSL_SESSION_is_resumable(const SSL_SESSION *)
-    void SSL_SESSION_free(SSL_SESSION *)
-    int SSL_session_reused(SSL *)
-    const char *SSL_get_version(SSL *)
-    int SSL_connect(SSL *)
-    int SSL_read_ex(SSL *, void *, size_t, size_t *)
-    int SSL_write_ex(SSL *, const void *, size_t, size_t *)
-    int SSL_get_error(SSL *, int)
-    int SSL_has_pending(SSL *)
-    long SSL_get_verify_result(SSL *)
-
-cdef extern from "openssl/x509v3.h" nogil:
-    unsigned int X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS
-    unsigned long X509_V_FLAG_PARTIAL_CHAIN, X509_V_FLAG_TRUSTED_FIRST
-    int X509_V_OK
-    int X509_VERIFY_PARAM_set_flags(X509_VERIFY_PARAM *, unsigned long)
-    void X509_VERIFY_PARAM_set_hostflags(X509_VERIFY_PARAM *, unsigned int)
-    int X509_VERIFY_PARAM_set1_host(X509_VERIFY_PARAM *, const char *, size_t)
-    int X509_VERIFY_PARAM_set1_ip_asc(X509_VERIFY_PARAM *, const char *)
-    const char *X509_verify_cert_error_string(long)
-
-cdef extern from "openssl/err.h" nogil:
-    void ERR_clear_error()
-    unsigned long ERR_peek_last_error()
-    const char *ERR_reason_error_string(unsigned long)
-
-# One call of the system takes so much from the socket, sixteen records: docs/MEASUREMENTS.md, "TLS read buffer".
-DEF READ_BUFFER_BYTES = 256 << 10
-# The most that `recv` returns. Every call of it holds the GIL, so all connections share the memory.
-DEF SCRATCH_BYTES = 64 << 10
+cdef enum:
+    # One system call takes so much from the socket, four records: docs/MEASUREMENTS.md, "TLS read buffer".
+    READ_BUFFER_BYTES = 64 << 10
+    # The most that `recv` returns. `recv` holds the GIL, so all connections share the memory.
+    SCRATCH_BYTES = 64 << 10
 cdef char scratch[SCRATCH_BYTES]
+
+# Python's own list (Modules/_ssl.c): forward secrecy, and keys of at least 112 bits.
+cdef bytes CIPHERS = b"@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
 
 
 class TlsError(OSError):
@@ -104,12 +53,16 @@ class CertificateError(TlsError):
     """The server's certificate is not accepted; the text says why."""
 
 
-cdef object failure(str what):
-    """Return the error of OpenSSL's last failure in this thread, and leave the thread's error queue empty."""
-    cdef const char *reason = ERR_reason_error_string(ERR_peek_last_error())
-    text = reason.decode("ascii", "replace") if reason != NULL else what
+cdef str reason():
+    """Return the words for OpenSSL's first error in this thread, and leave the thread's error queue empty."""
+    cdef const char *words = ERR_reason_error_string(ERR_peek_error())
     ERR_clear_error()
-    return TlsError(EPROTO, text)
+    return words.decode("ascii", "replace") if words != NULL else "OpenSSL gives no reason"
+
+
+cdef int refuse_password(char *text, int size, int is_written, void *data) noexcept nogil:
+    """Return that there is no password. OpenSSL would ask for one at the terminal."""
+    return -1
 
 
 cdef class Session:
@@ -137,14 +90,14 @@ cdef class TlsContext:
         `certificate` and `private_key` are PEM files of a client certificate; the first may hold both.
 
         Raises:
-            OSError: a file cannot be read, or holds no certificate or key.
+            OSError: a file cannot be read, or holds no certificate or key, or a key that takes a password.
         """
         ERR_clear_error()
         self.sessions = {}
         self.verifies = authorities is not None
         self.context = SSL_CTX_new(TLS_client_method())
-        if self.context == NULL:
-            raise failure("no TLS context")
+        if self.context == NULL or not SSL_CTX_set_cipher_list(self.context, CIPHERS):
+            raise TlsError(EPROTO, reason())
         SSL_CTX_set_min_proto_version(self.context, TLS1_2_VERSION)
         SSL_CTX_set_options(
             self.context, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF
@@ -156,49 +109,63 @@ cdef class TlsContext:
             self.trust(os.fsencode(authorities))
         if certificate is not None:
             self.identify(os.fsencode(certificate), os.fsencode(private_key or certificate))
+        ERR_clear_error()
 
     def __dealloc__(self):
         SSL_CTX_free(self.context)
 
     cdef trust(self, bytes path):
         cdef int loaded
-        os.stat(path)
+        # The flags of Python's own contexts: https://docs.python.org/3/library/ssl.html#ssl.create_default_context
+        cdef unsigned long flags = X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN
+        if sys.version_info >= (3, 13):
+            flags |= X509_V_FLAG_X509_STRICT
         if os.path.isdir(path):
             loaded = SSL_CTX_load_verify_dir(self.context, path)
         else:
-            loaded = SSL_CTX_load_verify_file(self.context, path)
+            loaded = SSL_CTX_load_verify_file(self.context, readable(path))
         if not loaded:
-            raise failure("no certificate authorities")
+            raise TlsError(EPROTO, reason())
         SSL_CTX_set_verify(self.context, SSL_VERIFY_PEER, NULL)
-        # As Python's own contexts do: https://docs.python.org/3/library/ssl.html#ssl.create_default_context
-        X509_VERIFY_PARAM_set_flags(
-            SSL_CTX_get0_param(self.context), X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN
-        )
+        X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(self.context), flags)
 
     cdef identify(self, bytes certificate, bytes private_key):
-        os.stat(certificate)
-        os.stat(private_key)
+        SSL_CTX_set_default_passwd_cb(self.context, refuse_password)
         if not (
-            SSL_CTX_use_certificate_chain_file(self.context, certificate)
-            and SSL_CTX_use_PrivateKey_file(self.context, private_key, SSL_FILETYPE_PEM)
+            SSL_CTX_use_certificate_chain_file(self.context, readable(certificate))
+            and SSL_CTX_use_PrivateKey_file(self.context, readable(private_key), SSL_FILETYPE_PEM)
             and SSL_CTX_check_private_key(self.context)
         ):
-            raise failure("no client certificate")
+            raise TlsError(EPROTO, reason())
+
+
+cdef bytes readable(bytes path):
+    """Return `path`, or raise the `OSError` that says why it cannot be read: OpenSSL does not tell."""
+    open(path, "rb").close()
+    return path
 
 
 cdef class TlsConnection:
-    """The client's end of one TLS connection. One task or thread at a time may use it."""
+    """The client's end of one TLS connection, for one task or thread at a time (or `RuntimeError`).
+
+    After an error other than `BlockingIOError` the connection is of no more use, and every call raises that error.
+    """
 
     cdef SSL *tls
     cdef TlsContext context
     cdef str host
-    # Whether the other side has said, or shown, that nothing comes any more; whether its session was kept.
-    cdef bint is_over, has_session
+    # The session as it was last seen.
+    cdef Session session
+    # Whether nothing comes any more; if it broke, the error's type, number and text.
+    cdef bint is_over
+    cdef tuple failure
+    # Whether a call without the GIL goes on.
+    cdef bint is_busy
 
     def __cinit__(self, TlsContext context not None, int fd, str host not None):
-        """`fd` is a connected socket that does not block; it stays the caller's, and is open as long as this is used.
+        """`fd` is a connected socket that does not block. The caller keeps it open for as long as this is used.
 
-        `host` is the name, or the address, that the server's certificate must be for.
+        The server's certificate must be for `host`, a name or an address.
 
         Raises:
             TlsError: `host` is neither.
@@ -208,26 +175,8 @@ cdef class TlsConnection:
         self.host = host
         self.tls = SSL_new(context.context)
         if self.tls == NULL or not SSL_set_fd(self.tls, fd):
-            raise failure("no TLS connection")
-        cdef X509_VERIFY_PARAM *verification = SSL_get0_param(self.tls)
-        cdef bint is_address = True
-        try:
-            ip_address(host)
-        except ValueError:
-            is_address = False
-        try:
-            name = host.encode("ascii" if is_address else "idna")
-        except UnicodeError:
-            raise TlsError(EPROTO, f"{host!r} is not a host name") from None
-        if is_address:
-            is_set = X509_VERIFY_PARAM_set1_ip_asc(verification, name)
-        else:
-            X509_VERIFY_PARAM_set_hostflags(verification, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS)
-            is_set = (
-                name and X509_VERIFY_PARAM_set1_host(verification, name, len(name))
-                and SSL_set_tlsext_host_name(self.tls, <char *>name)
-            )
-        if not is_set:
+            raise TlsError(EPROTO, reason())
+        if not self.expect(host):
             ERR_clear_error()
             raise TlsError(EPROTO, f"{host!r} is not a host name")
         cdef Session session = context.sessions.get(host)
@@ -235,7 +184,33 @@ cdef class TlsConnection:
             SSL_set_session(self.tls, session.session)
 
     def __dealloc__(self):
-        SSL_free(self.tls)
+        if self.tls != NULL:
+            # OpenSSL lets nobody resume the session of a connection that ends without this. It sends nothing.
+            SSL_set_shutdown(self.tls, SSL_SENT_SHUTDOWN | SSL_RECEIVED_SHUTDOWN)
+            SSL_free(self.tls)
+
+    cdef bint expect(self, str host) except? False:
+        """Set what the certificate must be for, and return whether `host` can be that."""
+        cdef X509_VERIFY_PARAM *verification = SSL_get0_param(self.tls)
+        try:
+            ip_address(host)
+        except ValueError:
+            pass
+        else:
+            return host.isascii() and X509_VERIFY_PARAM_set1_ip_asc(verification, host.encode()) == 1
+        try:
+            name = host.encode("idna")
+        except UnicodeError:
+            return False
+        # As urllib3 has it: a certificate's names are those that it lists as such, not its subject.
+        X509_VERIFY_PARAM_set_hostflags(
+            verification, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS
+        )
+        return (
+            len(name) > 0
+            and X509_VERIFY_PARAM_set1_host(verification, name, len(name)) == 1
+            and SSL_set_tlsext_host_name(self.tls, <char *>name) == 1
+        )
 
     def handshake(self) -> str:
         """Go on with the handshake; return "done", or "read" or "write": what to wait for before the next call.
@@ -244,24 +219,27 @@ cdef class TlsConnection:
             CertificateError: the server's certificate is not accepted.
             OSError: the handshake failed, or the connection broke.
         """
-        ERR_clear_error()
         cdef int result, code, number
-        cdef long verdict
+        self.enter()
+        self.is_busy = True
         with nogil:
             result = SSL_connect(self.tls)
             number = errno
+        self.is_busy = False
         if result == 1:
+            self.keep_session()
+            ERR_clear_error()
             return "done"
         code = SSL_get_error(self.tls, result)
         if code == SSL_ERROR_WANT_READ:
             return "read"
         if code == SSL_ERROR_WANT_WRITE:
             return "write"
-        verdict = SSL_get_verify_result(self.tls)
+        self.end(code, number)
+        cdef long verdict = SSL_get_verify_result(self.tls)
         if self.context.verifies and verdict != X509_V_OK:
-            ERR_clear_error()
-            raise CertificateError(EPROTO, X509_verify_cert_error_string(verdict).decode())
-        raise self.broken(code, number)
+            self.failure = (CertificateError, EPROTO, X509_verify_cert_error_string(verdict).decode())
+        raise self.error()
 
     def send(self, data: bytes) -> int:
         """Send `data` and return how many of its bytes were taken.
@@ -270,21 +248,19 @@ cdef class TlsConnection:
             BlockingIOError: the socket takes nothing now; call again with the same bytes.
             OSError: the connection broke.
         """
-        cdef const unsigned char[::1] view = data
         cdef size_t count = 0
-        if not len(view):
-            return 0
-        ERR_clear_error()
-        cdef int result = SSL_write_ex(self.tls, &view[0], len(view), &count)
-        cdef int number = errno
-        if not result:
-            raise self.broken(SSL_get_error(self.tls, result), number)
+        cdef int number
+        self.enter()
+        if data and not SSL_write_ex(self.tls, <const char *>data, len(data), &count):
+            number = errno
+            self.outcome(0, SSL_get_error(self.tls, 0), number, True)
+            raise self.error()
         return count
 
     def recv(self, most_bytes: int) -> bytes:
         """Return what has come, up to `most_bytes` or 64 KiB; empty at the end.
 
-        What is left then, as `is_quiet` tells, must be received before the caller waits for more.
+        The caller must receive what is left, as `is_quiet` tells, before it waits for more.
 
         Raises:
             BlockingIOError: nothing has come but part of a record, or what is TLS's own (a session ticket, a new key).
@@ -308,28 +284,35 @@ cdef class TlsConnection:
             OSError: the connection broke.
         """
         cdef unsigned char[::1] view = data
-        cdef size_t size = len(view), done = 0, count = 0
-        cdef int result = 1, code = 0, number = 0
+        cdef size_t size = len(view), done = 0
+        cdef int code, number = 0
         if not size:
             return 0
+        cdef char *target = <char *>&view[0]
+        self.enter()
+        self.is_busy = True
         with nogil:
-            ERR_clear_error()
-            while done < size:
-                result = SSL_read_ex(self.tls, &view[done], size - done, &count)
-                if result:
-                    done += count
-                    continue
-                number = errno
-                code = SSL_get_error(self.tls, result)
-                if not (code == SSL_ERROR_WANT_READ and number == EINTR):
-                    break
-        if not result:
-            self.end(code, number)
-        return done
+            code = fill(self.tls, target, size, True, &done, &number)
+        self.is_busy = False
+        return self.outcome(done, code, number, True)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has come that was not received: no byte of a record, and not the end."""
+        """Whether nothing has come that was not received: no byte of a record, and not the end.
+
+        Session tickets and new keys do not count. The socket must not block.
+        """
+        cdef char byte
+        cdef size_t count
+        cdef int code, number
+        if self.is_over or not SSL_has_pending(self.tls):
+            return not self.is_over
+        self.enter()
+        if not SSL_peek_ex(self.tls, &byte, 1, &count):
+            number = errno
+            code = SSL_get_error(self.tls, 0)
+            if not wants(code):
+                self.end(code, number)
         return not (self.is_over or SSL_has_pending(self.tls))
 
     @property
@@ -342,49 +325,76 @@ cdef class TlsConnection:
         """The protocol version, such as "TLSv1.3"."""
         return SSL_get_version(self.tls).decode()
 
+    cdef int enter(self) except -1:
+        """Begin a call of OpenSSL: what is left in the thread's error queue would be taken for this connection's."""
+        if self.is_busy:
+            raise RuntimeError("another thread uses this connection")
+        if self.failure is not None:
+            raise self.error()
+        ERR_clear_error()
+        return 0
+
     cdef size_t take(self, char *target, size_t size) except? 0:
         """Decrypt into `target` what has come, of several records; return 0 at the end."""
-        cdef size_t done = 0, count = 0
-        cdef int number, code
-        ERR_clear_error()
-        while done < size:
-            if not SSL_read_ex(self.tls, target + done, size - done, &count):
-                number = errno
-                code = SSL_get_error(self.tls, 0)
-                if done and (code == SSL_ERROR_WANT_READ or code == SSL_ERROR_WANT_WRITE):
-                    break
-                self.end(code, number)
-                break
-            done += count
-            if not SSL_has_pending(self.tls):
-                break
-        if done and not self.has_session:
-            self.keep_session()
+        cdef size_t done = 0
+        cdef int code, number = 0
+        self.enter()
+        code = fill(self.tls, target, size, False, &done, &number)
+        return self.outcome(done, code, number, False)
+
+    cdef size_t outcome(self, size_t done, int code, int number, bint is_whole) except? 0:
+        """Return `done`, or raise what kept the bytes from coming; with some of them, only if the whole was asked for."""
+        self.keep_session()
+        if wants(code):
+            if is_whole or not done:
+                raise BlockingIOError(EAGAIN, os.strerror(EAGAIN))
+        elif code:
+            self.end(code, number)
+            if self.failure is not None and (is_whole or not done):
+                raise self.error()
         return done
 
     cdef end(self, int code, int number):
-        """Note that the other side has ended the connection, or raise what else `code` says."""
-        if code == SSL_ERROR_ZERO_RETURN or (code == SSL_ERROR_SYSCALL and not number):
-            self.is_over = True
-            ERR_clear_error()
-        else:
-            raise self.broken(code, number)
-
-    cdef object broken(self, int code, int number):
-        """Return the error that `code`, OpenSSL's, and `number`, the system's, stand for."""
-        if code == SSL_ERROR_WANT_READ or code == SSL_ERROR_WANT_WRITE:
-            return BlockingIOError(EAGAIN, os.strerror(EAGAIN))
+        """Note that the other side has ended the connection, or what broke it, by OpenSSL's code and the system's."""
         self.is_over = True
-        if code == SSL_ERROR_SYSCALL or code == SSL_ERROR_ZERO_RETURN:
-            ERR_clear_error()
-            number = number or ECONNRESET
-            return OSError(number, os.strerror(number))
-        return failure("TLS failed")
+        if code == SSL_ERROR_SSL:
+            self.failure = (TlsError, EPROTO, reason())
+        elif code == SSL_ERROR_SYSCALL and number:
+            self.failure = (OSError, number, os.strerror(number))
+        ERR_clear_error()
+
+    cdef object error(self):
+        """Return a new error each time: the traceback of a kept one would keep the caller's memory."""
+        kind, number, text = self.failure or (OSError, ECONNRESET, os.strerror(ECONNRESET))
+        return kind(number, text)
 
     cdef keep_session(self):
-        """Keep the session for connections to come. A server's tickets come with its first reply."""
-        cdef Session kept = Session()
-        kept.session = SSL_get1_session(self.tls)
-        self.has_session = True
-        if kept.session != NULL and SSL_SESSION_is_resumable(kept.session):
-            self.context.sessions[self.host] = kept
+        """Keep a new session for connections to come. A server may send tickets at any time."""
+        cdef Session seen
+        if self.session is None or self.session.session != SSL_get0_session(self.tls):
+            seen = self.session = Session()
+            seen.session = SSL_get1_session(self.tls)
+            if seen.session != NULL and SSL_SESSION_is_resumable(seen.session):
+                self.context.sessions[self.host] = seen
+
+
+cdef int fill(SSL *tls, char *target, size_t size, bint is_whole, size_t *done, int *number) noexcept nogil:
+    """Read until `target` is full, or has all that has come; return 0, or OpenSSL's code and the system's `number`."""
+    cdef size_t count = 0
+    cdef int code
+    while done[0] < size:
+        if SSL_read_ex(tls, target + done[0], size - done[0], &count):
+            done[0] += count
+            if not (is_whole or SSL_has_pending(tls)):
+                break
+            continue
+        number[0] = errno
+        code = SSL_get_error(tls, 0)
+        if code != SSL_ERROR_WANT_READ or number[0] != EINTR:
+            return code
+    return 0
+
+
+cdef inline bint wants(int code) noexcept nogil:
+    """Return whether OpenSSL waits for the socket."""
+    return code == SSL_ERROR_WANT_READ or code == SSL_ERROR_WANT_WRITE

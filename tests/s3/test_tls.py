@@ -1,0 +1,753 @@
+"""The compiled TLS module: certificates, versions, sessions, bodies, what ends a connection, and broken records."""
+
+import ctypes
+import ctypes.util
+import errno
+import os
+import random
+import select
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from fastfuse.s3.tls import CertificateError, TlsConnection, TlsContext, TlsError
+from tests.s3.certificates import Identity, issue, write_key
+from tests.s3.queues import unread_bytes
+from tests.s3.tls_peers import (
+    AUTHORITY,
+    HOST,
+    PATIENCE_S,
+    SERVER,
+    Ends,
+    OpensslServer,
+    Server,
+    accepted,
+    connected,
+    is_error_queue_empty,
+    server_context_of,
+    sockets,
+)
+
+# With its key's check, and the byte that says what it is.
+RECORD_BYTES_AT_LEAST = 5 + 16 + 1
+TLS1_2 = 0x0303  # <openssl/ssl.h>: TLS1_2_VERSION
+# More than a socket, OpenSSL's buffer and a record hold.
+BODY = random.Random(0).randbytes(3 << 20)
+VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def authority(directory: Path) -> str:
+    return str(AUTHORITY.write(directory, "authority"))
+
+
+@pytest.fixture(scope="module")
+def server_file(directory: Path) -> Path:
+    return SERVER.write(directory, "server")
+
+
+@pytest.fixture
+def context(authority: str) -> TlsContext:
+    return TlsContext(authorities=authority)
+
+
+@pytest.fixture
+def server_context(server_file: Path) -> ssl.SSLContext:
+    return server_context_of(server_file)
+
+
+@pytest.fixture
+def ends(context: TlsContext, server_context: ssl.SSLContext) -> Iterator[Ends]:
+    with connected(context, server_context) as made:
+        yield made
+
+
+@contextmanager
+def receiving(ends: Ends, data: bytearray, silence_s: float = PATIENCE_S) -> Iterator[SimpleQueue[int | BaseException]]:
+    """A thread that receives all of `data`; yields where it puts what comes of it."""
+    outcome: SimpleQueue[int | BaseException] = SimpleQueue()
+    seconds = int(silence_s)
+    timeout = struct.pack("@ll", seconds, int((silence_s - seconds) * 1e6))
+    ends.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+    ends.sock.setblocking(True)
+
+    def receive() -> None:
+        try:
+            outcome.put(ends.connection.receive_all(memoryview(data)))
+        except OSError as error:
+            outcome.put(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    try:
+        while thread.is_alive() and not is_busy(ends.connection):
+            os.sched_yield()
+        yield outcome
+    finally:
+        with suppress(OSError):
+            ends.sock.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def is_busy(connection: TlsConnection) -> bool:
+    try:
+        connection.send(b"")
+    except RuntimeError:
+        return True
+    return False
+
+
+# Certificates
+
+
+def verdict_of(attempt: Callable[[], object]) -> str:
+    """Return "accepted", or the reason why the certificate is not."""
+    try:
+        attempt()
+    except CertificateError as error:
+        return str(error.strerror)
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    return "accepted"
+
+
+def our_verdict(identity: Path, authorities: str, host: str) -> str:
+    def attempt() -> None:
+        with connected(TlsContext(authorities=authorities), server_context_of(identity), host):
+            pass
+
+    return verdict_of(attempt)
+
+
+def verdict_of_python(identity: Path, authorities: str, host: str) -> str:
+    """Return what Python's `ssl` says, set as urllib3 sets it."""
+    context = ssl.create_default_context(cafile=authorities)
+    context.hostname_checks_common_name = False
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(to_client, to_server, server_hostname=host)
+    server = server_context_of(identity).wrap_bio(to_server, to_client, server_side=True)
+
+    def attempt() -> None:
+        for end in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+
+    return verdict_of(attempt)
+
+
+NO_SIGNER = issue(by=AUTHORITY)
+BEHIND_NO_SIGNER = issue(HOST, by=NO_SIGNER)
+OTHER_AUTHORITY = issue(is_authority=True, subject="authority")
+INTERMEDIATE = issue(by=AUTHORITY, is_authority=True, subject="intermediate")
+BEHIND_INTERMEDIATE = issue(HOST, by=INTERMEDIATE)
+
+
+@pytest.mark.parametrize(
+    ("identity", "host", "reason"),
+    [
+        (SERVER, HOST, "accepted"),
+        (SERVER, HOST.upper(), "accepted"),
+        (SERVER, "s4.example.test", "ostname mismatch"),
+        (SERVER, "127.0.0.1", "IP address mismatch"),
+        (issue("127.0.0.1", by=AUTHORITY), "127.0.0.1", "accepted"),
+        (issue("127.0.0.2", by=AUTHORITY), "127.0.0.1", "IP address mismatch"),
+        (issue("::1", by=AUTHORITY), "::1", "accepted"),
+        (issue("::1", by=AUTHORITY), "0:0:0:0:0:0:0:1", "accepted"),
+        (issue("*.example.test", by=AUTHORITY), "127.0.0.1", "IP address mismatch"),
+        (issue("*.example.test", by=AUTHORITY), HOST, "accepted"),
+        (issue("*.example.test", by=AUTHORITY), "bucket.s3.example.test", "ostname mismatch"),
+        (issue("*.example.test", by=AUTHORITY), "example.test", "ostname mismatch"),
+        (issue("s*.example.test", by=AUTHORITY), HOST, "ostname mismatch"),
+        (issue("*", by=AUTHORITY), "localhost", "ostname mismatch"),
+        (issue("xn--bcher-kva.example", by=AUTHORITY), "bücher.example", "accepted"),
+        (issue(by=AUTHORITY, subject=HOST), HOST, "ostname mismatch"),
+        (issue("else.example.test", by=AUTHORITY, subject=HOST), HOST, "ostname mismatch"),
+        (issue(HOST), HOST, "self-signed certificate"),
+        (issue(HOST, by=OTHER_AUTHORITY), HOST, "unable to get local issuer certificate"),
+        (issue(HOST, by=issue(is_authority=True, subject="unknown")), HOST, "unable to get local issuer certificate"),
+        (issue(HOST, by=AUTHORITY, from_days=-2, to_days=-1), HOST, "certificate has expired"),
+        (issue(HOST, by=AUTHORITY, from_days=1, to_days=2), HOST, "certificate is not yet valid"),
+        (issue(HOST, by=AUTHORITY, usage=ExtendedKeyUsageOID.CLIENT_AUTH), HOST, "purpose"),
+        (BEHIND_INTERMEDIATE, HOST, "unable to get local issuer certificate"),
+        (
+            Identity(BEHIND_INTERMEDIATE.certificate, BEHIND_INTERMEDIATE.key, [INTERMEDIATE.certificate]),
+            HOST,
+            "accepted",
+        ),
+        (
+            Identity(BEHIND_NO_SIGNER.certificate, BEHIND_NO_SIGNER.key, [NO_SIGNER.certificate]),
+            HOST,
+            "invalid CA certificate",
+        ),
+    ],
+)
+def test_a_certificate_is_accepted_where_python_accepts_it(
+    tmp_path: Path, authority: str, identity: Identity, host: str, reason: str
+) -> None:
+    path = identity.write(tmp_path, "identity")
+    ours = our_verdict(path, authority, host)
+    theirs = verdict_of_python(path, authority, host)
+    assert reason in ours
+    assert (ours == "accepted") == (theirs == "accepted"), theirs
+
+
+def test_a_self_signed_certificate_is_its_own_authority(tmp_path: Path) -> None:
+    path = issue(HOST).write(tmp_path, "self-signed")
+    assert our_verdict(path, str(path), HOST) == verdict_of_python(path, str(path), HOST) == "accepted"
+
+
+def test_an_intermediate_authority_is_trusted_without_its_root(tmp_path: Path) -> None:
+    """As in Python 3.13 and later."""
+    path = BEHIND_INTERMEDIATE.write(tmp_path, "server")
+    assert our_verdict(path, str(INTERMEDIATE.write(tmp_path, "intermediate")), HOST) == "accepted"
+
+
+def test_authorities_may_be_a_directory(tmp_path: Path, authority: str, server_file: Path) -> None:
+    command = ["openssl", "x509", "-in", authority, "-noout", "-hash"]
+    name = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    assert our_verdict(server_file, str(tmp_path), HOST) == "unable to get local issuer certificate"
+    (tmp_path / f"{name}.0").write_bytes(Path(authority).read_bytes())
+    assert our_verdict(server_file, str(tmp_path), HOST) == "accepted"
+
+
+def test_without_authorities_any_certificate_is_accepted(tmp_path: Path) -> None:
+    server = server_context_of(issue("else.example.test", from_days=-2, to_days=-1).write(tmp_path, "expired"))
+    with connected(TlsContext(authorities=None), server) as ends:
+        ends.server.send(b"hello")
+        assert ends.read(5) == b"hello"
+
+
+@VERSIONS
+@pytest.mark.parametrize("has_key_beside_it", [True, False])
+def test_a_client_certificate_is_shown(
+    tmp_path: Path,
+    authority: str,
+    server_context: ssl.SSLContext,
+    has_key_beside_it: bool,
+    version: ssl.TLSVersion,
+) -> None:
+    client = issue("client.example.test", by=AUTHORITY, usage=ExtendedKeyUsageOID.CLIENT_AUTH)
+    certificate = client.write(tmp_path, "client")
+    key = tmp_path / "key.pem"
+    write_key(key, client.key)
+    server_context.maximum_version = version
+    server_context.verify_mode = ssl.CERT_REQUIRED
+    server_context.load_verify_locations(authority)
+    context = TlsContext(
+        authorities=authority, certificate=str(certificate), private_key=None if has_key_beside_it else str(key)
+    )
+    with connected(context, server_context) as ends:
+        shown = ends.server.tls.getpeercert()
+        assert shown is not None
+        assert shown["subjectAltName"] == (("DNS", "client.example.test"),)
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path, server_file: Path) -> None:
+    missing = str(tmp_path / "missing.pem")
+    for arguments in (
+        {"authorities": missing},
+        {"authorities": None, "certificate": missing},
+        {"authorities": None, "certificate": str(server_file), "private_key": missing},
+    ):
+        with pytest.raises(FileNotFoundError, match=r"missing\.pem"):
+            TlsContext(**arguments)
+
+
+def test_files_that_hold_something_else_are_refused(tmp_path: Path, server_file: Path) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_text("nothing")
+    encrypted, other = tmp_path / "encrypted.pem", tmp_path / "other.pem"
+    # Without a password callback of its own, OpenSSL would ask for the password at the terminal.
+    write_key(encrypted, SERVER.key, b"password")
+    write_key(other, AUTHORITY.key)
+    with pytest.raises(TlsError, match="no certificate"):
+        TlsContext(authorities=str(junk))
+    for key in (junk, encrypted, other):
+        with pytest.raises(TlsError):
+            TlsContext(authorities=None, certificate=str(server_file), private_key=str(key))
+    assert is_error_queue_empty()
+
+
+@pytest.mark.parametrize("host", ["", ".example.test", "a..b", "a" * 64, "s3.example.test\0.else", "fe80::1%eth0"])
+def test_what_is_no_host_name_is_refused(context: TlsContext, host: str) -> None:
+    with socket.socket() as sock, pytest.raises(TlsError, match="not a host name"):
+        TlsConnection(context, sock.fileno(), host)
+
+
+# What is agreed upon
+
+
+@VERSIONS
+def test_the_version_is_agreed_upon(
+    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
+) -> None:
+    server_context.maximum_version = version
+    with connected(context, server_context) as ends:
+        assert ends.connection.version == ends.server.tls.version() == {771: "TLSv1.2", 772: "TLSv1.3"}[version]
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
+def test_older_versions_are_refused(context: TlsContext, server_context: ssl.SSLContext) -> None:
+    server_context.set_ciphers("ALL:@SECLEVEL=0")
+    server_context.minimum_version = server_context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with sockets() as (client, theirs):
+        connection, server = TlsConnection(context, client.fileno(), HOST), Server(theirs, server_context)
+        assert connection.handshake() == "read"
+        with pytest.raises(ssl.SSLError):
+            server.step()
+        with pytest.raises(TlsError, match="protocol version"):
+            connection.handshake()
+
+
+@pytest.mark.parametrize(("host", "told"), [(HOST, [HOST]), ("127.0.0.1", [None]), ("::1", [None])])
+def test_the_server_is_told_a_name_but_no_address_and_no_protocol(
+    tmp_path: Path, authority: str, host: str, told: list[str | None]
+) -> None:
+    server = server_context_of(issue(HOST, "127.0.0.1", "::1", by=AUTHORITY).write(tmp_path, "server"))
+    server.set_alpn_protocols(["h2", "http/1.1"])
+    seen: list[str | None] = []
+    server.sni_callback = lambda _tls, name, _context: seen.append(name)
+    with connected(TlsContext(authorities=authority), server, host) as ends:
+        assert ends.server.tls.selected_alpn_protocol() is None
+    assert seen == told
+
+
+@VERSIONS
+def test_the_ciphers_are_those_of_python(
+    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
+) -> None:
+    server_context.maximum_version = version
+    with connected(context, server_context) as ends:
+        offered = {name for name, _, _ in ends.server.tls.shared_ciphers() or ()}
+    assert offered
+    assert offered <= {one["name"] for one in ssl.create_default_context().get_ciphers()}
+
+
+# Sessions
+
+
+@VERSIONS
+def test_a_later_connection_resumes_the_session(
+    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
+) -> None:
+    server_context.maximum_version = version
+    resumed = []
+    for _ in range(3):
+        with connected(context, server_context) as ends:
+            # The tickets come before it.
+            ends.server.send(b"hello")
+            assert ends.read(5) == b"hello"
+            resumed.append((ends.connection.is_resumed, ends.server.tls.session_reused))
+        # Now nobody has the connection any more, which is what OpenSSL forbids resumption for.
+        del ends
+    assert resumed == [(False, False), (True, True), (True, True)]
+
+
+@VERSIONS
+def test_no_session_is_resumed_with_another_host_or_another_context(
+    tmp_path: Path, authority: str, version: ssl.TLSVersion
+) -> None:
+    server = server_context_of(issue(HOST, "s4.example.test", by=AUTHORITY).write(tmp_path, "server"))
+    server.maximum_version = version
+    context = TlsContext(authorities=authority)
+    hosts = [(context, HOST), (context, "s4.example.test"), (TlsContext(authorities=authority), HOST), (context, HOST)]
+    resumed = []
+    for one, host in hosts:
+        with connected(one, server, host) as ends:
+            ends.server.send(b"hello")
+            assert ends.read(5) == b"hello"
+            resumed.append(ends.connection.is_resumed)
+    assert resumed == [False, False, False, True]
+
+
+def test_a_thread_keeps_the_session_too(context: TlsContext, server_context: ssl.SSLContext) -> None:
+    with connected(context, server_context) as ends:
+        data = bytearray(5)
+        with receiving(ends, data) as outcome:
+            ends.server.send(b"hello")
+            assert outcome.get(timeout=PATIENCE_S) == 5
+    with connected(context, server_context) as ends:
+        assert ends.connection.is_resumed
+
+
+def test_tickets_alone_are_nothing_that_came(ends: Ends) -> None:
+    ends.has_come()
+    with pytest.raises(BlockingIOError):
+        ends.connection.recv(100)
+    assert not select.select([ends.sock], [], [], 0)[0]
+    assert ends.connection.is_quiet
+
+
+# Replies and bodies
+
+
+@VERSIONS
+def test_several_records_are_received_at_once(
+    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
+) -> None:
+    server_context.maximum_version = version
+    with connected(context, server_context) as ends:
+        for piece in (b"he", b"l", b"lo"):
+            ends.server.tls.write(piece)
+        ends.server.flush()
+        ends.has_come()
+        assert (ends.connection.recv(4), ends.connection.is_quiet) == (b"hell", False)
+        assert (ends.connection.recv(100), ends.connection.is_quiet) == (b"o", True)
+        with pytest.raises(BlockingIOError):
+            ends.connection.recv(100)
+
+
+def test_part_of_a_record_is_not_received_but_noticed(ends: Ends) -> None:
+    ends.server.tls.write(b"hello")
+    record = ends.server.take()
+    ends.server.sock.sendall(record[:-1])
+    ends.has_come()
+    with pytest.raises(BlockingIOError):
+        ends.connection.recv(100)
+    assert not ends.connection.is_quiet
+    ends.server.sock.sendall(record[-1:])
+    ends.has_come()
+    data = bytearray(100)
+    assert ends.connection.recv_into(memoryview(data)) == 5
+    assert data[:5] == b"hello"
+
+
+def test_nothing_is_received_into_nothing(ends: Ends) -> None:
+    ends.server.send(b"hello")
+    ends.has_come()
+    assert ends.connection.recv(0) == b""
+    assert ends.connection.recv_into(memoryview(bytearray())) == 0
+    assert ends.connection.receive_all(memoryview(bytearray())) == 0
+    with pytest.raises(OverflowError):
+        ends.connection.recv(-1)
+    assert ends.read(5) == b"hello"
+
+
+@VERSIONS
+@pytest.mark.parametrize("record_bytes", [1 << 10, 1 << 14])
+def test_a_thread_receives_all_of_a_body_and_no_more(
+    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion, record_bytes: int
+) -> None:
+    server_context.maximum_version = version
+    with connected(context, server_context) as ends:
+        ends.server.tls.write(b"head" + BODY[:100])
+        ends.server.flush()
+        assert ends.read(4) == b"head"
+        data = bytearray(len(BODY))
+        with receiving(ends, data) as outcome:
+            for start in range(100, len(BODY), record_bytes):
+                ends.server.tls.write(BODY[start : start + record_bytes])
+            ends.server.tls.write(b"more")
+            ends.server.flush()
+            assert outcome.get(timeout=PATIENCE_S) == len(BODY)
+            assert data == BODY
+            ends.sock.setblocking(False)
+            assert ends.read(4) == b"more"
+
+
+def test_while_a_thread_receives_nobody_else_uses_the_connection_or_moves_the_memory(ends: Ends) -> None:
+    data = bytearray(5)
+    with receiving(ends, data) as outcome:
+        for use in (lambda: ends.connection.recv(1), lambda: ends.connection.send(b"?"), ends.connection.handshake):
+            with pytest.raises(RuntimeError, match="another thread"):
+                use()
+        with pytest.raises(BufferError):
+            data.append(0)
+        ends.server.send(b"hello")
+        assert outcome.get(timeout=PATIENCE_S) == 5
+    assert data == b"hello"
+
+
+def test_a_body_that_is_shut_down_ends_at_once(ends: Ends) -> None:
+    data = bytearray(100)
+    with receiving(ends, data) as outcome:
+        ends.server.send(b"hello")
+        while data[4] != b"o"[0]:
+            os.sched_yield()
+        ends.sock.shutdown(socket.SHUT_RDWR)
+        assert outcome.get(timeout=PATIENCE_S) == 5
+
+
+def test_a_body_that_stalls_ends_after_the_timeout(ends: Ends) -> None:
+    data = bytearray(100)
+    with receiving(ends, data, silence_s=0.05) as outcome:
+        ends.server.send(b"hello")
+        assert isinstance(outcome.get(timeout=PATIENCE_S), BlockingIOError)
+
+
+def test_a_signal_in_a_body_is_outlived(ends: Ends) -> None:
+    data = bytearray(5)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with receiving(ends, data) as outcome:
+            threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+            for thread in threads:
+                while not is_asleep(thread):
+                    os.sched_yield()
+                assert thread.ident is not None
+                signal.pthread_kill(thread.ident, signal.SIGUSR1)
+            ends.server.send(b"hello")
+            assert outcome.get(timeout=PATIENCE_S) == 5
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_a_request_that_the_socket_does_not_take_at_once_arrives_once(ends: Ends) -> None:
+    request = random.Random(1).randbytes(8 << 20)
+    left, seen = request, bytearray()
+    with suppress(BlockingIOError):
+        while left:
+            left = left[ends.connection.send(left) :]
+    assert left
+    while len(seen) < len(request):
+        with suppress(BlockingIOError):
+            left = left[ends.connection.send(left) :]
+        seen += ends.server.receive()
+    assert seen == request
+
+
+# New keys: Python's ssl cannot ask for them, so the other end is OpenSSL itself.
+
+
+@pytest.fixture
+def updating(context: TlsContext, server_file: Path) -> Iterator[tuple[TlsConnection, socket.socket, OpensslServer]]:
+    with sockets() as (client, theirs), OpensslServer(theirs, server_file) as server:
+        yield accepted(TlsConnection(context, client.fileno(), HOST), client, server), client, server
+
+
+def test_in_a_body_the_keys_may_change(updating: tuple[TlsConnection, socket.socket, OpensslServer]) -> None:
+    connection, client, server = updating
+    data, half = bytearray(len(BODY)), len(BODY) // 2
+
+    def serve() -> None:
+        server.send(BODY[:half])
+        server.update_keys()
+        server.send(BODY[half:])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    client.setblocking(True)
+    assert connection.receive_all(memoryview(data)) == len(data)
+    thread.join()
+    assert data == BODY
+    # The answer to it goes with the next request (RFC 8446, 4.6.3).
+    assert connection.send(b"?") == 1
+    assert server.receive(100) == b"?"
+    server.send(b"hello")
+    assert connection.receive_all(memoryview(data)[:5]) == 5
+    assert data[:5] == b"hello"
+
+
+def test_new_keys_between_replies_are_nothing_that_came(
+    updating: tuple[TlsConnection, socket.socket, OpensslServer],
+) -> None:
+    connection, client, server = updating
+    for reply in (b"hello", b"again"):
+        server.send(reply)
+        server.update_keys()
+        while unread_bytes(client) < 2 * RECORD_BYTES_AT_LEAST:
+            os.sched_yield()
+        received = b""
+        while not received:
+            with suppress(BlockingIOError):
+                received = connection.recv(len(reply))
+        # The new keys came with the reply, and lie in OpenSSL's buffer.
+        assert received == reply
+        assert connection.is_quiet
+        assert not select.select([client], [], [], 0)[0]
+        server.update_keys()
+        assert select.select([client], [], [], PATIENCE_S)[0]
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)
+        assert connection.is_quiet
+        assert not select.select([client], [], [], 0)[0]
+
+
+def test_a_request_to_renegotiate_is_declined(context: TlsContext, server_file: Path) -> None:
+    with sockets() as (client, theirs), OpensslServer(theirs, server_file, most_version=TLS1_2) as server:
+        connection = accepted(TlsConnection(context, client.fileno(), HOST), client, server)
+        assert connection.version == "TLSv1.2"
+        server.ask_to_renegotiate()
+        assert select.select([client], [], [], PATIENCE_S)[0]
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)
+        # The answer to it is an alert. Nobody has begun another handshake.
+        assert connection.send(b"?") == 1
+        assert server.receive(100) == b""
+        assert server.reason() == "no renegotiation"
+
+
+# What ends a connection
+
+
+@VERSIONS
+@pytest.mark.parametrize("is_said", [True, False], ids=["close_notify", "EOF"])
+def test_the_end_is_seen_behind_the_last_bytes(
+    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion, is_said: bool
+) -> None:
+    server_context.maximum_version = version
+    with connected(context, server_context) as ends:
+        ends.server.send(b"hello")
+        if is_said:
+            ends.server.end()
+        else:
+            ends.server.sock.shutdown(socket.SHUT_WR)
+        assert ends.read(10) == b"hello"
+        assert not ends.connection.is_quiet
+        assert ends.connection.recv(10) == ends.connection.recv(10) == b""
+        assert ends.connection.receive_all(memoryview(bytearray(10))) == 0
+
+
+def test_an_end_that_came_with_the_reply_makes_the_connection_unquiet(ends: Ends) -> None:
+    with pytest.raises(BlockingIOError):
+        ends.connection.recv(1)
+    ends.server.tls.write(b"hello")
+    ends.server.end()
+    assert ends.read(5) == b"hello"
+    assert not ends.connection.is_quiet
+
+
+@pytest.mark.parametrize("is_said", [True, False], ids=["close_notify", "EOF"])
+def test_a_body_that_ends_early_is_known_by_its_length(ends: Ends, is_said: bool) -> None:
+    data = bytearray(100)
+    with receiving(ends, data) as outcome:
+        ends.server.send(b"hello")
+        if is_said:
+            ends.server.end()
+        else:
+            ends.server.sock.shutdown(socket.SHUT_WR)
+        assert outcome.get(timeout=PATIENCE_S) == 5
+    assert data.rstrip(b"\0") == b"hello"
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+    sock.close()
+
+
+def test_a_reset_is_told_by_its_number_each_time(ends: Ends) -> None:
+    reset(ends.server.sock)
+    ends.has_come()
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError):
+            ends.connection.recv(1)
+    assert not ends.connection.is_quiet
+    with pytest.raises(ConnectionResetError):
+        ends.connection.send(b"?")
+
+
+def test_a_reset_in_a_body_is_told_by_its_number(ends: Ends) -> None:
+    data = bytearray(100)
+    with receiving(ends, data) as outcome:
+        reset(ends.server.sock)
+        assert isinstance(outcome.get(timeout=PATIENCE_S), ConnectionResetError)
+
+
+def test_a_request_to_nobody_fails(ends: Ends) -> None:
+    reset(ends.server.sock)
+    ends.has_come()
+    with pytest.raises(ConnectionResetError):
+        ends.connection.send(b"?")
+
+
+def test_bytes_before_a_broken_record_are_received_and_then_the_error_is_told(ends: Ends) -> None:
+    ends.server.send(b"hello")
+    # A record of its own length, of which no key makes anything.
+    ends.server.sock.sendall(b"\x17\x03\x03\x40\x00" + bytes(1 << 14))
+    assert ends.read(5) == b"hello"
+    for _ in range(2):
+        with pytest.raises(TlsError, match="bad record mac") as caught:
+            ends.read(1)
+        assert caught.value.errno == errno.EPROTO
+    assert not ends.connection.is_quiet
+
+
+def test_a_broken_record_in_a_body_is_an_error(ends: Ends) -> None:
+    data = bytearray(100)
+    with receiving(ends, data) as outcome:
+        ends.server.send(b"hello")
+        ends.server.sock.sendall(b"\x17\x03\x03\x40\x00" + bytes(1 << 14))
+        assert isinstance(outcome.get(timeout=PATIENCE_S), TlsError)
+    assert data.rstrip(b"\0") == b"hello"
+
+
+def test_what_is_no_tls_is_an_error_of_the_handshake(context: TlsContext) -> None:
+    with sockets() as (client, theirs):
+        connection = TlsConnection(context, client.fileno(), HOST)
+        assert connection.handshake() == "read"
+        theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert select.select([client], [], [], PATIENCE_S)[0]
+        with pytest.raises(TlsError, match="wrong version number"):
+            connection.handshake()
+
+
+def test_the_end_of_a_connection_ends_the_handshake(context: TlsContext) -> None:
+    with sockets() as (client, theirs):
+        connection = TlsConnection(context, client.fileno(), HOST)
+        assert connection.handshake() == "read"
+        theirs.shutdown(socket.SHUT_WR)
+        assert select.select([client], [], [], PATIENCE_S)[0]
+        with pytest.raises(ConnectionResetError):
+            connection.handshake()
+
+
+def test_the_socket_stays_the_callers(context: TlsContext, server_context: ssl.SSLContext) -> None:
+    with connected(context, server_context) as ends:
+        client, server = ends.sock, ends.server.sock
+        del ends.connection
+        # Nothing was sent either: the number may belong to another socket by now.
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.recv(1)
+        assert client.send(b"?") == 1
+
+
+# OpenSSL keeps errors by thread
+
+
+def test_what_broke_one_connection_is_no_error_of_the_next(context: TlsContext, server_context: ssl.SSLContext) -> None:
+    with connected(context, server_context) as broken, connected(context, server_context) as sound:
+        broken.server.sock.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+        with pytest.raises(TlsError):
+            broken.read(1)
+        assert is_error_queue_empty()
+        with pytest.raises(TlsError):
+            broken.read(1)
+        with suppress(BlockingIOError):
+            assert not sound.connection.recv(1)
+        assert sound.connection.is_quiet
+        sound.server.send(b"hello")
+        assert sound.read(5) == b"hello"
+
+
+def test_what_python_left_in_the_queue_is_no_error_of_ours(ends: Ends) -> None:
+    library = ctypes.CDLL(ctypes.util.find_library("crypto"))
+    ends.server.send(b"hello")
+    ends.has_come()
+    library.ERR_new()
+    library.ERR_set_error(20, 1, None)
+    assert ends.read(5) == b"hello"
+    library.ERR_new()
+    library.ERR_set_error(20, 1, None)
+    with pytest.raises(BlockingIOError):
+        ends.connection.recv(1)

@@ -1,0 +1,180 @@
+"""Broken records: whatever a server or somebody between sends, only whole records of the server are received."""
+
+import random
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastfuse.s3.tls import TlsConnection, TlsContext
+from tests.s3.tls_peers import (
+    AUTHORITY,
+    HOST,
+    PATIENCE_S,
+    SERVER,
+    Server,
+    connected,
+    is_error_queue_empty,
+    server_context_of,
+    sockets,
+)
+
+RECORD_HEADER_BYTES = 5
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def authority(directory: Path) -> str:
+    return str(AUTHORITY.write(directory, "authority"))
+
+
+@pytest.fixture(scope="module")
+def server_file(directory: Path) -> Path:
+    return SERVER.write(directory, "server")
+
+
+@pytest.fixture
+def context(authority: str) -> TlsContext:
+    return TlsContext(authorities=authority)
+
+
+def records_of(data: bytes) -> list[bytes]:
+    """Take apart what a server sends."""
+    records = []
+    while data:
+        size_bytes = RECORD_HEADER_BYTES + int.from_bytes(data[3:5])
+        records.append(data[:size_bytes])
+        data = data[size_bytes:]
+    return records
+
+
+def flip(records: list[bytes], at: int, place: int, noise: bytes) -> list[bytes]:
+    """Change one byte of a record."""
+    record = bytearray(records[at])
+    record[place % len(record)] ^= noise[0] or 1
+    return [*records[:at], bytes(record), *records[at + 1 :]]
+
+
+def cut(records: list[bytes], at: int, place: int, _: bytes) -> list[bytes]:
+    return [*records[:at], records[at][: place % len(records[at])]]
+
+
+def drop(records: list[bytes], at: int, _place: int, _: bytes) -> list[bytes]:
+    return [*records[:at], *records[at + 1 :]]
+
+
+def swap(records: list[bytes], at: int, place: int, _: bytes) -> list[bytes]:
+    swapped, other = [*records], place % len(records)
+    swapped[at], swapped[other] = records[other], records[at]
+    return swapped
+
+
+def repeat(records: list[bytes], at: int, _place: int, _: bytes) -> list[bytes]:
+    return [*records[:at], records[at], *records[at:]]
+
+
+def insert(records: list[bytes], at: int, _place: int, noise: bytes) -> list[bytes]:
+    return [*records[:at], noise, *records[at:]]
+
+
+def resize(records: list[bytes], at: int, place: int, _: bytes) -> list[bytes]:
+    """Write another length into a record's header."""
+    record = records[at]
+    return [*records[:at], record[:3] + place.to_bytes(2) + record[5:], *records[at + 1 :]]
+
+
+# A way to damage records, which one, where in it, and with what.
+Damage = tuple[Callable[[list[bytes], int, int, bytes], list[bytes]], int, int, bytes]
+DAMAGES = st.lists(
+    st.tuples(
+        st.sampled_from([flip, cut, drop, swap, repeat, insert, resize]),
+        st.integers(0, 20),
+        st.integers(0, (1 << 16) - 1),
+        st.binary(min_size=1, max_size=40),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def damaged(data: bytes, damages: list[Damage]) -> bytes:
+    records = records_of(data)
+    for damage, at, place, noise in damages:
+        records = [record for record in records if record]
+        if records:
+            records = damage(records, at % len(records), place, noise)
+    return b"".join(records)
+
+
+FUZZ = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(
+    sizes=st.lists(st.sampled_from([1, 30, 1000, 20_000]), min_size=1, max_size=5),
+    damages=DAMAGES,
+    version=st.sampled_from([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]),
+    is_in_thread=st.booleans(),
+)
+def test_of_damaged_records_only_whole_ones_are_received(
+    context: TlsContext,
+    server_file: Path,
+    sizes: list[int],
+    damages: list[Damage],
+    version: ssl.TLSVersion,
+    is_in_thread: bool,
+) -> None:
+    server_context = server_context_of(server_file)
+    server_context.maximum_version = version
+    with connected(context, server_context) as ends:
+        pieces = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+        for piece in pieces:
+            ends.server.tls.write(piece)
+        sent = b"".join(pieces)
+        ends.server.sock.sendall(damaged(ends.server.take(), damages))
+        ends.server.sock.shutdown(socket.SHUT_WR)
+        data = bytearray(len(sent) + 100)
+        received = b""
+        with suppress(OSError):
+            if is_in_thread:
+                ends.sock.setblocking(True)
+                received = bytes(data[: ends.connection.receive_all(memoryview(data))])
+            else:
+                while piece := ends.read(1):
+                    received += piece
+        assert sent.startswith(received)
+        assert is_error_queue_empty()
+
+
+@FUZZ
+@given(damages=DAMAGES, version=st.sampled_from([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]))
+def test_a_damaged_handshake_fails_or_ends(
+    context: TlsContext, server_file: Path, damages: list[Damage], version: ssl.TLSVersion
+) -> None:
+    server_context = server_context_of(server_file)
+    server_context.maximum_version = version
+    with sockets() as (client, theirs):
+        connection, server = TlsConnection(context, client.fileno(), HOST), Server(theirs, server_context)
+        assert connection.handshake() == "read"
+        server._coming.write(theirs.recv(1 << 16))
+        with suppress(ssl.SSLWantReadError):
+            server.tls.do_handshake()
+        theirs.sendall(damaged(server.take(), damages))
+        theirs.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            while connection.handshake() == "read":
+                assert select.select([client], [], [], PATIENCE_S)[0]
+            # All that was damaged came behind what the handshake takes.
+            assert version != ssl.TLSVersion.TLSv1_2
+            assert connection.recv(1) == b""
+        assert is_error_queue_empty()
