@@ -79,12 +79,11 @@ async def _get_all(table: InodeTable, connection: ConnectionConfig) -> None:
     await reader.aclose()
 
 
-def _download(fd: int, connection: ConnectionConfig, directory: Path, *, verifies_checksums: bool) -> None:
+def _download(fd: int, connection: ConnectionConfig, directory: Path) -> None:
     settings = DownloadSettings(
         directory=directory,
         memory_target_bytes=_MEMORY_BYTES,
         part_size_bytes=_PART_BYTES,
-        verifies_checksums=verifies_checksums,
     )
     download_channel(fd, connection, settings, lambda _: None)
 
@@ -97,8 +96,8 @@ def _measure(source: str, pace: Pace, place: Path, rounds: int) -> None:
         target, copy = place / "channel", place / "copy"
         works: dict[str, Callable[[], object]] = {
             "GETs to nowhere": lambda: trio.run(_get_all, table, connection),
-            "download": partial(_download, fd, connection, target, verifies_checksums=False),
-            "download again": partial(_download, fd, connection, target, verifies_checksums=False),
+            "download": partial(_download, fd, connection, target),
+            "download again": partial(_download, fd, connection, target),
             "cp -r": lambda: os.execlp("cp", "cp", "-r", str(target), str(copy)),
         }
         for _ in range(rounds):

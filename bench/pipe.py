@@ -32,6 +32,7 @@ from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe import PipeProgress, PipeSettings, stream_channel
 
 __all__ = ["Figures", "main", "measure_fifo", "measure_pipe", "measure_raw"]
@@ -104,7 +105,8 @@ def _connection(server: Server) -> ConnectionConfig:
 def measure_pipe(server: Server, fd: int, memory_bytes: int) -> Figures:
     """One epoch, the FIFO being there before it begins."""
     with tempfile.TemporaryDirectory() as place:
-        settings = PipeSettings(channel="train", directory=Path(place), memory_target_bytes=memory_bytes)
+        channel = Channel(name="train", input_mode=InputMode.PIPE, source=S3Uri.parse(f"s3://{server.bucket}/"))
+        settings = PipeSettings(channel=channel, directory=Path(place), memory_target_bytes=memory_bytes)
         ready_fd, told_fd = os.pipe()
 
         def report(_: PipeProgress) -> None:

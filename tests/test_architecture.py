@@ -94,9 +94,8 @@ PURE = {
     *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),
     *("readahead.window", "s3.blocks", "s3.http1", "sagemaker.budget", "sagemaker.channel"),
     *("sagemaker.cluster", "sagemaker.contradictions", "sagemaker.download.concurrency"),
-    *("sagemaker.download.journal", "sagemaker.download.stamps", "sagemaker.pipe.gunzip"),
-    *("sagemaker.pipe.manifest_lines", "sagemaker.pipe.order", "sagemaker.pipe.recordio"),
-    *("sagemaker.request", "sagemaker.spelling", "sagemaker.usage"),
+    *("sagemaker.download.stamps", "sagemaker.pipe.encodings", "sagemaker.pipe.sequence"),
+    *("sagemaker.request", "sagemaker.spelling"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

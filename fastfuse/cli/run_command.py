@@ -150,8 +150,8 @@ def run(
     --max-connections is for each channel.
     """
     from fastfuse.sagemaker.cluster import find_cluster
-    from fastfuse.sagemaker.job_settings import RunSettings
     from fastfuse.sagemaker.run import run as run_job
+    from fastfuse.sagemaker.serving import RunSettings
 
     described = _described(job, channel or ())
     cluster = find_cluster(described, os.environ, host=host)

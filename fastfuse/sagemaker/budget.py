@@ -1,13 +1,14 @@
 """How the memory target of a job is divided between its channels. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sizes import format_size
 
-__all__ = ["MINIMUM_CHANNEL_BYTES", "divide_memory", "minimum_job_bytes"]
+__all__ = ["MINIMUM_CHANNEL_BYTES", "Usage", "divide_memory", "minimum_job_bytes"]
 
 # As of one mount.
 MINIMUM_CHANNEL_BYTES = MINIMUM_MEMORY_BYTES
@@ -59,3 +60,30 @@ def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
         shares |= {channel.name: MINIMUM_CHANNEL_BYTES for channel in small}
         channels = [channel for channel in channels if channel not in small]
     return shares
+
+
+# S3 Standard in us-east-1, the cheapest of the large regions: https://aws.amazon.com/s3/pricing/, "Requests and data
+# retrievals": $0.0004 for 1,000 GET or HEAD and $0.005 for 1,000 LIST. Bytes that leave S3 for the same region are
+# free.
+_GET_USD = 0.0004 / 1000
+_LIST_USD = 0.005 / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Bytes and requests of one channel; requests that were repeated within the client count once."""
+
+    fetched_bytes: int
+    # GETs and HEADs.
+    gets: int
+    lists: int
+
+    @property
+    def cost_usd(self) -> float:
+        return self.gets * _GET_USD + self.lists * _LIST_USD
+
+    def __str__(self) -> str:
+        return (
+            f"{format_size(self.fetched_bytes)}, {self.gets:,} GET, {self.lists:,} LIST, "
+            f"${self.cost_usd:.{2 if self.cost_usd >= 0.1 else 6}f} at the prices of us-east-1"
+        )

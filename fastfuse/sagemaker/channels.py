@@ -5,6 +5,7 @@ Ctrl-C is for the command, and a channel goes on until the parent says so. Its s
 that lines of one process do not break into those of another, nor into a progress bar.
 """
 
+import fcntl
 import logging
 import os
 import signal
@@ -14,13 +15,49 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.mount.children import fork_child, heard
+from fastfuse.sagemaker.budget import Usage
 from fastfuse.sagemaker.channel import Channel, InputMode
-from fastfuse.sagemaker.child_lines import LinePipe
 from fastfuse.sagemaker.phases import Phases
 from fastfuse.sagemaker.serving import ChannelTask, serve_channel
-from fastfuse.sagemaker.usage import Usage
 
-__all__ = ["ChannelProcess"]
+__all__ = ["ChannelProcess", "LinePipe"]
+
+_READ_BYTES = 65536
+
+
+class LinePipe:
+    """A pipe to be forked with. That there is something to read is a SIGIO of the process that made it."""
+
+    def __init__(self) -> None:
+        self._reading_fd, self.writing_fd = os.pipe()
+        fcntl.fcntl(self._reading_fd, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(self._reading_fd, fcntl.F_GETFL)
+        fcntl.fcntl(self._reading_fd, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_ASYNC)
+        self._begun = b""
+
+    def close_writing(self) -> None:
+        """For the reader, once it has forked: the end of the pipe is that of its last writer."""
+        os.close(self.writing_fd)
+
+    def lines(self) -> list[bytes]:
+        """What has come since, without the newlines; a line that has only begun is kept."""
+        received = [self._begun]
+        while chunk := self._receive():
+            received.append(chunk)
+        *lines, self._begun = b"".join(received).split(b"\n")
+        return lines
+
+    def close(self) -> list[bytes]:
+        """The last lines, one that never ended included."""
+        last = self.lines()
+        os.close(self._reading_fd)
+        return [*last, self._begun] if self._begun else last
+
+    def _receive(self) -> bytes:
+        try:
+            return os.read(self._reading_fd, _READ_BYTES)
+        except BlockingIOError:
+            return b""
 
 
 class ChannelProcess:

@@ -8,10 +8,17 @@ from urllib.parse import unquote, urlsplit
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.api import CompressionType, DataDistribution, RecordWrapper
 from fastfuse.sagemaker.channel import HOMOGENEOUS, Channel, InputMode, RequestedGroup, TrainingJob
 from fastfuse.sagemaker.document import FieldError, FieldPath
-from fastfuse.sagemaker.request import ChannelRequest, Request, ResourceRequest, S3Source
+from fastfuse.sagemaker.request import (
+    ChannelRequest,
+    CompressionType,
+    DataDistribution,
+    RecordWrapper,
+    Request,
+    ResourceRequest,
+    S3Source,
+)
 
 __all__ = ["job_of"]
 

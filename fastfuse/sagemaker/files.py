@@ -4,69 +4,50 @@ As https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo
 """
 
 import errno
+import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
 from fastfuse.sagemaker.channel import Channel, Cluster, TrainingJob
 
-__all__ = ["BASE_DIR", "JobPaths", "cannot_make", "input_data_config", "resource_config", "write_job_files"]
+__all__ = [
+    "BASE_DIR",
+    "JobPaths",
+    "_cannot_make",
+    "claim_base_dir",
+    "input_data_config",
+    "resource_config",
+    "write_job_files",
+]
 
 # Where SageMaker puts everything.
 BASE_DIR: Final = Path("/opt/ml")
 
 
-@dataclass(frozen=True, slots=True)
 class JobPaths:
-    """The places below `base`."""
+    """The places below `base`, ``/opt/ml`` on SageMaker."""
 
-    base: Path = BASE_DIR
-
-    @property
-    def input(self) -> Path:
-        return self.base / "input"
-
-    @property
-    def config(self) -> Path:
-        return self.base / "input/config"
-
-    @property
-    def data(self) -> Path:
-        return self.base / "input/data"
-
-    @property
-    def model(self) -> Path:
-        return self.base / "model"
-
-    @property
-    def code(self) -> Path:
-        return self.base / "code"
-
-    @property
-    def output(self) -> Path:
-        """Where a script that fails writes ``failure``."""
-        return self.base / "output"
-
-    @property
-    def output_data(self) -> Path:
-        return self.base / "output/data"
-
-    @property
-    def output_intermediate(self) -> Path:
-        return self.base / "output/intermediate"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.base / "checkpoints"
+    def __init__(self, base: Path = BASE_DIR) -> None:
+        self.base = base
+        self.input = base / "input"
+        self.config = self.input / "config"
+        self.data = self.input / "data"
+        self.model = base / "model"
+        self.code = base / "code"
+        # A script that fails writes ``failure`` here.
+        self.output = base / "output"
+        self.output_data = self.output / "data"
+        self.output_intermediate = self.output / "intermediate"
+        self.checkpoints = base / "checkpoints"
 
     def channel(self, name: str) -> Path:
-        """The directory of a channel; a Pipe channel has FIFOs of this name and an epoch, and no directory."""
+        """Return the directory of a channel; a Pipe channel has FIFOs there, named after it and an epoch, instead."""
         return self.data / name
 
 
@@ -118,10 +99,10 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
         for name, content in files.items():
             _write(paths.config / name, json.dumps(content, separators=(",", ":")))
     except OSError as error:
-        raise cannot_make(error.filename or paths.base, error) from error
+        raise _cannot_make(error.filename or paths.base, error) from error
 
 
-def cannot_make(path: str | Path, error: OSError) -> FastfuseError:
+def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
     """Why `path`, which belongs to the base directory, is not there."""
     message = f"{str(path)!r} cannot be made: {error.strerror}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -141,3 +122,25 @@ def _write(path: Path, text: str) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
+
+
+def claim_base_dir(paths: JobPaths) -> int:
+    """A descriptor that keeps other runs out until the last process that inherited it has ended.
+
+    Raises:
+        ConfigurationError: another run is there, or the base directory cannot be made.
+        DiskError: the disk is full.
+    """
+    try:
+        paths.input.mkdir(parents=True, exist_ok=True)
+        fd = os.open(paths.input, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _cannot_make(paths.input, error) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise ConfigurationError(
+            f"another fastfuse run uses {paths.base}", hint="wait for its end, or give another --base-dir"
+        ) from error
+    return fd

@@ -1,28 +1,47 @@
-"""CreateTrainingJob requests and DescribeTrainingJob answers, field by field, as the API of SageMaker defines them.
+"""CreateTrainingJob requests and DescribeTrainingJob answers, field by field, as SageMaker's API defines them.
 
-Lengths, patterns and legal values are those of the service's own description (botocore,
-``sagemaker/2017-07-24/service-2.json``); what fields mean together is for `contradictions`.
+Each structure of the API is a class here: its attributes are the fields that fastfuse reads, and `ignored` names those
+that say nothing about the data. A new field of a job begins here; `contradictions` decides what fields mean together.
+Lengths, patterns and words are those of botocore's ``sagemaker/2017-07-24/service-2.json``.
 """
 
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fastfuse.index.origin import SourceKind
-from fastfuse.sagemaker.api import (
-    ALGORITHM_FIELDS,
-    RESOURCE_FIELDS,
-    TOP_LEVEL_FIELDS,
-    CompressionType,
-    DataDistribution,
-    RecordWrapper,
-)
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.document import FieldError, FieldPath, Tree
 
-__all__ = ["ChannelRequest", "Request", "ResourceRequest", "S3Source", "parse_request"]
+__all__ = [
+    "ChannelRequest",
+    "CompressionType",
+    "DataDistribution",
+    "RecordWrapper",
+    "Request",
+    "ResourceRequest",
+    "S3Source",
+    "parse_request",
+]
+
+
+class CompressionType(StrEnum):
+    NONE = "None"
+    GZIP = "Gzip"
+
+
+class RecordWrapper(StrEnum):
+    NONE = "None"
+    RECORD_IO = "RecordIO"
+
+
+class DataDistribution(StrEnum):
+    REPLICATED = "FullyReplicated"
+    SHARDED = "ShardedByS3Key"
+
 
 # Filled from text, which strict mode would refuse.
 _Mode = Annotated[InputMode, Field(strict=False)]
@@ -40,6 +59,10 @@ _VariableName = Annotated[str, Field(max_length=512, pattern=r"^[a-zA-Z_][a-zA-Z
 _VariableValue = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
 _Long = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
 
 
 class _Shape(BaseModel):
@@ -90,7 +113,10 @@ class ChannelRequest(_Shape):
 
 
 class AlgorithmRequest(_Shape):
-    ignored = ALGORITHM_FIELDS
+    ignored = _names("""
+        AlgorithmName ContainerArguments ContainerEntrypoint EnableSageMakerMetricsTimeSeries MetricDefinitions
+        TrainingImage TrainingImageConfig
+    """)
 
     TrainingInputMode: _Mode | None = None
 
@@ -102,7 +128,10 @@ class GroupRequest(_Shape):
 
 
 class ResourceRequest(_Shape):
-    ignored = RESOURCE_FIELDS
+    ignored = _names("""
+        InstancePlacementConfig InstancePreferences KeepAlivePeriodInSeconds SelectedInstanceCount
+        SelectedInstanceType TrainingPlanArn VolumeKmsKeyId VolumeSizeInGB
+    """)
 
     InstanceType: str | None = None
     InstanceCount: _Count | None = None
@@ -110,7 +139,17 @@ class ResourceRequest(_Shape):
 
 
 class Request(_Shape):
-    ignored = TOP_LEVEL_FIELDS
+    ignored = _names("""
+        AutoMLJobArn BillableTimeInSeconds BillableTokenCount CheckpointConfig CreationTime DebugHookConfig
+        DebugRuleConfigurations DebugRuleEvaluationStatuses EnableInterContainerTrafficEncryption
+        EnableManagedSpotTraining EnableNetworkIsolation ExperimentConfig FailureReason FinalMetricDataList
+        InfraCheckConfig LabelingJobArn LastModifiedTime MlflowConfig MlflowDetails ModelArtifacts
+        ModelPackageConfig OutputDataConfig OutputModelPackageArn ProfilerConfig ProfilerRuleConfigurations
+        ProfilerRuleEvaluationStatuses ProfilingStatus ProgressInfo RemoteDebugConfig ResponseMetadata
+        RetryStrategy RoleArn SecondaryStatus SecondaryStatusTransitions ServerlessJobConfig
+        SessionChainingConfig StoppingCondition Tags TensorBoardOutputConfig TrainingEndTime TrainingJobStatus
+        TrainingStartTime TrainingTimeInSeconds TuningJobArn VpcConfig WarmPoolStatus
+    """)
 
     InputDataConfig: Annotated[tuple[ChannelRequest, ...], Field(min_length=1, max_length=20, strict=False)]
     TrainingJobName: Annotated[str, Field(max_length=63, pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$")] | None = None

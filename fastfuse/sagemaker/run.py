@@ -17,15 +17,13 @@ from typing import NamedTuple
 from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.channel import InputMode
 from fastfuse.sagemaker.channels import ChannelProcess
-from fastfuse.sagemaker.claim import claim
-from fastfuse.sagemaker.download import DiskClaims
+from fastfuse.sagemaker.download import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment
-from fastfuse.sagemaker.files import write_job_files
+from fastfuse.sagemaker.files import claim_base_dir, write_job_files
 from fastfuse.sagemaker.guardian import Guardian, sweep
-from fastfuse.sagemaker.job_settings import RunSettings
 from fastfuse.sagemaker.phases import Phase, Phases
 from fastfuse.sagemaker.pipe import Guard
-from fastfuse.sagemaker.serving import ChannelTask
+from fastfuse.sagemaker.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.training import CommandProcess, adopt_orphans, find_command, ignored_signals
 
 __all__ = ["run"]
@@ -96,7 +94,7 @@ class _Run:
     def _run_and_take_down(self) -> _Outcome:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
-        claimed_fd = claim(settings.paths)
+        claimed_fd = claim_base_dir(settings.paths)
         write_job_files(settings.job, settings.cluster, settings.paths)
         # What a whole control group left that was killed at once, in whatever mode.
         sweep(settings.channels, settings.paths.data)
@@ -111,9 +109,8 @@ class _Run:
         # An event that the channels' processes inherit: all channels are ready.
         begin_fd = os.eventfd(0)
         try:
-            claims = DiskClaims(len(settings.channels))
-            for place, channel in enumerate(settings.channels):
-                task = ChannelTask(channel, settings, begin_fd, claims.claim(place), guards.get(channel.name))
+            for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
+                task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
                 self._channels.append(ChannelProcess(task))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # While they are at it: a driver with many GPUs takes seconds to answer.

@@ -8,33 +8,73 @@ share.
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.index.origin import IndexOrigin, SourceKind
+from fastfuse.index.origin import IndexOrigin
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
 from fastfuse.mount.lister_process import IndexReport, run_lister
 from fastfuse.mount.mount_settings import MountSettings
 from fastfuse.mount.mountpoint import find_mount
-from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, TrainingJob
 from fastfuse.sagemaker.download import (
     DiskClaim,
-    DownloadProgress,
+    DownloadReport,
     DownloadSettings,
     download_channel,
     settle_channel,
 )
-from fastfuse.sagemaker.job_settings import RunSettings
+from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 from fastfuse.sizes import format_size
 
-__all__ = ["ChannelTask", "serve_channel"]
+__all__ = ["ChannelTask", "RunSettings", "serve_channel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """One run of a job on this host."""
+
+    job: TrainingJob
+    cluster: Cluster
+    # ``/opt/ml`` of SageMaker.
+    base_dir: Path
+    connection: ConnectionConfig
+    # What all channels share of it; kind, attributes and shard are each channel's own.
+    origin: IndexOrigin
+    # By name of channel (`budget`).
+    memory_target_bytes: Mapping[str, int]
+    part_size_bytes: int
+    shard_by_bytes: bool = False
+    allow_other: bool = False
+    # How long a stopping mount lets open files be read.
+    grace_s: float = 30.0
+    # Empty: the channels stay up until we are told to stop.
+    command: tuple[str, ...] = ()
+    # How long the command may take to end that was told to.
+    stop_timeout_s: float = 120.0
+    # What the command inherits, before what the job adds; not shown, for it may hold credentials.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    # Phases go to the log, as records, and not to standard error, as lines.
+    is_json: bool = False
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Those that this host's instance group gets."""
+        return tuple(channel for channel in self.job.channels if self.cluster.gets(channel))
+
+    @property
+    def paths(self) -> JobPaths:
+        """What is where below `base_dir`."""
+        return JobPaths(self.base_dir)
+
 
 _log = logging.getLogger(__name__)
 
@@ -98,10 +138,10 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     snapshot_fd, _ = _index(task, counters)
     gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
 
-    def report(progress: DownloadProgress) -> None:
+    def report(progress: DownloadReport) -> None:
         counters.set(gets, progress.requests)
         counters.set(fetched, progress.fetched_bytes)
-        tell(progress=(progress.bytes_done, progress.bytes_total))
+        tell(progress=(progress.done_bytes, progress.total_bytes))
 
     settings = DownloadSettings(
         directory=place,
@@ -139,13 +179,8 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
             tell(progress.failure)
 
     settings = PipeSettings(
-        channel=channel.name,
+        channel=channel,
         directory=paths.data,
-        is_gzip=channel.is_gzip,
-        wraps_records=channel.wraps_records,
-        shuffle_seed=channel.shuffle_seed,
-        is_augmented=channel.source_kind is SourceKind.AUGMENTED_MANIFEST,
-        attribute_names=channel.attribute_names,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
     )

@@ -17,16 +17,19 @@ Each file carries an extended attribute that says of which version of which obje
 none (tmpfs before Linux 6.6, NFS before 4.2), a file is kept only if its ETag proves it.
 """
 
-from fastfuse.sagemaker.download.disk_claims import DiskClaim, DiskClaims
-from fastfuse.sagemaker.download.file_channel import download_channel, settle_channel
-from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
+from fastfuse.sagemaker.download.file_channel import (
+    DownloadReport,
+    DownloadSettings,
+    download_channel,
+    settle_channel,
+)
+from fastfuse.sagemaker.download.survey import DiskClaim, disk_claims
 
 __all__ = [
     "DiskClaim",
-    "DiskClaims",
-    "DownloadProgress",
     "DownloadReport",
     "DownloadSettings",
+    "disk_claims",
     "download_channel",
     "settle_channel",
 ]

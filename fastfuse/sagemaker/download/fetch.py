@@ -15,8 +15,8 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
 from fastfuse.sagemaker.download.concurrency import Pace
 from fastfuse.sagemaker.download.jobs import Job
-from fastfuse.sagemaker.download.journal import Part
 from fastfuse.sagemaker.download.landing import Half, Landing
+from fastfuse.sagemaker.download.stamps import Part
 
 __all__ = ["Fetch", "Room"]
 
@@ -84,7 +84,8 @@ class Fetch:
         # As many writes may wait for the disk as GETs for the network.
         self._room = Room(Pace(most_gets), most_fetches=2 * most_gets, memory_bytes=memory_bytes)
         self._threads = trio.CapacityLimiter(_DISK_THREADS)
-        self._halves: set[Half] = set()
+        # By file, the parts that are missing.
+        self._halves: dict[Half, int] = {}
         self.requests = self.fetched_bytes = self.done_files = self.done_bytes = 0
 
     async def run(self, jobs: Iterator[Job]) -> None:
@@ -109,15 +110,14 @@ class Fetch:
 
     async def _start_parts(self, nursery: trio.Nursery, job: Job) -> None:
         half = await self._in_thread(lambda: self._landing.open_half(job, self._part_bytes))
-        self._halves.add(half)
-        self.done_bytes += half.journal.done_bytes
         missing = list(half.journal.missing())
-        left = _Left(half, len(missing))
+        self._halves[half] = len(missing)
+        self.done_bytes += half.journal.done_bytes
         if not missing:
             await self._finish(half)
         for part in missing:
             await self._room.enter(part.end - part.start)
-            nursery.start_soon(self._fetch_part, left, part)
+            nursery.start_soon(self._fetch_part, half, part)
 
     async def _fetch_whole(self, job: Job) -> None:
         size_bytes = job.ref.size_bytes
@@ -127,19 +127,18 @@ class Fetch:
         self.done_bytes += size_bytes
         self.done_files += 1
 
-    async def _fetch_part(self, left: "_Left", part: Part) -> None:
-        half = left.half
+    async def _fetch_part(self, half: Half, part: Part) -> None:
         data = await self._get(half.job.ref, part.start, part.end)
         await self._in_thread(lambda: half.write(part, data))
         self._room.leave(len(data))
         self.done_bytes += len(data)
-        left.parts -= 1
-        if not left.parts:
+        self._halves[half] -= 1
+        if not self._halves[half]:
             await self._finish(half)
 
     async def _finish(self, half: Half) -> None:
         await self._in_thread(lambda: self._landing.finish(half))
-        self._halves.discard(half)
+        del self._halves[half]
         self.done_files += 1
 
     async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
@@ -155,13 +154,3 @@ class Fetch:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # Never abandoned: what is being written is written to its end, and then told.
         return await trio.to_thread.run_sync(work, limiter=self._threads)
-
-
-class _Left:
-    """How many parts of a file are not there yet."""
-
-    __slots__ = ("half", "parts")
-
-    def __init__(self, half: Half, parts: int) -> None:
-        self.half = half
-        self.parts = parts

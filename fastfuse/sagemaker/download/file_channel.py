@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
@@ -28,10 +29,50 @@ from fastfuse.sagemaker.download.disk import Directory, disk_errors, open_privat
 from fastfuse.sagemaker.download.fetch import Fetch
 from fastfuse.sagemaker.download.jobs import Places, jobs
 from fastfuse.sagemaker.download.landing import Landing
-from fastfuse.sagemaker.download.survey import Survey, check_room, clear_private, private_name, take_survey
-from fastfuse.sagemaker.download.values import DownloadProgress, DownloadReport, DownloadSettings
+from fastfuse.sagemaker.download.survey import (
+    DiskClaim,
+    Survey,
+    check_room,
+    clear_private,
+    disk_claims,
+    private_name,
+    take_survey,
+)
 
-__all__ = ["download", "download_channel", "settle_channel"]
+__all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel", "settle_channel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSettings:
+    """Where the files go, and at what cost."""
+
+    # Made if it is missing. It may be a symbolic link; nothing below it is followed.
+    directory: Path
+    # Bytes of object data on their way or not yet written.
+    memory_target_bytes: int
+    # Of one GET; a larger file is fetched in several.
+    part_size_bytes: int
+    # Where it says what it still has to write, and sees what others have; alone if nothing else is said.
+    claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadReport:
+    """The state of a download, while it runs and in the end; files that were there before count as done."""
+
+    files: int
+    done_files: int
+    # Whole and current before the download began.
+    kept_files: int
+    # In the channel's directories but not in the listing; they are left alone.
+    unknown_files: int
+    total_bytes: int
+    done_bytes: int
+    # GETs begun, without retries within the client, and the bytes that they brought.
+    requests: int
+    fetched_bytes: int
+    elapsed_s: float
+
 
 # As often as a bar is worth drawing again.
 _REPORT_EVERY_S = 0.1
@@ -41,7 +82,7 @@ def download_channel(
     snapshot_fd: int,
     connection: ConnectionConfig,
     settings: DownloadSettings,
-    report: Callable[[DownloadProgress], None],
+    report: Callable[[DownloadReport], None],
 ) -> DownloadReport:
     """Make the files below `settings.directory` those of the snapshot in `snapshot_fd`, and return once they all are.
 
@@ -85,7 +126,7 @@ async def _download_and_close(
     table: InodeTable,
     connection: ConnectionConfig,
     settings: DownloadSettings,
-    report: Callable[[DownloadProgress], None],
+    report: Callable[[DownloadReport], None],
 ) -> DownloadReport:
     buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
     reader = MadeReader(S3Client(S3Session(connection), buffers=buffers), lambda: table)
@@ -100,15 +141,14 @@ async def download(
     table: InodeTable,
     reader: RangeReader,
     settings: DownloadSettings,
-    report: Callable[[DownloadProgress], None],
+    report: Callable[[DownloadReport], None],
     *,
     most_gets: int,
 ) -> DownloadReport:
     """As `download_channel`, from any reader; raises its `ReadError`, in a group."""
-    started_s = time.monotonic()
     root = await trio.to_thread.run_sync(open_root, settings.directory)
     try:
-        return await _download_to(root, table, reader, settings, report, most_gets, started_s)
+        return await _download_to(root, table, reader, settings, report, most_gets)
     finally:
         root.close()
 
@@ -118,9 +158,8 @@ async def _download_to(
     table: InodeTable,
     reader: RangeReader,
     settings: DownloadSettings,
-    report: Callable[[DownloadProgress], None],
+    report: Callable[[DownloadReport], None],
     most_gets: int,
-    started_s: float,
 ) -> DownloadReport:
     run = await trio.to_thread.run_sync(_Run, root, table, settings)
     fetch = Fetch(
@@ -131,9 +170,11 @@ async def _download_to(
         most_gets=most_gets,
     )
 
-    def tell() -> None:
+    def tell() -> DownloadReport:
         run.shrink_claim(fetch)
-        report(run.progress(fetch))
+        state = run.report(fetch)
+        report(state)
+        return state
 
     try:
         async with trio.open_nursery() as nursery:
@@ -142,11 +183,11 @@ async def _download_to(
             nursery.cancel_scope.cancel()
         await trio.to_thread.run_sync(run.clean_up)
     finally:
-        tell()  # of a failure, too: what it fetched is paid for
-    return run.report(fetch, time.monotonic() - started_s)
+        last = tell()  # after a failure, too: what it fetched is paid for
+    return last
 
 
-async def _tell_often(tell: Callable[[], None]) -> None:
+async def _tell_often(tell: Callable[[], object]) -> None:
     while True:
         tell()
         await trio.sleep(_REPORT_EVERY_S)
@@ -156,6 +197,7 @@ class _Run:
     """What is decided before the first byte is fetched."""
 
     def __init__(self, root: Directory, table: InodeTable, settings: DownloadSettings) -> None:
+        self._started_s = time.monotonic()
         self.places = Places(table, root)
         self._private_name = private_name(self.places)
         trust = read_trust(root)
@@ -164,7 +206,7 @@ class _Run:
         self._claim = settings.claim
         check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey), self._claim)
         self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
-        self.landing = Landing(self._private, trust, verifies_checksums=settings.verifies_checksums)
+        self.landing = Landing(self._private, trust)
 
     def clean_up(self) -> None:
         """Nothing is left in the private directory."""
@@ -176,27 +218,18 @@ class _Run:
         left_bytes = self._missing_bytes - fetch.done_bytes
         self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
 
-    def progress(self, fetch: Fetch) -> DownloadProgress:
-        metadata = self.places.table.metadata
-        return DownloadProgress(
-            files_done=self.survey.kept_files + fetch.done_files,
-            files_total=metadata.file_count,
-            bytes_done=self.survey.kept_bytes + fetch.done_bytes,
-            bytes_total=metadata.total_bytes,
-            requests=fetch.requests,
-            fetched_bytes=fetch.fetched_bytes,
-        )
-
-    def report(self, fetch: Fetch, elapsed_s: float) -> DownloadReport:
+    def report(self, fetch: Fetch) -> DownloadReport:
         metadata = self.places.table.metadata
         return DownloadReport(
             files=metadata.file_count,
-            total_bytes=metadata.total_bytes,
+            done_files=self.survey.kept_files + fetch.done_files,
             kept_files=self.survey.kept_files,
-            fetched_bytes=fetch.fetched_bytes,
-            requests=fetch.requests,
             unknown_files=self.survey.unknown_files,
-            elapsed_s=elapsed_s,
+            total_bytes=metadata.total_bytes,
+            done_bytes=self.survey.kept_bytes + fetch.done_bytes,
+            requests=fetch.requests,
+            fetched_bytes=fetch.fetched_bytes,
+            elapsed_s=time.monotonic() - self._started_s,
         )
 
 

@@ -3,18 +3,15 @@
 Nothing is forced to the disk here; `fastfuse.sagemaker.download` tells why that is safe.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from fastfuse.errors import ServiceError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.sagemaker.download.disk import Directory, disk_errors, write_all, write_stamp
 from fastfuse.sagemaker.download.jobs import Job
-from fastfuse.sagemaker.download.journal import Journal, Part
-from fastfuse.sagemaker.download.stamps import Stamp, Trust, md5_of_etag, version_of
+from fastfuse.sagemaker.download.stamps import Journal, Part, Stamp, Trust, version_of
 
 __all__ = ["Half", "Landing", "half_names"]
 
@@ -33,10 +30,9 @@ def half_names(version: bytes) -> tuple[bytes, bytes]:
 class Landing:
     """Where the files of one run land. Safe from any thread."""
 
-    def __init__(self, private: Directory, trust: Trust, *, verifies_checksums: bool) -> None:
+    def __init__(self, private: Directory, trust: Trust) -> None:
         self._private = private
         self._trust = trust
-        self._verifies_checksums = verifies_checksums
         self._numbers = count()
 
     def land(self, job: Job, data: Buffer) -> None:
@@ -44,10 +40,7 @@ class Landing:
 
         Raises:
             DiskError: the disk does not take it.
-            ServiceError: it is not what its ETag tells.
         """
-        if self._verifies_checksums:
-            _check_md5(job.ref, hashlib.md5(data, usedforsecurity=False).hexdigest())
         name = b"%d.new" % next(self._numbers)
         with disk_errors(job.path):
             try:
@@ -110,18 +103,12 @@ class Landing:
 
         Raises:
             DiskError: the disk does not take it.
-            ServiceError: it is not what its ETag tells; it will be fetched anew.
         """
         job = half.job
         name, journal_name = half_names(half.journal.stamp.version)
         with disk_errors(job.path):
             try:
-                if self._verifies_checksums:
-                    _check_md5(job.ref, _md5_of(half.fd))
                 self._seal(half.fd, half.journal.stamp, job.ref)
-            except ServiceError:
-                os.unlink(journal_name, dir_fd=self._private.fd)
-                raise
             finally:
                 half.close()
             self._show(name, job)
@@ -159,21 +146,6 @@ class Half:
             self._is_open = False
             os.close(self._journal_fd)
             os.close(self.fd)  # the last one: NFS tells here that the disk is full
-
-
-def _check_md5(ref: ObjectRef, found: str) -> None:
-    told = md5_of_etag(ref.etag)
-    if told is not None and told != found:
-        raise ServiceError(
-            f"{ref.key!r} does not have the MD5 that its ETag tells",
-            hint="where the bucket encrypts with KMS an ETag is no MD5: do not verify checksums there",
-        )
-
-
-def _md5_of(fd: int) -> str:
-    with open(os.dup(fd), "rb") as file:
-        file.seek(0)
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -16,13 +17,48 @@ from fastfuse.index.inodes.table import ROOT
 from fastfuse.index.inodes.totals import exact_sum
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, Directory, disk_errors, read_stamp, write_stamp
-from fastfuse.sagemaker.download.disk_claims import DiskClaim
 from fastfuse.sagemaker.download.jobs import Places
 from fastfuse.sagemaker.download.landing import half_names
 from fastfuse.sagemaker.download.stamps import Stamp, Trust, md5_of_etag, version_of
 from fastfuse.sizes import format_size
 
-__all__ = ["Survey", "check_room", "clear_private", "private_name", "take_survey"]
+__all__ = ["DiskClaim", "Survey", "check_room", "clear_private", "disk_claims", "private_name", "take_survey"]
+
+# Of each place: the device, and bytes.
+_FIELDS = 2
+_FIELD_BYTES = 8
+_MAX_CLAIM_BYTES = (1 << 63) - 1  # no disk has as many
+
+
+class DiskClaim:
+    """One channel's place in memory that the processes of all channels share; each place has one writer."""
+
+    def __init__(self, values: memoryview, place: int) -> None:
+        self._values = values
+        self._at = _FIELDS * place
+        self._size_bytes = 0
+
+    def put(self, device: int, size_bytes: int) -> None:
+        """Claim the bytes on `device`, an ``st_dev``."""
+        self._values[self._at], self._size_bytes = device, size_bytes
+        self.shrink(1)
+
+    def shrink(self, share: float) -> None:
+        """Keep `share` of the claim, from 1 to 0: what is still to be written."""
+        self._values[self._at + 1] = min(int(share * self._size_bytes), _MAX_CLAIM_BYTES)
+
+    @property
+    def others_bytes(self) -> int:
+        """The bytes that other channels still have to write to the same device."""
+        values, device = self._values, self._values[self._at]
+        return sum(values[at + 1] for at in range(0, len(values), _FIELDS) if at != self._at and values[at] == device)
+
+
+def disk_claims(count: int) -> list[DiskClaim]:
+    """Return a claim for each of so many channels, all empty, to be inherited by the channels' processes."""
+    values = memoryview(mmap.mmap(-1, count * _FIELDS * _FIELD_BYTES)).cast("q")
+    return [DiskClaim(values, place) for place in range(count)]
+
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO is not waited for
 _STAT_BLOCK_BYTES = 512  # stat(2), st_blocks

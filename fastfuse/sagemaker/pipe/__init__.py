@@ -7,9 +7,7 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-ru
 the process: with it no reader takes the death of a streamer for the end of an epoch.
 """
 
-from fastfuse.sagemaker.pipe.fifo import remove_stale
-from fastfuse.sagemaker.pipe.guard import Guard
-from fastfuse.sagemaker.pipe.pipe_channel import stream_channel
-from fastfuse.sagemaker.pipe.pipe_settings import PipeProgress, PipeSettings
+from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
+from fastfuse.sagemaker.pipe.pipe_channel import PipeProgress, PipeSettings, stream_channel
 
 __all__ = ["Guard", "PipeProgress", "PipeSettings", "remove_stale", "stream_channel"]

@@ -7,14 +7,12 @@ import trio
 
 from fastfuse.errors import SourceError
 from fastfuse.objects import Buffer
-from fastfuse.sagemaker.pipe.gunzip import Gunzip
-from fastfuse.sagemaker.pipe.lookahead import File, Lookahead, Sink
-from fastfuse.sagemaker.pipe.recordio import MAX_RECORD_BYTES, Framer, Scan
+from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES, Framer, Gunzip, Scan
+from fastfuse.sagemaker.pipe.lookahead import Lookahead, Sink
+from fastfuse.sagemaker.pipe.sequence import File, Item
 
-__all__ = ["EpochWriter", "Item"]
+__all__ = ["EpochWriter"]
 
-# An object, or bytes that stand in a manifest.
-Item = File | bytes
 # A record of so much is looked through and written from memory; a longer one is read twice, for its frame says in front
 # how long it is and where it is split.
 _HELD_BYTES = 8 << 20

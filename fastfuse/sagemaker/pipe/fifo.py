@@ -21,9 +21,11 @@ import errno
 import fcntl
 import os
 import select
+import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -31,7 +33,7 @@ import trio
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.objects import Buffer
 
-__all__ = ["Fifo", "remove_stale"]
+__all__ = ["Fifo", "Guard", "remove_stale"]
 
 # One write. The reader takes them while the next is on its way; larger ones wait for each other (measured with pipes of
 # 1 MiB: 2.1 GB/s for writes of 64 KiB or 1 MiB, 3.2 for 256 and 512 KiB). In a thread they were no faster, with parts
@@ -243,3 +245,65 @@ def _watch_opens(path: Path) -> int:
             hint="raise fs.inotify.max_user_instances",
         ) from error
     return fd
+
+
+_BEGIN, _END = b"+", b"-"
+
+
+class Guard:
+    """Between two processes, the one of which forks the other. Every method returns at once."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        # In the order of the epochs.
+        self._held: list[int] = []
+
+    def fileno(self) -> int:
+        """Readable when there is something to `update`."""
+        return self._ours.fileno()
+
+    def hold(self, fd: int) -> None:
+        """In the streamer: the FIFO with the writing end `fd` is there for readers."""
+        with suppress(ConnectionError):  # whoever held them was killed
+            socket.send_fds(self._theirs, [_BEGIN], [fd])
+
+    def let_go(self) -> None:
+        """In the streamer: the earliest that is held is through, or nobody reads it any more."""
+        with suppress(ConnectionError):
+            self._theirs.send(_END)
+
+    def hand_over(self) -> None:
+        """In the process that forked the one which holds: should that be killed, nobody is to wait for it.
+
+        What lies in a socket that another process has open, too, would stay open with it, and no epoch ever end.
+        """
+        self._ours.close()
+
+    @property
+    def held(self) -> Sequence[int]:
+        """Writing ends, of the earliest epoch first."""
+        return self._held
+
+    def update(self) -> None:
+        """In the process that started it: do as it says."""
+        while True:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            self._held += fds
+            if message == _END:
+                os.close(self._held.pop(0))
+            elif not message:
+                return
+
+    def close(self) -> None:
+        """In the process that started it: nobody reads any more."""
+        if self._ours.fileno() >= 0:  # not handed over
+            self.update()
+        for fd in self._held:
+            os.close(fd)
+        self._held.clear()
+        self._ours.close()
+        self._theirs.close()

@@ -7,14 +7,14 @@ any read of the engine is.
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
 
 import trio
 
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine, part_ranges
+from fastfuse.sagemaker.pipe.sequence import File
 
-__all__ = ["File", "Lookahead", "Sink"]
+__all__ = ["Lookahead", "Sink"]
 
 # Takes bytes, one piece after the other.
 Sink = Callable[[Buffer], Awaitable[None]]
@@ -24,13 +24,6 @@ Sink = Callable[[Buffer], Awaitable[None]]
 _UNREAD_DIVISOR = 16
 # Each takes a few kB beside its bytes. Ten times what 64 connections have on their way.
 _MAX_FILES = 640
-
-
-class File(NamedTuple):
-    """An object to be streamed."""
-
-    inode: int
-    ref: ObjectRef
 
 
 class Lookahead:

@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -17,14 +19,41 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from fastfuse.sagemaker.channel import Channel
 from fastfuse.sagemaker.pipe.epoch import EpochWriter
-from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
-from fastfuse.sagemaker.pipe.guard import Guard
+from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
 from fastfuse.sagemaker.pipe.lookahead import Lookahead
-from fastfuse.sagemaker.pipe.pipe_settings import PipeProgress, PipeSettings
-from fastfuse.sagemaker.pipe.sequence import Sequence, sequence_of
+from fastfuse.sagemaker.pipe.sequence import Lines, Objects, sequence_of
 
-__all__ = ["stream_channel"]
+__all__ = ["PipeProgress", "PipeSettings", "stream_channel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeSettings:
+    """One channel in Pipe mode, and what its stream may use."""
+
+    channel: Channel
+    # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...
+    directory: Path
+    memory_target_bytes: int = 1 << 30
+    part_size_bytes: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeProgress:
+    """Sums since the channel began, over all epochs."""
+
+    # The one that is read, or waits for its reader.
+    epoch: int
+    # Streamed to the end; an object counts in every epoch.
+    objects: int
+    # That readers have taken, or that lie in the FIFO.
+    written_bytes: int
+    fetched_bytes: int
+    requests: int
+    # Why this epoch will have no end: its reader waits until somebody stops it. None while all is well.
+    failure: FastfuseError | None = None
+
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +85,7 @@ def stream_channel(
     tune_malloc()
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    channel = _Channel(sequence_of(table, settings), settings, connection, report, guard, begin_fd)
+    channel = _Channel(sequence_of(table, settings.channel), settings, connection, report, guard, begin_fd)
     gc.freeze()
     trio.run(_run_until_told, channel, ready)
     if channel.failure is not None:
@@ -102,7 +131,7 @@ class _Channel:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: Objects | Lines,
         settings: PipeSettings,
         connection: ConnectionConfig,
         report: Callable[[PipeProgress], None],
@@ -129,8 +158,7 @@ class _Channel:
         self._lookahead: Lookahead | None = None
         # Those that are there, earliest first.
         self._fifos: list[Fifo] = []
-        self._epoch = settings.first_epoch
-        self._objects = self._written_bytes = 0
+        self._epoch = self._objects = self._written_bytes = 0
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Epoch after epoch, until cancelled; an epoch that fails is the last and does not end."""
@@ -138,7 +166,7 @@ class _Channel:
             async with trio.open_nursery() as nursery:
                 engine = ReadEngine(self._reader, self._config, nursery, lambda: self._sequence.table)
                 self._settings.directory.mkdir(parents=True, exist_ok=True)
-                remove_stale(self._settings.directory, self._settings.channel)
+                remove_stale(self._settings.directory, self._settings.channel.name)
                 self._make_fifo(self._epoch)
                 ready()
                 nursery.start_soon(self._report_often)
@@ -158,7 +186,7 @@ class _Channel:
             self.failure = cause if isinstance(cause, FastfuseError) else _unforeseen(cause)
             _log.error(
                 "epoch %d of channel %s has failed, and its reader waits: %s",
-                *(self._epoch, self._settings.channel, self.failure),
+                *(self._epoch, self._settings.channel.name, self.failure),
                 exc_info=None if self.failure is cause else cause,
             )
             self._tell()
@@ -201,8 +229,8 @@ class _Channel:
             lookahead=lookahead,
             write=write,
             finished=self._finished,
-            is_gzip=self._settings.is_gzip,
-            wraps_records=self._settings.wraps_records,
+            is_gzip=self._settings.channel.is_gzip,
+            wraps_records=self._settings.channel.wraps_records,
         )
         try:
             await writer.run(self._sequence.items(self._epoch))
@@ -214,10 +242,12 @@ class _Channel:
                     "middle",
                     hint="who closes an epoch early reads the next one",
                 ) from None
-            _log.info("epoch %d of channel %s: its reader has closed it early", self._epoch, self._settings.channel)
+            _log.info(
+                "epoch %d of channel %s: its reader has closed it early", self._epoch, self._settings.channel.name
+            )
 
     def _make_fifo(self, epoch: int) -> None:
-        fifo = Fifo(self._settings.directory / f"{self._settings.channel}_{epoch}", self._buffers.lent_from)
+        fifo = Fifo(self._settings.directory / f"{self._settings.channel.name}_{epoch}", self._buffers.lent_from)
         self._fifos.append(fifo)
         if self._guard is not None:
             self._guard.hold(fifo.fileno())

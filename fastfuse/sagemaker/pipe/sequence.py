@@ -1,68 +1,159 @@
 """What an epoch consists of: the objects of a table, or the lines of an augmented manifest."""
 
-from collections.abc import Iterator
-from typing import Protocol
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fastfuse.errors import ConfigurationError, SourceError
+from fastfuse.index.inodes.columns import are_objects
+from fastfuse.index.inodes.selection import key_order
 from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.origin import SourceKind
+from fastfuse.index.sources.shuffle import shuffled
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.pipe.epoch import Item
-from fastfuse.sagemaker.pipe.lookahead import File
-from fastfuse.sagemaker.pipe.manifest_lines import Attribute, attributes_of
-from fastfuse.sagemaker.pipe.order import epoch_order, find_object, source_order
-from fastfuse.sagemaker.pipe.pipe_settings import PipeSettings
-from fastfuse.sagemaker.pipe.recordio import MAX_RECORD_BYTES
+from fastfuse.objects import ObjectRef
+from fastfuse.sagemaker.channel import Channel
+from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES
 
-__all__ = ["Sequence", "sequence_of"]
+__all__ = [
+    "Attribute",
+    "File",
+    "Item",
+    "Lines",
+    "Objects",
+    "attributes_of",
+    "epoch_order",
+    "find_object",
+    "sequence_of",
+    "source_order",
+]
 
-
-class Sequence(Protocol):
-    """The same for the same epoch, as often as it is asked for."""
-
-    @property
-    def table(self) -> InodeTable: ...
-
-    def items(self, epoch: int) -> Iterator[Item]:
-        """Everything, in order. May raise `SourceError`."""
-        ...
-
-    def files(self, epoch: int) -> Iterator[File]:
-        """The objects among `items`; ends early where something is wrong, which `items` tells."""
-        ...
+_REFERENCE_SUFFIX = "-ref"
 
 
-def sequence_of(table: InodeTable, settings: PipeSettings) -> Sequence:
-    """What `settings` want of `table`.
+class File(NamedTuple):
+    """An object to be streamed."""
+
+    inode: int
+    ref: ObjectRef
+
+
+# An object, or bytes that stand in a manifest.
+Item = File | bytes
+
+
+class Attribute(NamedTuple):
+    """An S3 URI whose object is streamed, or what is streamed itself."""
+
+    uri: str | None
+    text: bytes
+
+
+def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[Attribute]:
+    """The attributes of `line` in the order of `names`; all of them, as they come, without.
+
+    A string is streamed without its quotes; anything else as the line has it, numbers digit for digit.
 
     Raises:
-        ConfigurationError: an object is too long for a record, or the table is of no augmented manifest.
+        ValueError: it is no JSON object, or lacks an attribute.
     """
-    sequence = _Lines(table, settings) if settings.is_augmented else _Objects(table, settings)
-    if settings.wraps_records and not settings.is_gzip:
-        _check_records(table)
-    return sequence
+    members = _members(line.decode())
+    try:
+        chosen = [(name, *members[name]) for name in names] if names else [(n, *m) for n, m in members.items()]
+    except KeyError as error:
+        raise ValueError(f"no attribute {error}") from error
+    return [_attribute(name, value, text) for name, value, text in chosen]
 
 
-def _check_records(table: InodeTable) -> None:
-    sizes = table.columns["sizes"]
-    row = int(np.argmax(sizes))
-    if int(sizes[row]) >= MAX_RECORD_BYTES:
-        ref = table.ref(table.inode(row))
-        raise ConfigurationError(
-            f"{f's3://{ref.bucket}/{ref.key}'!r} has {ref.size_bytes:,} bytes; a RecordIO record holds less than "
-            f"{MAX_RECORD_BYTES:,}",
-            hint="leave RecordWrapperType out, or split the object",
-        )
+def _attribute(name: str, value: object, text: str) -> Attribute:
+    if not isinstance(value, str):
+        return Attribute(None, text.encode())
+    return Attribute(value, b"") if name.endswith(_REFERENCE_SUFFIX) else Attribute(None, _encoded(value))
 
 
-class _Objects:
+def _encoded(value: str) -> bytes:
+    """JSON can spell halves of characters, which UTF-8 cannot."""
+    return value.encode("utf-8", "surrogatepass")
+
+
+# Nobody needs the value of a number, and Python refuses to make one of thousands of digits.
+_DECODER = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
+
+
+def _members(text: str) -> dict[str, tuple[object, str]]:
+    """By name: the value, and the text of it."""
+    found: dict[str, tuple[object, str]] = {}
+    at = _past_space(text, 0)
+    if not text.startswith("{", at):
+        raise ValueError("a line that is no JSON object")
+    at = _past_space(text, at + 1)
+    while not text.startswith("}", at):
+        name, at = _DECODER.raw_decode(text, at)
+        start = _past_space(text, _past(":", text, at))
+        value, end = _DECODER.raw_decode(text, start)
+        found[name] = value, text[start:end]
+        at = _past_space(text, end)
+        if not text.startswith("}", at):
+            at = _past_space(text, _past(",", text, at))
+    return found
+
+
+def _past(mark: str, text: str, at: int) -> int:
+    at = _past_space(text, at)
+    if not text.startswith(mark, at):
+        raise ValueError(f"a line without {mark!r} at column {at + 1}")
+    return at + 1
+
+
+def _past_space(text: str, at: int) -> int:
+    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
+        at += 1
+    return at
+
+
+Inodes = npt.NDArray[np.int64]
+
+
+def source_order(table: InodeTable) -> Inodes:
+    """The inodes of all objects: as the source names them (twice where it does), or by key, as S3 lists them."""
+    given = table.source_order()
+    rows = key_order(table) if given is None else given.astype("int64")
+    rows = rows[are_objects(table.columns["kinds"][rows])]
+    inodes = table.columns.get("inodes")
+    return rows + 1 if inodes is None else inodes[rows].astype("int64")
+
+
+def epoch_order(items: Inodes, seed: int | None, epoch: int) -> Inodes:
+    """`items` as this epoch has them."""
+    return items if seed is None else items[shuffled(len(items), seed, epoch)]
+
+
+def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
+    """The inode of an object; None where the table does not have it."""
+    metadata = table.metadata
+    if not metadata.bucket:  # of several buckets, each a directory
+        path = f"{bucket}/{key}"
+    elif bucket == metadata.bucket and key.startswith(metadata.key_prefix):
+        path = key.removeprefix(metadata.key_prefix)
+    else:
+        return None
+    inode: int | None = ROOT
+    for name in path.encode().split(b"/"):
+        if inode is None or not table.is_directory(inode):
+            return None
+        inode = table.lookup(inode, name)
+    return None if inode is None or table.is_directory(inode) else inode
+
+
+class Objects:
     """Object after object, as the source orders them."""
 
-    def __init__(self, table: InodeTable, settings: PipeSettings) -> None:
+    def __init__(self, table: InodeTable, channel: Channel) -> None:
         self.table = table
-        self._seed = settings.shuffle_seed
+        self._seed = channel.shuffle_seed
         self._inodes = source_order(table)
 
     def items(self, epoch: int) -> Iterator[Item]:
@@ -73,13 +164,13 @@ class _Objects:
             yield File(int(inode), self.table.ref(int(inode)))
 
 
-class _Lines:
+class Lines:
     """Line after line of the manifest that the table carries, attribute after attribute."""
 
-    def __init__(self, table: InodeTable, settings: PipeSettings) -> None:
+    def __init__(self, table: InodeTable, channel: Channel) -> None:
         self.table = table
-        self._seed = settings.shuffle_seed
-        self._names = settings.attribute_names
+        self._seed = channel.shuffle_seed
+        self._names = channel.attribute_names
         self._path, self._text = _manifest(table)
         ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
         # Where each line begins; the manifest was written with an end for each.
@@ -127,3 +218,29 @@ def _manifest(table: InodeTable) -> tuple[str, memoryview]:
     raise ConfigurationError(
         "the index of the channel carries no augmented manifest", hint="its S3DataType must be AugmentedManifestFile"
     )
+
+
+def sequence_of(table: InodeTable, channel: Channel) -> Objects | Lines:
+    """What `settings` want of `table`.
+
+    Raises:
+        ConfigurationError: an object is too long for a record, or the table is of no augmented manifest.
+    """
+    sequence = (
+        Lines(table, channel) if channel.source_kind is SourceKind.AUGMENTED_MANIFEST else Objects(table, channel)
+    )
+    if channel.wraps_records and not channel.is_gzip:
+        _check_records(table)
+    return sequence
+
+
+def _check_records(table: InodeTable) -> None:
+    sizes = table.columns["sizes"]
+    row = int(np.argmax(sizes))
+    if int(sizes[row]) >= MAX_RECORD_BYTES:
+        ref = table.ref(table.inode(row))
+        raise ConfigurationError(
+            f"{f's3://{ref.bucket}/{ref.key}'!r} has {ref.size_bytes:,} bytes; a RecordIO record holds less than "
+            f"{MAX_RECORD_BYTES:,}",
+            hint="leave RecordWrapperType out, or split the object",
+        )

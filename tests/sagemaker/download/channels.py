@@ -12,10 +12,9 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import (
     DiskClaim,
-    DiskClaims,
-    DownloadProgress,
     DownloadReport,
     DownloadSettings,
+    disk_claims,
     download_channel,
 )
 from fastfuse.testing import LoopbackServer, MemoryObjects
@@ -57,15 +56,12 @@ def snapshot_fd(table: InodeTable) -> int:
     return fd
 
 
-def settings_for(
-    directory: Path, *, verifies_checksums: bool = False, claim: DiskClaim | None = None
-) -> DownloadSettings:
+def settings_for(directory: Path, *, claim: DiskClaim | None = None) -> DownloadSettings:
     return DownloadSettings(
         directory=directory,
         memory_target_bytes=MEMORY_BYTES,
         part_size_bytes=PART_BYTES,
-        verifies_checksums=verifies_checksums,
-        claim=claim or DiskClaims(1).claim(0),
+        claim=claim or disk_claims(1)[0],
     )
 
 
@@ -74,9 +70,8 @@ def run(
     table: InodeTable,
     directory: Path,
     *,
-    verifies_checksums: bool = False,
     claim: DiskClaim | None = None,
-    tell: Callable[[DownloadProgress], None] = lambda _: None,
+    tell: Callable[[DownloadReport], None] = lambda _: None,
     deadline_s: float = 60.0,
 ) -> DownloadReport:
     """Download the channel in this process."""
@@ -88,7 +83,7 @@ def run(
         deadline_s=deadline_s,
     )
     fd = snapshot_fd(table)
-    settings = settings_for(directory, verifies_checksums=verifies_checksums, claim=claim)
+    settings = settings_for(directory, claim=claim)
     try:
         return download_channel(fd, connection, settings, tell)
     finally:

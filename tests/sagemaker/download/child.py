@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.download import DownloadProgress, download_channel
+from fastfuse.sagemaker.download import DownloadReport, download_channel
 from tests.sagemaker.download.channels import settings_for
 
 
-def tell(progress: DownloadProgress) -> None:
-    print(progress.files_done, progress.bytes_done, flush=True)
+def tell(report: DownloadReport) -> None:
+    print(report.done_files, report.done_bytes, flush=True)
 
 
 def main() -> None:

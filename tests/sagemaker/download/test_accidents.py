@@ -12,7 +12,7 @@ import pytest
 
 from fastfuse.errors import DiskError
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.download import DownloadProgress, disk, download_channel, settle_channel
+from fastfuse.sagemaker.download import DownloadReport, disk, download_channel, settle_channel
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.sagemaker.download.channels import (
@@ -202,7 +202,7 @@ def test_a_disk_that_fills_up_is_told_and_what_is_whole_stays(
     with small_disk(tmp_path / "disk", size_bytes=TOTAL_BYTES + (1 << 20)) as place:
         filler = place / "filler"
 
-        def fill(_: DownloadProgress) -> None:
+        def fill(_: DownloadReport) -> None:
             """Somebody else takes the space after it was found to be enough."""
             if not filler.exists():
                 filler.write_bytes(bytes(2 << 20))

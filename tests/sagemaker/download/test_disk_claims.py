@@ -9,7 +9,7 @@ import pytest
 from fastfuse.errors import DiskError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download import DiskClaims
+from fastfuse.sagemaker.download import disk_claims
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.sagemaker.download.channels import files_below, refs_of, run, table_of
 from tests.sagemaker.download.test_accidents import small_disk
@@ -29,8 +29,7 @@ def table(objects: MemoryObjects) -> InodeTable:
 
 
 def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
-    claims = DiskClaims(4)
-    first, second, elsewhere, silent = (claims.claim(place) for place in range(4))
+    first, second, elsewhere, silent = disk_claims(4)
     first.put(7, 1000)
     second.put(7, 200)
     elsewhere.put(8, 30)
@@ -42,8 +41,7 @@ def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
 
 
 def test_a_claim_that_no_disk_could_hold_is_cut_short() -> None:
-    claims = DiskClaims(2)
-    first, second = claims.claim(0), claims.claim(1)
+    first, second = disk_claims(2)
     second.put(7, 1)
     first.put(7, 1 << 65)
     assert second.others_bytes == (1 << 63) - 1
@@ -52,13 +50,13 @@ def test_a_claim_that_no_disk_could_hold_is_cut_short() -> None:
 
 
 def test_claims_are_shared_with_processes_that_are_forked() -> None:
-    claims = DiskClaims(2)
+    claims = disk_claims(2)
     pid = os.fork()
     if not pid:
-        claims.claim(1).put(7, 1000)
+        claims[1].put(7, 1000)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    ours = claims.claim(0)
+    ours = claims[0]
     ours.put(7, 1)
     assert ours.others_bytes == 1000
 
@@ -66,15 +64,15 @@ def test_claims_are_shared_with_processes_that_are_forked() -> None:
 def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(
     server: LoopbackServer, table: InodeTable, tmp_path: Path
 ) -> None:
-    claims = DiskClaims(2)
+    claims = disk_claims(2)
     with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as place:
-        other = claims.claim(0)
+        other = claims[0]
         other.put(place.stat().st_dev, 3 * MIB)
         with pytest.raises(DiskError, match=r"needs 2 MiB in '.*', the job's other channels 3 MiB, and .* are"):
-            run(server, table, place / "channel", claim=claims.claim(1))
+            run(server, table, place / "channel", claim=claims[1])
         assert server.requests == ()
         other.shrink(0.5)
-        run(server, table, place / "channel", claim=claims.claim(1))
+        run(server, table, place / "channel", claim=claims[1])
         assert files_below(place / "channel") == OBJECTS
 
 
@@ -85,11 +83,11 @@ def test_objects_of_16_eib_in_all_are_refused_with_their_sum(server: LoopbackSer
 
 
 def test_what_is_written_is_claimed_no_more(server: LoopbackServer, table: InodeTable, tmp_path: Path) -> None:
-    claims = DiskClaims(2)
-    watching = claims.claim(1)
+    claims = disk_claims(2)
+    watching = claims[1]
     watching.put(tmp_path.stat().st_dev, 0)
     seen: list[int] = []
-    run(server, table, tmp_path, claim=claims.claim(0), tell=lambda _: seen.append(watching.others_bytes))
+    run(server, table, tmp_path, claim=claims[0], tell=lambda _: seen.append(watching.others_bytes))
     assert seen[0] > 2 * MIB
     assert seen[-1] == 0
     assert seen == sorted(seen, reverse=True)
@@ -98,7 +96,7 @@ def test_what_is_written_is_claimed_no_more(server: LoopbackServer, table: Inode
 def test_who_needs_nothing_is_not_refused_for_what_others_need(
     server: LoopbackServer, table: InodeTable, tmp_path: Path
 ) -> None:
-    claims = DiskClaims(2)
+    claims = disk_claims(2)
     run(server, table, tmp_path)
-    claims.claim(1).put(tmp_path.stat().st_dev, 1 << 60)
-    assert run(server, table, tmp_path, claim=claims.claim(0)).requests == 0
+    claims[1].put(tmp_path.stat().st_dev, 1 << 60)
+    assert run(server, table, tmp_path, claim=claims[0]).requests == 0

@@ -16,8 +16,7 @@ from fastfuse.s3.base import RangeReader
 from fastfuse.s3.memory import MemoryStore
 from fastfuse.sagemaker.download.concurrency import Pace
 from fastfuse.sagemaker.download.fetch import Room
-from fastfuse.sagemaker.download.file_channel import download
-from fastfuse.sagemaker.download.values import DownloadProgress
+from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from tests.descriptors import open_descriptors
 from tests.fakes import CountingReader, FailingReader, SlowReader
 from tests.sagemaker.download.channels import MEMORY_BYTES, PART_BYTES, files_below, settings_for, table_of
@@ -47,7 +46,7 @@ class WeighingReader:
         await self.inner.aclose()
 
 
-def ignore(_: DownloadProgress) -> None:
+def ignore(_: DownloadReport) -> None:
     pass
 
 

@@ -15,6 +15,7 @@ from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 
 
@@ -30,7 +31,8 @@ def main(
     is_guarded: bool = False,
     kind: str = "S3Prefix",
     attribute_names: tuple[str, ...] = (),
-    **settings: Any,  # noqa: ANN401 - those of PipeSettings
+    part_size_bytes: int = 8 << 20,
+    **fields: Any,  # noqa: ANN401 - those of Channel
 ) -> int:
     connection = ConnectionConfig(
         endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True
@@ -39,13 +41,15 @@ def main(
     origin = IndexOrigin(kind=SourceKind(kind), attribute_names=tuple(attribute_names), allow_empty=True)
     if wait_child(fork_child(lambda: make_index(S3Uri.parse(source), origin, connection, fd))):
         return 99
-    pipe = PipeSettings(
-        channel="train",
-        directory=Path(directory),
-        is_augmented=origin.kind is SourceKind.AUGMENTED_MANIFEST,
+    channel = Channel(
+        name="train",
+        input_mode=InputMode.PIPE,
+        source=S3Uri.parse(source),
+        source_kind=origin.kind,
         attribute_names=origin.attribute_names,
-        **settings,
+        **fields,
     )
+    pipe = PipeSettings(channel=channel, directory=Path(directory), part_size_bytes=part_size_bytes)
 
     def report(progress: PipeProgress) -> None:
         tell(progress=asdict(replace(progress, failure=None)), error=str(progress.failure or ""))

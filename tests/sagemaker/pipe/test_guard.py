@@ -1,7 +1,7 @@
 import os
 import select
 
-from fastfuse.sagemaker.pipe.guard import Guard
+from fastfuse.sagemaker.pipe.fifo import Guard
 
 
 def is_over(reading_fd: int) -> bool:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.sagemaker.pipe.manifest_lines import Attribute, attributes_of
+from fastfuse.sagemaker.pipe.sequence import Attribute, attributes_of
 
 
 def text(data: str) -> Attribute:
