@@ -1,5 +1,6 @@
 """The training-job contract: what SageMaker promises a training script, kept on any host.
 
-A job description becomes channels (`job`), each channel an index like any mount's (`indexing`), and each index is
-served in the channel's input mode: mounted, downloaded or streamed.
+`job` turns a description into channels, each channel is indexed like any mount, and `serving` mounts, downloads or
+streams it. A field of a job has its place in `request` (its shape), `contradictions` (its sense) and `channel` (its
+value).
 """

@@ -1,4 +1,4 @@
-"""How the memory target of a job is divided between its channels. Pure."""
+"""The memory that each channel of a job may use, and the cost of its requests to S3. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,20 @@ from fastfuse.sizes import format_size
 
 __all__ = ["MINIMUM_CHANNEL_BYTES", "Usage", "divide_memory", "minimum_job_bytes"]
 
-# As of one mount.
+# The same as for one mount.
 MINIMUM_CHANNEL_BYTES = MINIMUM_MEMORY_BYTES
 
-# Who needs memory at the same time: downloads are over before the command reads what is mounted, and a stream fetches
-# ahead from its start.
+# Modes that need memory at the same time: downloads end before the command reads mounts; streams begin at once.
 _AT_ONCE = (frozenset({InputMode.FILE, InputMode.PIPE}), frozenset({InputMode.FAST_FILE, InputMode.PIPE}))
 
 
 def minimum_job_bytes(channels: Sequence[Channel]) -> int:
-    """The least memory target that these channels can work with."""
+    """Return the least memory target that these channels can work with."""
     return MINIMUM_CHANNEL_BYTES * max(len(_sharing(channels, modes)) for modes in _AT_ONCE)
 
 
 def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, int]:
-    """Bytes by name of channel, by weight, so that channels that work at the same time have no more than the total.
+    """Divide the memory target by weight among the channels that work at the same time; return bytes by channel name.
 
     Raises:
         ConfigurationError: it is less than `minimum_job_bytes`.
@@ -48,7 +47,7 @@ def _sharing(channels: Sequence[Channel], modes: frozenset[InputMode]) -> list[C
 
 
 def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
-    """By weight; a channel whose weight gives it less than the minimum gets that, at the cost of the others."""
+    """Divide by weight; a channel gets the minimum at least, at the cost of the others."""
     shares: dict[str, int] = {}
     while channels:
         left_bytes = total_bytes - sum(shares.values())

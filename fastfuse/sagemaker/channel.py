@@ -1,8 +1,4 @@
-"""What a training job says of one channel and of its host, as frozen values.
-
-The words are those of SageMaker's API: CreateTrainingJob, ``InputDataConfig`` and
-https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html.
-"""
+"""The checked values of a training job, its channels and its hosts, in the words of SageMaker's API."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,12 +10,12 @@ from fastfuse.index.sources.uri import S3Uri
 
 __all__ = ["HOMOGENEOUS", "Channel", "Cluster", "InputMode", "InstanceGroup", "RequestedGroup", "TrainingJob"]
 
-# What SageMaker calls the one group of a job that asks for no groups.
+# SageMaker's name for the only group of a job without groups.
 HOMOGENEOUS: Final = "homogeneousCluster"
 
 
 class InputMode(StrEnum):
-    """``InputMode``, and ``TrainingInputMode`` of ``inputdataconfig.json``."""
+    """The API's ``InputMode``, and ``TrainingInputMode`` of ``inputdataconfig.json``."""
 
     FILE = "File"
     FAST_FILE = "FastFile"
@@ -37,7 +33,7 @@ class Channel:
     source_kind: SourceKind = SourceKind.PREFIX
     # ``ShardedByS3Key``: each host gets its own part of the objects.
     is_sharded: bool = False
-    # As given; None where the request says nothing, and then ``inputdataconfig.json`` does not, either.
+    # None where the request has none; ``inputdataconfig.json`` then omits it.
     content_type: str | None = None
     is_gzip: bool = False
     # ``RecordWrapperType`` ``RecordIO``.
@@ -46,7 +42,7 @@ class Channel:
     attribute_names: tuple[str, ...] = ()
     # Empty: every group gets the channel.
     instance_group_names: tuple[str, ...] = ()
-    # Of the memory target, relative to the other channels.
+    # The share of the memory target, relative to the other channels.
     memory_weight: float = 1.0
 
     @property
@@ -64,7 +60,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGroup:
-    """``instance_groups`` of ``resourceconfig.json``."""
+    """One of ``instance_groups`` in ``resourceconfig.json``."""
 
     name: str
     instance_type: str
@@ -73,7 +69,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The hosts of a job, as one of them sees them: what ``resourceconfig.json`` tells."""
+    """The hosts of a job as one of them sees them, as in ``resourceconfig.json``."""
 
     current_host: str
     # In lexicographic order, as SageMaker writes them ("algo-10" before "algo-2").
@@ -84,21 +80,21 @@ class Cluster:
     instance_groups: tuple[InstanceGroup, ...] = ()
 
     def shard(self, channel: Channel, *, by_bytes: bool = False) -> Shard | None:
-        """This host's part of a sharded channel; None where it gets everything."""
+        """Return this host's shard of a sharded channel, or None where it gets everything."""
         if not channel.is_sharded:
             return None
         sharing = self._hosts_of(channel)
         return Shard(index=sharing.index(self.current_host), count=len(sharing), by_bytes=by_bytes)
 
     def reads_all(self, channel: Channel) -> bool:
-        """Whether this host most likely reads whatever it gets of `channel`, once in each epoch.
+        """Return whether this host probably reads all that it gets of `channel` once in each epoch.
 
-        Of what several hosts get in full each reads its own part (``DistributedSampler``).
+        Hosts that share a whole channel each read their own part of it (``DistributedSampler``).
         """
         return channel.is_sharded or len(self._hosts_of(channel)) == 1
 
     def gets(self, channel: Channel) -> bool:
-        """Whether this host's instance group is one of those that the channel is for."""
+        """Return whether the channel is for this host's instance group."""
         return not channel.instance_group_names or self.current_group in channel.instance_group_names
 
     def _hosts_of(self, channel: Channel) -> list[str]:
@@ -131,6 +127,6 @@ class TrainingJob:
     arn: str = ""
     # Empty where the description says nothing of instances.
     groups: tuple[RequestedGroup, ...] = ()
-    # As SageMaker has them: text by text. Not shown: people put tokens there.
+    # Left out of repr: people put tokens there.
     hyperparameters: dict[str, str] = field(default_factory=dict, repr=False)
     environment: dict[str, str] = field(default_factory=dict, repr=False)

@@ -1,8 +1,8 @@
-"""The processes of a job's channels, as their parent sees them: one each, all side by side.
+"""The processes of a job's channels, one each, side by side, as their parent sees them.
 
-Each is a small process that forks others, which all die with it. It has a process group of its own: the terminal's
-Ctrl-C is for the command, and a channel goes on until the parent says so. Its standard error comes through a pipe, so
-that lines of one process do not break into those of another, nor into a progress bar.
+Each forks others, which die with it. Each has a process group of its own: the terminal's Ctrl-C is for the command, and
+channels go on until the parent stops them. Standard error comes through a pipe, line by line, so that lines of two
+processes never mix.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ _READ_BYTES = 65536
 
 
 class LinePipe:
-    """A pipe to be forked with. That there is something to read is a SIGIO of the process that made it."""
+    """A pipe from a child to its parent. SIGIO tells the process that made it that there is something to read."""
 
     def __init__(self) -> None:
         self._reading_fd, self.writing_fd = os.pipe()
@@ -36,11 +36,11 @@ class LinePipe:
         self._begun = b""
 
     def close_writing(self) -> None:
-        """For the reader, once it has forked: the end of the pipe is that of its last writer."""
+        """Close the parent's writing end after the fork: the pipe ends with its last writer."""
         os.close(self.writing_fd)
 
     def lines(self) -> list[bytes]:
-        """What has come since, without the newlines; a line that has only begun is kept."""
+        """Return the whole lines that came since, without newlines; never wait."""
         received = [self._begun]
         while chunk := self._receive():
             received.append(chunk)
@@ -48,7 +48,7 @@ class LinePipe:
         return lines
 
     def close(self) -> list[bytes]:
-        """The last lines, one that never ended included."""
+        """Close the pipe and return the last lines, with one that never ended."""
         last = self.lines()
         os.close(self._reading_fd)
         return [*last, self._begun] if self._begun else last
@@ -61,7 +61,7 @@ class LinePipe:
 
 
 class ChannelProcess:
-    """One channel: preparing, ready, over."""
+    """The process of one channel: preparing, ready, over."""
 
     def __init__(self, task: ChannelTask) -> None:
         self.channel: Channel = task.channel
@@ -89,23 +89,23 @@ class ChannelProcess:
         return True
 
     def listen(self, phases: Phases) -> None:
-        """Take in what it has said until now."""
+        """Take in what the process has said until now."""
         if self.exit_code is None:
             self._take(self._told.lines(), self._log.lines(), phases)
 
     def ended(self, exit_code: int, phases: Phases) -> None:
-        """It was reaped."""
+        """Note that the process was reaped."""
         self.exit_code = exit_code
         self._take(self._told.close(), self._log.close(), phases)
 
     def stop(self) -> None:
-        """Tell it to end; told again, it does not wait for files that are still open."""
+        """Tell the process to end; a second call makes it not wait for open files."""
         self.is_stopping = True
         if self.exit_code is None:
             os.kill(self.pid, signal.SIGTERM)
 
     def refresh(self) -> None:
-        """List again what is mounted (clause L6); other modes have nothing to refresh."""
+        """List a mounted channel again (clause L6); other modes have nothing to refresh."""
         if self.exit_code is None and self.is_ready and self.channel.input_mode is InputMode.FAST_FILE:
             os.kill(self.pid, signal.SIGHUP)
 
@@ -115,9 +115,9 @@ class ChannelProcess:
 
     @property
     def failure(self) -> FastfuseError | None:
-        """Why it does not serve any more, named after the channel.
+        """The reason why the channel stopped serving, with its name.
 
-        None while it does, or if it was told to end, or if its work is done, or if it was unmounted from outside.
+        It is None while the channel serves, or if it was told to end, finished its work, or was unmounted from outside.
         """
         if self.error is not None:
             return type(self.error)(f"channel {self.channel.name}: {self.error}", hint=self.error.hint)
@@ -132,7 +132,7 @@ class ChannelProcess:
         return self.exit_code == 0 and self.is_ready and self.channel.input_mode is not InputMode.PIPE
 
     def usage(self) -> Usage:
-        """What it took from S3 until now."""
+        """Return what the channel took from S3 until now."""
         counters = self._counters
         gets = sum(counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES)
         indexing = counters.get("fastfuse_index_requests")

@@ -1,21 +1,15 @@
-"""Which of a job's hosts this one is: from ``--host``, or from the environment that its launcher set.
+"""Find which of a job's hosts this one is, from ``--host`` or from the environment that its launcher set.
 
-One fastfuse runs on each host, so what counts are hosts, not processes. The first of these that is there is taken:
+One fastfuse runs on each host, so hosts count, not processes. The first of these that is set wins:
 
 1. ``--host 2/3``: the second of three.
-2. ``SM_HOSTS`` and ``SM_CURRENT_HOST``: in a SageMaker container, or set by whoever wants names of his own.
-3. Variables that number hosts: ``GROUP_RANK``/``GROUP_WORLD_SIZE`` (torchrun), ``PET_NODE_RANK``/``PET_NNODES``
-   (Kubeflow), ``NODE_RANK``/``NNODES``, ``SLURM_NODEID``/``SLURM_STEP_NUM_NODES`` or ``SLURM_NNODES``,
-   ``JOB_COMPLETION_INDEX``/``JOB_COMPLETIONS`` or ``NNODES`` (an indexed Job of Kubernetes, which sets the first; the
-   manifest has to set the second).
-4. Variables that number processes, which are hosts where each host has one: ``RANK``/``WORLD_SIZE``,
-   ``SLURM_PROCID``/``SLURM_NTASKS``, ``OMPI_COMM_WORLD_RANK``/``OMPI_COMM_WORLD_SIZE``. ``RANK`` is divided by
-   ``LOCAL_WORLD_SIZE``, for torchrun numbers a host's processes in a row; the others are refused where a host has
-   several.
-5. Nothing: one host.
+2. ``SM_HOSTS`` and ``SM_CURRENT_HOST``: in a SageMaker container, or set by a user.
+3. Variables that number hosts, of torchrun, Kubeflow, Slurm and Kubernetes' indexed Jobs, or ``NODE_RANK``.
+4. Variables that number processes, where each host has one: ``RANK``, and those of Slurm and Open MPI. ``RANK`` is
+   divided by ``LOCAL_WORLD_SIZE``, for torchrun numbers a host's processes in a row.
+5. None: one host.
 
-A pair of which one half is missing is refused rather than passed over: hosts that all take themselves for the only one
-would each read everything.
+A pair with one half missing is an error: hosts that each take themselves for the only one would each read everything.
 """
 
 import json
@@ -34,11 +28,11 @@ _HINT: Final = "say which host this is with --host I/N, as in --host 1/1 for the
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two variables, a rank counted from 0 and how many there are; of several counts the first that is set counts."""
+    """Two variables: a rank counted from 0, and the first that is set of several counts."""
 
     rank: str
     counts: tuple[str, ...]
-    # Processes a host: a variable that both are divided by, or one that must be 1 if it is there.
+    # Processes on a host: a variable that divides both, or one that must be 1 if it is set.
     divided_by: str = ""
     alone_if: str = ""
 
@@ -56,12 +50,12 @@ _PAIRS: Final = (
 
 
 def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None = None) -> Cluster:
-    """The hosts of `job`, as this one sees them; `host` is the value of ``--host``.
+    """Return the hosts of `job` as this host sees them; `host` is the value of ``--host``.
 
     Raises:
-        ConfigurationError: values that contradict each other or the job's instance groups.
+        ConfigurationError: values contradict each other or the job's instance groups.
     """
-    # A launcher's empty variable says nothing.
+    # An empty variable counts as not set.
     current, hosts = _named(host, {name: value for name, value in environ.items() if value})
     groups = _dealt(job, hosts)
     own = next(group for group in groups if current in group.hosts)
@@ -95,7 +89,7 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
 
 
 def _numbered(rank: int, count: int) -> tuple[str, tuple[str, ...]]:
-    """``algo-1`` to ``algo-N``, as SageMaker calls them."""
+    """Return the names ``algo-1`` to ``algo-N``, as SageMaker gives them."""
     return f"algo-{rank + 1}", tuple(sorted(f"algo-{number}" for number in range(1, count + 1)))
 
 
@@ -161,7 +155,7 @@ def _number(name: str, environ: Mapping[str, str], *, missing: int | None = None
 
 
 def _refuse_half(pair: _Pair, environ: Mapping[str, str]) -> None:
-    """Called where no pair is complete."""
+    """Raise where half of the pair is set; no pair is complete."""
     count_name = _count_of(pair, environ)
     if pair.rank in environ:
         raise ConfigurationError(f"{pair.rank} is set and {' or '.join(pair.counts)} is not", hint=_HINT)
@@ -170,9 +164,9 @@ def _refuse_half(pair: _Pair, environ: Mapping[str, str]) -> None:
 
 
 def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
-    """The job's groups with their hosts: `hosts` in their order, as many for each group as it asks for.
+    """Give each of the job's groups as many of `hosts`, in order, as it asks for.
 
-    A job of one group has all hosts in it, however many it asks for on SageMaker.
+    A single group gets all hosts, however many it asks for on SageMaker.
     """
     if len(job.groups) <= 1:
         name, kind = (job.groups[0].name, job.groups[0].instance_type) if job.groups else (HOMOGENEOUS, "local")
@@ -192,13 +186,13 @@ def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
 
 
 def _natural(host: str) -> tuple[str, int]:
-    """Sorts ``algo-2`` before ``algo-10``."""
+    """Return a key that sorts ``algo-2`` before ``algo-10``."""
     number = re.search(r"\d{1,18}$", host)
     return (host[: number.start()], int(number[0])) if number else (host, 0)
 
 
 def _check_groups(job: TrainingJob, groups: Sequence[InstanceGroup]) -> None:
-    """Again after the job's own check, which knows no groups where the description has no ``ResourceConfig``."""
+    """Check group names again: a description without ``ResourceConfig`` names no groups."""
     known = {group.name for group in groups}
     for index, channel in enumerate(job.channels):
         for name in channel.instance_group_names:

@@ -1,4 +1,4 @@
-"""From a request whose fields are right one by one to a training job: what the fields mean together."""
+"""The step from a request with valid fields to a training job: what the fields mean together. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ _AWS_HOST: Final = re.compile(
 
 
 def job_of(request: Request, *, default_mode: InputMode) -> TrainingJob:
-    """The job; `default_mode` is that of channels for which the request names none.
+    """Make the job; channels without a mode get `default_mode`.
 
     Raises:
-        FieldError: fields that contradict each other, or ask for what is not served here.
+        FieldError: fields contradict each other, or ask for what is not served here.
     """
     mode = request.AlgorithmSpecification.TrainingInputMode or default_mode
     groups = _groups(request.ResourceConfig) if request.ResourceConfig else ()
@@ -110,8 +110,8 @@ def _check_mode(path: FieldPath, item: ChannelRequest, mode: InputMode) -> None:
 
 
 def _check_attributes(path: FieldPath, source: S3Source, mode: InputMode) -> None:
-    # AWS's documents allow augmented manifests in Pipe mode only (API), or in File mode too (developer guide). Here
-    # they are for all modes: a job must run when nothing but its mode changes.
+    # AWS's documents disagree on modes for augmented manifests. Here every mode takes them: a job must run when
+    # only its mode changes.
     where = (*path, "DataSource", "S3DataSource", "AttributeNames")
     is_augmented = source.S3DataType is SourceKind.AUGMENTED_MANIFEST
     if source.AttributeNames and not is_augmented:
@@ -146,10 +146,10 @@ def _uri(path: FieldPath, source: S3Source) -> S3Uri:
 
 
 def _https_uri(text: str) -> S3Uri:
-    """The S3 URI of an HTTPS address at AWS, in either of its styles.
+    """Return the S3 URI of an HTTPS address at AWS, in either style.
 
     Raises:
-        ConfigurationError: not such an address; its query, which may be a signature, is not shown.
+        ConfigurationError: the text is no such address. The message omits its query, which may be a signature.
     """
     hint = "write it as s3://BUCKET/PREFIX, and give the service with --endpoint-url if it is not AWS"
     try:
@@ -189,7 +189,7 @@ def _check_names(channels: tuple[Channel, ...]) -> None:
 
 
 def _fifo_collisions(channels: tuple[Channel, ...]) -> Iterator[tuple[int, int]]:
-    """Channels with a directory, and the Pipe channel that has a FIFO ``<channel>_<epoch>`` in its place."""
+    """Yield each channel whose name is that of a FIFO ``<channel>_<epoch>``, and the FIFO's Pipe channel."""
     pipes = {item.name: index for index, item in enumerate(channels) if item.input_mode is InputMode.PIPE}
     for index, channel in enumerate(channels):
         name, _, epoch = channel.name.rpartition("_")

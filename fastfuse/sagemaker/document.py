@@ -1,7 +1,6 @@
-"""A job description as a file: JSON, read with suspicion, with the place of each field for errors.
+"""A job description as a file: JSON from anybody, with the place of each field for errors.
 
-Whoever writes the file may be anybody: its size, its nesting, its encoding and its numbers are checked here, and what
-comes out are plain dictionaries, lists, texts and numbers.
+Size, nesting, encoding and numbers are checked here; the result holds plain dictionaries, lists, texts and numbers.
 """
 
 import json
@@ -15,11 +14,11 @@ from fastfuse.errors import ConfigurationError
 
 __all__ = ["Document", "FieldError", "FieldPath", "Tree", "read_bytes", "read_json"]
 
-# The largest request that SageMaker takes is far smaller: 100 hyperparameters of 2500 characters, 20 channels.
+# SageMaker's limits keep any request far smaller: 100 hyperparameters of 2500 characters, 20 channels.
 MAX_BYTES: Final = 4 << 20
 # The deepest field of the API lies ten levels down.
 MAX_DEPTH: Final = 64
-# Twenty channels, and all that an answer tells of a job, are a few thousand.
+# A description of twenty channels has a few thousand.
 MAX_VALUES: Final = 100_000
 # More digits than any number of the API has; Python refuses to convert thousands of them.
 _MAX_DIGITS: Final = 40
@@ -31,7 +30,7 @@ FieldPath = tuple[str | int, ...]
 
 
 class FieldError(Exception):
-    """One field is wrong: where (in AWS's names), what, and what to do; who knows the file makes a sentence of it."""
+    """One wrong field: its path in AWS's names, what is wrong, and what to do. `job` adds the place in the file."""
 
     def __init__(self, path: FieldPath, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -54,7 +53,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """Stands in the tree for what JSON does not know."""
+    """A placeholder in the tree for what JSON does not know."""
 
     message: str
 
@@ -66,7 +65,7 @@ class _Object(dict[str, object]):
 
 
 def read_bytes(path: Path) -> bytes:
-    """What the file holds; a pipe (``--job <(...)``) is read to its end.
+    """Read the file; a pipe (``--job <(...)``) is read to its end.
 
     Raises:
         ConfigurationError: it cannot be read, or is larger than any job description.
@@ -86,7 +85,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(data: bytes, name: str) -> Document:
-    """The JSON document in `data`.
+    """Parse the JSON document in `data`.
 
     Raises:
         ConfigurationError: not UTF-8, not JSON, a name twice in one object, a number that is none, nested too deeply;
@@ -112,7 +111,7 @@ _JSON_HINT: Final = "the file is a CreateTrainingJob request, a DescribeTraining
 
 
 def _decoded(data: bytes, name: str) -> str:
-    """Text without the byte order mark that Windows' tools put before it."""
+    """Decode UTF-8, without the byte order mark that Windows' tools put first."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -149,7 +148,7 @@ def _problem(path: FieldPath, value: object) -> tuple[FieldPath, str] | None:
 
 
 def _walk(name: str, tree: object) -> Iterator[tuple[FieldPath, object]]:
-    """Every value with its path, parents first, no deeper than one level too deep.
+    """Yield every value with its path, parents first, down to one level too deep.
 
     Raises:
         ConfigurationError: more values than any job description has.
@@ -173,7 +172,7 @@ def _line_and_column(text: str, offset: int) -> str:
 
 
 def _offset(text: str, path: FieldPath) -> int:
-    """Where the last part of `path` is named in `text`, which is known to be JSON; its parent's place if it is not."""
+    """Return where the last part of `path` is named in `text`, which is JSON; its parent's place if there is none."""
     place = value = _skip_space(text, 0)
     for step in path:
         # A name that comes twice counts where it is last, as it does for the parser.
@@ -185,7 +184,7 @@ def _offset(text: str, path: FieldPath) -> int:
 
 
 def _items(text: str, start: int) -> Iterator[tuple[str | int, int, int]]:
-    """Of the object or array at `start`: name or index, where that is, and where the value begins."""
+    """Yield name or index, its offset and the offset of the value for each item of the object or array at `start`."""
     decode = json.JSONDecoder(parse_int=_integer).raw_decode
     if text[start] not in "{[":
         return

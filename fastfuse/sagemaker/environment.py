@@ -1,7 +1,6 @@
-"""The environment of a training script: what SageMaker sets, and the ``SM_*`` that its training toolkit makes of it.
+"""The environment of a training script: what SageMaker sets, and the ``SM_*`` variables of its training toolkit.
 
-The names, the values and their spelling are those of sagemaker-training 5.1 (`environment.Environment.to_env_vars`,
-`mapping.to_env_vars`), with which the tests compare them.
+Names, values and spelling are those of sagemaker-training 5.1, with which the tests compare them.
 """
 
 import json
@@ -17,7 +16,7 @@ __all__ = ["count_gpus", "script_environment"]
 _GPU_PATIENCE_S: Final = 10.0
 
 _PREFIX: Final = "sagemaker_"
-# Hyperparameters of the platform that are no parameters of a framework, either.
+# Hyperparameters for the platform only, not for a framework.
 _OWN: Final = frozenset(
     {
         "sagemaker_program",
@@ -31,7 +30,7 @@ _OWN: Final = frozenset(
         "sagemaker_s3_output",
     }
 )
-# With any of them the training is spread over the current instance group.
+# Any of these spreads the training over the current instance group.
 _DISTRIBUTED: Final = (
     "sagemaker_mpi_enabled",
     "sagemaker_parameter_server_enabled",
@@ -52,7 +51,7 @@ _Values = dict[str, Any]
 def script_environment(
     job: TrainingJob, cluster: Cluster, paths: JobPaths, *, cpu_count: int, gpu_count: int
 ) -> dict[str, str]:
-    """What is set for the script beside what it inherits, the job's own ``Environment`` included."""
+    """Return the variables that the script gets beside those it inherits, with the job's ``Environment``."""
     made = dict(job.environment)
     if job.name:
         made["TRAINING_JOB_NAME"] = job.name
@@ -66,7 +65,7 @@ def script_environment(
 
 
 def count_gpus() -> int:
-    """How many GPUs ``nvidia-smi`` lists; 0 where it cannot."""
+    """Return how many GPUs ``nvidia-smi`` lists; 0 where it cannot run."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=_GPU_PATIENCE_S
@@ -77,7 +76,7 @@ def count_gpus() -> int:
 
 
 def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine: _Values) -> _Values:
-    """What the toolkit makes variables of, by its names."""
+    """Return the values that the toolkit makes variables of, by its names."""
     parameters = {name: _from_json(text) for name, text in job.hyperparameters.items()}
     platform = {name: value for name, value in parameters.items() if name in _OWN or name.startswith(_PREFIX)}
     hyperparameters = {name: value for name, value in parameters.items() if name not in platform}
@@ -135,7 +134,7 @@ def _group_values(cluster: Cluster, framework: _Values) -> _Values:
 
 
 def _training_values(job: TrainingJob, shared: _Values, framework: _Values) -> _Values:
-    """What only ``SM_TRAINING_ENV`` has."""
+    """Return the values that only ``SM_TRAINING_ENV`` has."""
     hosts = [
         host
         for group in shared["instance_groups_dict"].values()
@@ -148,7 +147,7 @@ def _training_values(job: TrainingJob, shared: _Values, framework: _Values) -> _
         "additional_framework_parameters": framework,
         "distribution_hosts": hosts,
         "is_master": shared["current_host"] == master,
-        # As the toolkit has it: the variable itself where it is empty or not there.
+        # The toolkit gives the variable itself where it is empty or missing.
         "is_modelparallel_enabled": model_parallel and model_parallel != "{}",
         "is_smddpmprun_installed": False,
         "is_smddprun_installed": False,
@@ -159,12 +158,12 @@ def _training_values(job: TrainingJob, shared: _Values, framework: _Values) -> _
 
 
 def _module_name(job: TrainingJob, platform: _Values) -> str:
-    """Of the program, without ``.py``; "None" where there is none, as the toolkit has it."""
+    """Return the program's name without ``.py``; "None" without a program, as the toolkit does."""
     return (job.environment.get("SAGEMAKER_PROGRAM") or str(platform.get("sagemaker_program"))).removesuffix(".py")
 
 
 def _from_json(text: str) -> object:
-    """Hyperparameters are text to SageMaker and JSON, where they are that, to the toolkit."""
+    """Parse a hyperparameter as the toolkit does: as JSON, or as text where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -172,7 +171,7 @@ def _from_json(text: str) -> object:
 
 
 def _arguments(hyperparameters: _Values) -> list[str]:
-    """``--name value`` for a script's argument parser, sorted by name."""
+    """Return ``--name value`` pairs for a script's argument parser, sorted by name."""
     made = []
     for name in sorted(hyperparameters):
         value = hyperparameters[name]
@@ -186,7 +185,7 @@ def _arguments(hyperparameters: _Values) -> list[str]:
 
 def _variables(values: _Values) -> dict[str, str]:
     made = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
-    # What cannot be set at all is in SM_HPS, too.
+    # SM_HPS also holds those that cannot be set.
     return {name: text for name, text in made.items() if _can_be_set(name, text)}
 
 

@@ -1,6 +1,6 @@
-"""What a training script finds below ``/opt/ml`` before it starts: directories, and three files that describe the job.
+"""The directories below ``/opt/ml`` that a training script finds, and the three files that describe the job.
 
-As https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html has them.
+They are as in https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html.
 """
 
 import errno
@@ -52,12 +52,12 @@ class JobPaths:
 
 
 def input_data_config(job: TrainingJob, cluster: Cluster) -> dict[str, dict[str, str]]:
-    """``inputdataconfig.json``: the channels that this host gets."""
+    """Return ``inputdataconfig.json``: the channels that this host gets."""
     return {channel.name: _channel_entry(channel) for channel in job.channels if cluster.gets(channel)}
 
 
 def _channel_entry(channel: Channel) -> dict[str, str]:
-    # The order of the keys is the guide's. XGBoost's container fails if one but ContentType is missing.
+    # The guide's order. XGBoost's container needs every key but ContentType.
     content_type = {} if channel.content_type is None else {"ContentType": channel.content_type}
     return content_type | {
         "TrainingInputMode": channel.input_mode.value,
@@ -67,7 +67,7 @@ def _channel_entry(channel: Channel) -> dict[str, str]:
 
 
 def resource_config(cluster: Cluster) -> dict[str, object]:
-    """``resourceconfig.json``, with the keys that jobs on SageMaker have beyond the guide's three, in their order."""
+    """Return ``resourceconfig.json``, with the keys that real jobs have beyond the guide's three."""
     return {
         "current_host": cluster.current_host,
         "current_instance_type": cluster.current_instance_type,
@@ -82,7 +82,7 @@ def resource_config(cluster: Cluster) -> dict[str, object]:
 
 
 def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None:
-    """Make the directories, and each file as a whole: nobody ever sees half of one.
+    """Make the directories, and put each file in place whole.
 
     Raises:
         ConfigurationError: something cannot be made below the base directory.
@@ -103,7 +103,7 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
 
 
 def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
-    """Why `path`, which belongs to the base directory, is not there."""
+    """Return the error for a path below the base directory that cannot be made."""
     message = f"{str(path)!r} cannot be made: {error.strerror}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskError(message, hint="free some space")
@@ -125,7 +125,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def claim_base_dir(paths: JobPaths) -> int:
-    """A descriptor that keeps other runs out until the last process that inherited it has ended.
+    """Return a descriptor that keeps other runs out until the last process that inherits it ends.
+
+    Another run would take this one's FIFOs and files for leftovers.
 
     Raises:
         ConfigurationError: another run is there, or the base directory cannot be made.

@@ -1,9 +1,8 @@
-"""What clears the place after a parent that was killed: a process of its own, which waits for that and nothing else.
+"""A process that clears up after a parent that was killed, and otherwise only waits.
 
-The channels' processes die with their parent. A mount without its process is an error to everybody who looks at it; a
-FIFO that loses its writer looks as if an epoch had come to its end, so the guardian holds it open (`pipe.Guard`) until
-nobody is left that reads from it. It is not for those who kill a whole control group: then the next run clears
-the place.
+The channels' processes die with their parent. A mount without its process is an error to every reader. A FIFO without
+its writer looks like the end of an epoch, so the guardian holds it open (`pipe.Guard`) until its readers are gone. When
+a whole control group is killed, the next run clears up instead.
 """
 
 import logging
@@ -30,12 +29,12 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Guardian:
-    """Lives until `dismiss`, or until nobody is left of the process tree that it was made for; then it clears up."""
+    """A process that lives until `dismiss`, or until its process tree is dead; then it clears up."""
 
     def __init__(
         self, channels: Sequence[Channel], data_dir: Path, guards: Sequence[Guard], *, stop_timeout_s: float
     ) -> None:
-        # Whoever is forked from here on holds the writing end; nobody ever writes.
+        # Every process forked from here on holds the writing end; none ever writes.
         reading_fd, self._writing_fd = os.pipe()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
@@ -61,14 +60,14 @@ class Guardian:
         theirs.close()
 
     def heed(self, command_pid: int) -> None:
-        """The command runs: should we die, it is killed if it has not ended in time."""
+        """Watch the running command: if we die, the guardian kills it unless it ends in time."""
         command_fd = os.pidfd_open(command_pid)
         with suppress(OSError):  # somebody has killed the guardian
             socket.send_fds(self._ours, [b"\0"], [command_fd])
         os.close(command_fd)
 
     def dismiss(self) -> None:
-        """There is nothing left to be cleared."""
+        """End the guardian; there is nothing left to clear."""
         with suppress(ProcessLookupError, ChildProcessError):  # killed by somebody, and reaped
             os.kill(self.pid, signal.SIGKILL)
             wait_child(self.pid)
@@ -77,7 +76,7 @@ class Guardian:
 
 
 def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
-    """Take away what dead processes left of these channels, in whatever mode: mounts and FIFOs."""
+    """Remove the mounts and FIFOs that dead processes of these channels left, whatever the mode."""
     for channel in channels:
         try:
             _unmount_dead(data_dir / channel.name)
@@ -87,7 +86,7 @@ def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
 
 
 def _watch(life_fd: int, told: socket.socket, guards: Sequence[Guard]) -> int:
-    """Do as the streams say until nobody lives; returns the pidfd of the command, or -1."""
+    """Follow the guards until the process tree is dead; return the pidfd of the command, or -1."""
     command_fd = -1
     waiting_for: list[int | socket.socket | Guard] = [life_fd, told, *guards]
     while True:
@@ -105,7 +104,7 @@ def _watch(life_fd: int, told: socket.socket, guards: Sequence[Guard]) -> int:
 
 
 def _outlast(command_fd: int, kill_at_s: float) -> None:
-    """Wait for the end of the command, which was sent SIGTERM when its parent died, and kill it if it takes long."""
+    """Wait for the command, which got SIGTERM when its parent died, and kill it if it is late."""
     readable, _, _ = select.select([command_fd], [], [], max(0.0, kill_at_s - time.monotonic()))
     if not readable:
         with suppress(ProcessLookupError):
@@ -113,11 +112,11 @@ def _outlast(command_fd: int, kill_at_s: float) -> None:
 
 
 def _outlast_readers(fifo_fd: int, kill_at_s: float, *, are_ours: bool) -> None:
-    """Keep the FIFO from ending until nobody reads it; what the command has left running is told to end."""
+    """Keep the FIFO from ending until nobody reads it; tell the command's leftovers to end."""
     if _is_unread_within(fifo_fd, 0.0):
         return
     if are_ours:
-        # A shell that is told dies and tells nobody.
+        # A shell dies without telling its children.
         _tell_readers(fifo_fd, signal.SIGTERM)
         if _is_unread_within(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
             return
@@ -134,7 +133,7 @@ def _is_unread_within(fifo_fd: int, timeout_s: float | None) -> bool:
 
 
 def _tell_readers(fifo_fd: int, number: signal.Signals) -> None:
-    """Send it to every process, but this one, that has the FIFO open."""
+    """Send the signal to every other process that has the FIFO open."""
     fifo = os.fstat(fifo_fd)
     for process in Path("/proc").glob("[0-9]*"):
         pid = int(process.name)

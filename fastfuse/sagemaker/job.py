@@ -1,7 +1,7 @@
-"""A training job as somebody describes it: a file in AWS's names, or channels on the command line.
+"""A training job as a user describes it: a file in AWS's names, or channels on the command line.
 
-Channels of the command line become a request in AWS's names, too (`spelling`), whose fields are checked one by one
-(`request`) and together (`contradictions`). Errors name the file, the line where one is known, and the field.
+`spelling` turns channels of the command line into a request in AWS's names. `request` checks its fields one by one, and
+`contradictions` together. Errors name the file, the line where one is known, and the field.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from fastfuse.sagemaker.spelling import from_options, path_text
 
 __all__ = ["DEFAULT_MODE", "channels_job", "parse_json_job", "read_job"]
 
-# Of a description that names no mode at all, which a request to SageMaker must: what this program is for.
+# For a description that names no mode.
 DEFAULT_MODE = InputMode.FAST_FILE
 
 
@@ -32,7 +32,7 @@ def read_job(path: Path, *, default_mode: InputMode = DEFAULT_MODE) -> TrainingJ
 
 
 def parse_json_job(data: bytes, name: str, *, default_mode: InputMode = DEFAULT_MODE) -> TrainingJob:
-    """The job as AWS writes it: a CreateTrainingJob request, a DescribeTrainingJob answer, an InputDataConfig array.
+    """Parse a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array.
 
     Raises:
         ConfigurationError: as `read_job`.
@@ -56,7 +56,7 @@ def parse_json_job(data: bytes, name: str, *, default_mode: InputMode = DEFAULT_
 
 
 def channels_job(options: Sequence[str], *, default_mode: InputMode = DEFAULT_MODE) -> TrainingJob:
-    """The job of the values of ``--channel``: ``name=s3://...[,option=value...]`` each.
+    """Parse the values of ``--channel``, each ``name=s3://...[,option=value...]``.
 
     Raises:
         ConfigurationError: as `read_job`.

@@ -1,11 +1,11 @@
-"""The phases of a job with their seconds, as SageMaker's console prints them, and how far downloads are.
+"""The phases of a job with their seconds, as SageMaker's console prints them, and the progress of downloads.
 
-The names are those of ``SecondaryStatusTransitions``, and times are UTC, as there:
-https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html. Of SageMaker's phases
-Uploading is left out: what the command writes stays on this host.
+Names and UTC times are those of ``SecondaryStatusTransitions``
+(https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html), without Uploading: what
+the command writes stays on this host.
 
-Standard error is the command's, too; where it is a terminal, a bar is drawn while nothing but the channels' own lines
-comes between, which go through here. Nothing here starts a thread: whoever uses it forks.
+On a terminal a bar is drawn; lines of the channels' processes pass through here so as not to break it. Nothing here
+starts a thread, because the caller forks.
 """
 
 import logging
@@ -30,7 +30,7 @@ _LINE_EVERY_S = 5.0
 
 
 class Phase(StrEnum):
-    """What a job does, and how it ended."""
+    """The phases of a job, and the ways in which it ends."""
 
     STARTING = "Starting"
     DOWNLOADING = "Downloading"
@@ -42,7 +42,7 @@ class Phase(StrEnum):
 
 
 class Phases:
-    """Where a job is; one phase after the other."""
+    """The current phase of a job, and the seconds of those before."""
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
@@ -54,7 +54,7 @@ class Phases:
         self._told_s: dict[str, float] = {}
 
     def enter(self, phase: Phase, text: str) -> None:
-        """Go on to `phase`; the clock of the one before stops."""
+        """Begin `phase` and stop the clock of the one before."""
         self.finish_bar()
         now_s = time.monotonic()
         if self._now is not None:
@@ -63,7 +63,7 @@ class Phases:
         self.say(text)
 
     def say(self, text: str) -> None:
-        """A line of the phase of the moment."""
+        """Print a line of the current phase."""
         assert self._now is not None
         if self._is_json:
             _log.info("%s", text, extra={"phase": self._now.value})
@@ -71,15 +71,15 @@ class Phases:
             self._write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {self._now} - {text}")
 
     def timings(self) -> str:
-        """The seconds of the phases that are over."""
+        """Return the seconds of the phases that are over."""
         return ", ".join(f"{phase} {took_s:.1f} s" for phase, took_s in self._took_s.items())
 
     def relay(self, line: bytes) -> None:
-        """A line of a channel's process, for standard error."""
+        """Print a line of a channel's process on standard error."""
         self._write(line.decode(errors="backslashreplace"))
 
     def download(self, channel: str, done_bytes: int, total_bytes: int) -> None:
-        """How far a download is."""
+        """Show how far a download is."""
         if not self._is_json and can_redraw(Console(stderr=True)):
             self._draw(channel, done_bytes, total_bytes)
             return
@@ -90,7 +90,7 @@ class Phases:
             self.say(f"{channel}: {format_size(done_bytes)} of {format_size(total_bytes)}{percent}")
 
     def finish_bar(self) -> None:
-        """Take the bar away, for good or until there is something to draw again."""
+        """Remove the bar until there is something to draw again."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

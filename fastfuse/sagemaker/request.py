@@ -43,7 +43,7 @@ class DataDistribution(StrEnum):
     SHARDED = "ShardedByS3Key"
 
 
-# Filled from text, which strict mode would refuse.
+# Text becomes an enum, which strict mode would refuse.
 _Mode = Annotated[InputMode, Field(strict=False)]
 _Kind = Annotated[SourceKind, Field(strict=False)]
 _Distribution = Annotated[DataDistribution, Field(strict=False)]
@@ -66,11 +66,11 @@ def _names(words: str) -> frozenset[str]:
 
 
 class _Shape(BaseModel):
-    """A structure of the API: no field but its own; null is left out, as the AWS tools print it for what is not set."""
+    """A structure of the API, without fields of any other name; null counts as not set, as AWS's tools print it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    # Fields that the API knows and that say nothing to us.
+    # Fields of the API that say nothing about the data.
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
@@ -97,7 +97,7 @@ class S3Source(_Shape):
 
 class SourceRequest(_Shape):
     S3DataSource: S3Source | None = None
-    # Whole, to be refused by name: what they point to is no bucket.
+    # `contradictions` refuses these by name.
     FileSystemDataSource: dict[str, Any] | None = None
     DatasetSource: dict[str, Any] | None = None
 
@@ -161,7 +161,7 @@ class Request(_Shape):
 
 
 def parse_request(tree: Tree) -> Request:
-    """The request that `tree` is, each field checked by itself.
+    """Check each field of `tree` by itself and return the request.
 
     Raises:
         FieldError: the first field that the API would refuse.
@@ -170,7 +170,7 @@ def parse_request(tree: Tree) -> Request:
         return Request.model_validate(tree)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    # A misspelt field before the one that is missing for it.
+    # A misspelt field is the cause of a missing one.
     details = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
     path = tuple(part for part in details["loc"] if part != "[key]")
     message, hint = _explained(details, path)
@@ -178,7 +178,7 @@ def parse_request(tree: Tree) -> Request:
 
 
 def _explained(details: ErrorDetails, path: FieldPath) -> tuple[str, str]:
-    """What is wrong and what to do, without the value: it may be a secret of the job."""
+    """Return what is wrong and what to do, without the value, which may be a secret of the job."""
     kind = details["type"]
     if kind == "missing":
         return "is missing", _REQUIRED.get(str(path[-1]), "the API requires it")
@@ -191,7 +191,7 @@ def _explained(details: ErrorDetails, path: FieldPath) -> tuple[str, str]:
     return message.format_map(limits), hint.format_map(limits)
 
 
-# By the type of pydantic's error; what is left is that something else stands where an object should.
+# By the type of pydantic's error; other types mean a value that is no object.
 _EMPTY: Final = ("is empty", "the API wants one at least")
 _OUT_OF_RANGE: Final = ("is out of the range that the API allows", "")
 _SENTENCES: Final = {
@@ -227,7 +227,7 @@ def _unknown(path: FieldPath) -> tuple[str, str]:
 
 
 def _fields_at(path: FieldPath) -> list[str]:
-    """The names that the API has in the structure at `path`."""
+    """Return the names that the API has in the structure at `path`."""
     shape: type[_Shape] = Request
     for part in path:
         shape = _SHAPES.get(str(part), shape)

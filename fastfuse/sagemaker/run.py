@@ -1,11 +1,11 @@
-"""The parent of a job: prepares its channels side by side, runs its command, and takes everything down again.
+"""The parent of a job: it prepares the channels side by side, runs the command, and takes everything down again.
 
-Small and single-threaded, as a mount's supervisor, and for the same reasons: it forks for as long as it lives, its
-signals are blocked and taken one at a time, and what children say is announced by a signal, too (SIGIO).
+It is small and has one thread, because it forks for as long as it lives. Its signals are blocked and taken one at a
+time; children announce what they say by a signal, too (SIGIO).
 
-States: starting -> downloading -> training -> stopping -> gone. A channel that fails before the command has started
-ends the run. Later the command decides: reads of a mount fail, which it sees itself; but a FIFO cannot carry an error,
-what was streamed looks whole, so it is told to stop. No channel's failure disturbs another channel.
+States: starting -> downloading -> training -> stopping -> gone. A channel that fails before the command starts ends the
+run. A failure later does not disturb other channels: the command itself sees a mount's errors. A FIFO cannot carry an
+error, so the command is told to stop when a stream fails.
 """
 
 import logging
@@ -32,16 +32,16 @@ _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
-# <asm-generic/siginfo.h>: the kernel sent it, which is a terminal's Ctrl-C; every process of the group has it.
+# <asm-generic/siginfo.h>: the kernel sent the signal, for a terminal's Ctrl-C, to every process of the group.
 _SI_KERNEL = 0x80
-# What a channel may need to end beyond the time that its open files have.
+# The time that a channel may need to end after the grace period of its open files.
 _TAKE_DOWN_S = 15.0
-# Signals tell of everything that happens; this is only for what happened between two of them.
+# Signals announce every event; this catches one that came between two of them.
 _LOOK_EVERY_S = 1.0
 
 
 def run(settings: RunSettings) -> int:
-    """Run the job; returns the command's exit code, or without one 0 once the channels were told to stop.
+    """Run the job and return the command's exit code; without a command, return 0 once the channels were told to stop.
 
     Raises:
         FastfuseError: the job could not be prepared, or a stream broke off. Nothing is left behind.
@@ -50,7 +50,7 @@ def run(settings: RunSettings) -> int:
 
 
 class _Outcome(NamedTuple):
-    """How the run ended."""
+    """The way in which the run ended."""
 
     phase: Phase
     text: str
@@ -65,15 +65,15 @@ class _Run:
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
         self._has_terminal = os.isatty(2)
-        # Ignored, they stay so (nohup, a shell's background): blocked, they would be taken.
+        # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
-        # The signal that we were told to stop with.
+        # The first signal that told us to stop.
         self._stopped_by: signal.Signals | None = None
-        # Channels that ended by themselves, each said once.
+        # Channels that ended by themselves and were logged.
         self._lost: set[str] = set()
 
     def run(self) -> int:
-        """See `run`."""
+        """Run the job; see the function `run`."""
         channels = self._settings.channels
         names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
         self._phases.enter(Phase.STARTING, f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}")
@@ -96,12 +96,12 @@ class _Run:
         program = find_command(settings.command, settings.environment) if settings.command else ""
         claimed_fd = claim_base_dir(settings.paths)
         write_job_files(settings.job, settings.cluster, settings.paths)
-        # What a whole control group left that was killed at once, in whatever mode.
+        # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
-        # They stay blocked until the end: one signal too many must not turn the exit code into a death.
+        # They stay blocked until the end: a late signal must not replace the exit code.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         adopt_orphans()
-        # Known to the guardian from the start, and to those who stream.
+        # The guardian and the streamers inherit them.
         guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
         self._guardian = Guardian(
             settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
@@ -113,7 +113,7 @@ class _Run:
                 task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
                 self._channels.append(ChannelProcess(task))
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
-            # While they are at it: a driver with many GPUs takes seconds to answer.
+            # Meanwhile, for a driver with many GPUs takes seconds to answer.
             environment = self._environment() if settings.command else {}
             if not self._get_ready():
                 assert self._stopped_by is not None
@@ -132,7 +132,7 @@ class _Run:
             os.close(claimed_fd)
 
     def _environment(self) -> dict[str, str]:
-        """The command's, which is ours and the job's."""
+        """Return the environment of the command: our own and the job's."""
         settings = self._settings
         made = script_environment(
             settings.job,
@@ -144,7 +144,7 @@ class _Run:
         return {**settings.environment, **made}
 
     def _get_ready(self) -> bool:
-        """Wait until every channel can be read; False if we are told to stop.
+        """Wait until every channel can be read; return False if we are told to stop first.
 
         Raises:
             FastfuseError: a channel cannot be prepared.
@@ -157,7 +157,7 @@ class _Run:
         return True
 
     def _train(self, program: str, environment: dict[str, str]) -> _Outcome:
-        """The command, from its start to its end.
+        """Run the command from its start to its end.
 
         Raises:
             FastfuseError: a stream broke off; the command was told to end.
@@ -187,7 +187,7 @@ class _Run:
         return _Outcome(phase, command.describe_end(), command.exit_code)
 
     def _stay_up(self) -> _Outcome:
-        """Without a command: until we are told to stop, or until nothing is served any more.
+        """Serve without a command until we are told to stop, or until no channel serves any more.
 
         Raises:
             FastfuseError: a channel failed meanwhile; the others were served to their end.
@@ -202,9 +202,9 @@ class _Run:
         return _Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
 
     def _take_signal(self, timeout_s: float) -> bool:
-        """Wait for the next signal and do what it asks for; take in what children say and how they end.
+        """Wait for the next signal, do what it asks for, and take in what children say and how they end.
 
-        Whether we were told to stop.
+        Return whether the signal tells us to stop.
         """
         caught = signal.sigtimedwait(self._signals, timeout_s)
         self._reap()
@@ -220,7 +220,7 @@ class _Run:
             return False
         self._stopped_by = self._stopped_by or number
         if self._command is not None:
-            # A terminal and who hangs it up tell the whole process group; who sends a signal tells one.
+            # A terminal, and its hangup, signal the whole process group; a plain signal reaches one process.
             has_it = is_lost or caught.si_code == _SI_KERNEL
             self._command.stop(number, self._settings.stop_timeout_s, has_it=has_it)
         return True
@@ -249,7 +249,7 @@ class _Run:
             raise failures[0]
 
     def _note_losses(self) -> None:
-        """Say once of each channel that ended by itself that it did; whoever reads from a mount gets errors."""
+        """Log once of each channel that it ended by itself; readers of its mount get errors."""
         for channel in self._channels:
             name = channel.channel.name
             if channel.exit_code is None or name in self._lost:
@@ -276,6 +276,6 @@ class _Run:
             for channel in self._channels:
                 if is_late:
                     channel.kill()
-                elif is_told_again:  # nobody waits for what is open
+                elif is_told_again:  # do not wait for open files
                     channel.stop()
         sweep(self._settings.channels, self._settings.paths.data)

@@ -1,8 +1,7 @@
-"""What the process of one channel does: index, then mount, download or stream; and what it tells its parent.
+"""The work of one channel's process: index, then mount, download or stream, and report to the parent.
 
-A message is a line of JSON: ``{"ready": …}`` with what was made, ``{"progress": …}`` of a download, or an error as
-`mount.children` writes it, of a stream as soon as it will not go on. What is counted is in memory that parent and child
-share.
+A message is a line of JSON: ``{"ready": ...}``, ``{"progress": ...}`` of a download, or an error as `mount.children`
+writes it. Counters are in memory that parent and child share.
 """
 
 import json
@@ -40,14 +39,14 @@ __all__ = ["ChannelTask", "RunSettings", "serve_channel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """One run of a job on this host."""
+    """One run of a job on this host: its options, its job and its environment."""
 
     job: TrainingJob
     cluster: Cluster
     # ``/opt/ml`` of SageMaker.
     base_dir: Path
     connection: ConnectionConfig
-    # What all channels share of it; kind, attributes and shard are each channel's own.
+    # The parts that all channels share; `ChannelTask.origin` adds kind, attributes and shard.
     origin: IndexOrigin
     # By name of channel (`budget`).
     memory_target_bytes: Mapping[str, int]
@@ -56,23 +55,23 @@ class RunSettings:
     allow_other: bool = False
     # How long a stopping mount lets open files be read.
     grace_s: float = 30.0
-    # Empty: the channels stay up until we are told to stop.
+    # Without a command the channels stay up until we are told to stop.
     command: tuple[str, ...] = ()
-    # How long the command may take to end that was told to.
+    # How long the command may take to end after it is told to.
     stop_timeout_s: float = 120.0
-    # What the command inherits, before what the job adds; not shown, for it may hold credentials.
+    # What the command inherits, before the job's own; left out of repr, for it may hold credentials.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     # Phases go to the log, as records, and not to standard error, as lines.
     is_json: bool = False
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Those that this host's instance group gets."""
+        """The channels that this host's instance group gets."""
         return tuple(channel for channel in self.job.channels if self.cluster.gets(channel))
 
     @property
     def paths(self) -> JobPaths:
-        """What is where below `base_dir`."""
+        """The places below `base_dir`."""
         return JobPaths(self.base_dir)
 
 
@@ -85,21 +84,21 @@ class ChannelTask:
 
     channel: Channel
     settings: RunSettings
-    # Readable when all channels of the run are ready: what is fetched first is not to slow the others down.
+    # Readable when all channels are ready: prefetching must not slow down those that prepare.
     begin_fd: int
-    # What it will write to the disk, and what others will.
+    # The bytes that this channel and others will write to the disk.
     disk_claim: DiskClaim
-    # Of a Pipe channel; what its readers wait on outlives its process.
+    # For a Pipe channel: keeps its FIFOs open after its process dies.
     guard: Guard | None = None
 
     @property
     def memory_target_bytes(self) -> int:
-        """Its part of the job's."""
+        """The channel's share of the job's memory target."""
         return self.settings.memory_target_bytes[self.channel.name]
 
     @property
     def origin(self) -> IndexOrigin:
-        """Where this host's index of the channel comes from."""
+        """The origin of this host's index of the channel."""
         channel, settings = self.channel, self.settings
         return replace(
             settings.origin,
@@ -111,7 +110,7 @@ class ChannelTask:
 
 
 def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
-    """Serve the channel until it is done or told to stop; returns the exit code (clause L5)."""
+    """Serve the channel until it is done or told to stop, and return the exit code (clause L5)."""
 
     def tell(error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 -- whatever JSON can carry
         line = json.dumps(message).encode() if error is None else error_message(error)
@@ -126,7 +125,7 @@ def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
 
 
 def _index(task: ChannelTask, counters: Counters) -> tuple[int, IndexReport]:
-    """In a process of its own, whose garbage goes with it."""
+    """List the channel in a process of its own, whose garbage goes with it."""
     snapshot_fd, report = run_lister(task.channel.source, task.origin, task.settings.connection)
     _log.info("listed %s: %s", task.channel.source, report)
     counters.add(counters.slot("fastfuse_index_requests"), report.requests)
@@ -192,8 +191,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
 
 
 def _remove_mountpoint(place: Path) -> None:
-    """Where this channel was mounted before: a script that finds the directory takes it for the channel, and an empty
-    one for an empty channel.
+    """Remove an empty directory where the channel was mounted before: a script would take it for an empty channel.
 
     Raises:
         MountError: the directory is not empty.

@@ -52,7 +52,7 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
 _LISTS: Final = ("attribute", "instance_group")
 _WEIGHT: Final = "memory_weight"
 _OPTIONS: Final = sorted((_FIELDS.keys() | {_WEIGHT}) - {"name", "source"})
-# Beyond this ratio a share of any memory target is no part of one object.
+# A larger ratio leaves a channel less memory than one part.
 _MAX_WEIGHT: Final = 1000
 
 # Words that may be written in any case.
@@ -64,14 +64,14 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
     "mode": {"file": "File", "fastfile": "FastFile", "pipe": "Pipe"},
 }
 
-# A name that is shown as it is; others are quoted, and long ones cut: the longest of the API has 512 characters.
+# A plain name is shown as it is. Others are quoted, and cut: the longest of the API has 512 characters.
 _MAX_SHOWN: Final = 520
 _PLAIN: Final = re.compile(rf"[\w.-]{{1,{_MAX_SHOWN}}}")
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """A request in AWS's names, and what whoever wrote it called the fields."""
+    """A request in AWS's names, with the words that the user wrote for its fields."""
 
     tree: dict[str, object]
     names: Mapping[FieldPath, str]
@@ -79,14 +79,14 @@ class Spelled:
     weights: tuple[float, ...]
 
     def path_text(self, path: FieldPath) -> str:
-        """What the user calls the field at `path`."""
+        """Return what the user calls the field at `path`."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.names:
                 return self.names[path[:length]] + _steps(path[length:])
         return path_text(path)
 
     def weigh(self, job: TrainingJob) -> TrainingJob:
-        """`job`, made of `tree`, with the weights, for which AWS has no field."""
+        """Add the memory weights, for which AWS has no field, to `job`, which was made of `tree`."""
         channels = (
             replace(item, memory_weight=weight) for item, weight in zip(job.channels, self.weights, strict=True)
         )
@@ -94,7 +94,7 @@ class Spelled:
 
 
 def path_text(path: FieldPath) -> str:
-    """``InputDataConfig[2].DataSource.S3DataSource.S3Uri``; "the job" for what is no field."""
+    """Return the path as ``InputDataConfig[2].DataSource``, or "the job" for the whole."""
     return _steps(path).removeprefix(".") or "the job"
 
 
@@ -106,10 +106,10 @@ def _steps(path: FieldPath) -> str:
 
 
 def from_options(options: Sequence[str]) -> Spelled:
-    """Return the request that the values of ``--channel`` are.
+    """Return the request that the values of ``--channel`` describe.
 
     Raises:
-        ConfigurationError: no ``name=s3://...``, or an option after it that there is not.
+        ConfigurationError: a value is not ``name=s3://...``, or names an unknown option.
     """
     channels: list[object] = []
     names: dict[FieldPath, str] = {}

@@ -1,8 +1,8 @@
-"""The process that trains: started with the caller's signals and streams, told to stop as SageMaker does it.
+"""The process that trains: started with the caller's signals and streams, stopped as SageMaker stops it.
 
-It stays in our process group, so that a terminal's job control reaches both and an interactive script can read from
-it. Whatever it starts becomes our child once its own parent is gone (`adopt_orphans`), and is told to end as well: a
-shell that is told dies and tells nobody, and in a container nothing outlives the first process, either.
+It stays in our process group, for a terminal's job control and for scripts that read from it. Its orphans become our
+children (`adopt_orphans`) and are told to end as well: a shell dies without telling its children, and in a container
+nothing outlives the first process.
 """
 
 import ctypes
@@ -24,18 +24,18 @@ _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
 
-# What shells answer for a file that is there and cannot be run.
+# A shell's exit code for a file that cannot be run.
 _CANNOT_RUN = 126
-# What Python changed of its own accord when it started, and a program expects to find at its default.
+# Signals that Python ignores from its start, and a program expects at their default.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
-# What `fork_child` resets, and a caller may have had ignored (nohup, a shell's background).
+# Signals that `fork_child` resets; a caller may ignore them (nohup, a shell's background).
 _INHERITED = (signal.SIGINT, signal.SIGHUP)
-# A process that does not end within this time after SIGKILL waits for a device, and we not for it.
+# A process that outlives SIGKILL for so long waits for a device; we do not wait for it.
 _DIES_WITHIN_S = 5.0
 
 
 def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The file to run.
+    """Return the path of the program to run.
 
     Raises:
         ConfigurationError: there is none that can be run.
@@ -50,7 +50,7 @@ def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def ignored_signals() -> set[signal.Signals]:
-    """Those that our caller does not want to reach us."""
+    """Return the signals that our caller ignores."""
     return {number for number in _INHERITED if signal.getsignal(number) == signal.SIG_IGN}
 
 
@@ -64,7 +64,7 @@ class CommandProcess:
 
     def __init__(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         ignored = ignored_signals()
-        # Children that are not its: channels, the guardian, and what a shell had started that became us by `exec`.
+        # Children that the command did not start: channels, the guardian, and those of a shell that we replaced.
         self._others = frozenset(_children(os.getpid()))
         self.pid = fork_child(lambda: _become(program, command, environment, ignored))
         self._exit_code: int | None = None
@@ -76,12 +76,12 @@ class CommandProcess:
 
     @property
     def exit_code(self) -> int:
-        """As shells tell it: its own, or 128 and the signal that killed it."""
+        """The exit code as a shell reports it: 128 + N after signal N."""
         assert self._exit_code is not None
         return self._exit_code if self._exit_code >= 0 else 128 - self._exit_code
 
     def ended(self, exit_code: int) -> None:
-        """It was reaped; `exit_code` is negative for a signal."""
+        """Note that the command was reaped; `exit_code` is negative for a signal."""
         self._exit_code = exit_code
 
     def describe_end(self) -> str:
@@ -91,7 +91,7 @@ class CommandProcess:
         return f"the command was killed by {signal.Signals(-self._exit_code).name}"
 
     def stop(self, number: signal.Signals, timeout_s: float, *, has_it: bool = False) -> None:
-        """Send it `number`, unless it has that already, and have `enforce` kill it once the time is over."""
+        """Send `number` to the command, unless it `has_it`, and let `enforce` kill it after the timeout."""
         if self.is_over:
             return
         if not has_it:
@@ -101,28 +101,28 @@ class CommandProcess:
 
     @property
     def left_s(self) -> float | None:
-        """How long until it has to be killed; None while nobody wants it to end."""
+        """The seconds until the command must be killed; None while it may run."""
         return None if self._kill_at_s is None else max(0.0, self._kill_at_s - time.monotonic())
 
     def enforce(self) -> None:
-        """Kill it with all that it started if its time is over."""
+        """Kill the command and all that it started if its time is over."""
         if not self.is_over and self.left_s == 0.0:
             _log.warning("the command did not end in time and is killed")
             self.kill()
 
     def leftovers(self, timeout_s: float) -> "Leftovers":
-        """What it leaves running, which may take so long to end."""
+        """Return the processes that the command leaves running, which get `timeout_s` to end."""
         return Leftovers(self._others, timeout_s)
 
     def kill(self) -> None:
-        """With all that it started."""
+        """Kill the command and every process that it started."""
         if not self.is_over:
             for pid in (*_descendants(self.pid), self.pid):
                 _send(pid, signal.SIGKILL)
 
 
 class Leftovers:
-    """What the command left running when it ended: children that are not among `others`."""
+    """Processes that the command left running when it ended: children that are not among `others`."""
 
     def __init__(self, others: Container[int], timeout_s: float) -> None:
         self._others = others
@@ -130,7 +130,7 @@ class Leftovers:
         self._told: set[int] = set()
 
     def press(self) -> bool:
-        """Tell those that are left to end, or make them; False once nobody is left, or nothing helps."""
+        """Tell them to end, or kill them when they are late; return False once none is left or nothing helps."""
         left = [pid for pid in _children(os.getpid()) if pid not in self._others]
         late_s = time.monotonic() - self._kill_at_s
         for pid in left:
@@ -145,7 +145,7 @@ class Leftovers:
 
 
 def _become(program: str, command: Sequence[str], environment: Mapping[str, str], ignored: Iterable[int]) -> None:
-    # If we are killed: its data are gone, but it may have a checkpoint to write.
+    # If we are killed, its data are gone, but it may write a checkpoint.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in _PYTHONS_OWN:
         signal.signal(number, signal.SIG_DFL)
@@ -166,7 +166,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """proc(5); of every thread, for any of them may have forked."""
+    """Return the children of every thread, for any of them may have forked (proc(5))."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread, or all of it, has just ended

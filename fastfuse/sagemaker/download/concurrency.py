@@ -1,7 +1,7 @@
-"""How many GETs at once: as many as the network carries without any of them coming near its deadline. Pure.
+"""The number of GETs at once: as many as the network carries before any comes near its deadline. Pure.
 
-64 parts of 8 MiB take 54 s through a line of 10 MB/s, and after 60 s a GET is given up (`ConnectionConfig.deadline_s`);
-where the line is fast, fewer would not fill it.
+64 parts of 8 MiB take 54 s at 10 MB/s, and a GET fails after 60 s (`ConnectionConfig.deadline_s`); a fast network needs
+that many.
 """
 
 __all__ = ["Pace"]
@@ -14,7 +14,7 @@ _LONG_S = 15.0
 
 
 class Pace:
-    """`limit` grows by one with each GET that was short and is halved, once in a round trip, by one that was long."""
+    """A limit that a short GET raises by one and a long one halves, once in a round trip."""
 
     def __init__(self, most: int) -> None:
         self.limit = min(_FIRST, most)
@@ -22,7 +22,7 @@ class Pace:
         self._cut_s = float("-inf")
 
     def landed(self, started_s: float, now_s: float) -> None:
-        """A GET that began at `started_s` is over."""
+        """Count a GET that began at `started_s` and is over."""
         if now_s - started_s < _SHORT_S:
             self.limit = min(self.limit + 1, self._most)
         elif now_s - started_s > _LONG_S and started_s >= self._cut_s:

@@ -1,6 +1,6 @@
-"""The channel's directory and what lies below it, by descriptors: nothing here ever follows a symbolic link.
+"""The channel's directory and what lies below it, by descriptors, never through a symbolic link.
 
-Whoever can write to the directory may put links there while a download runs; no path of theirs leads out of it.
+A user who can write to the directory may put links there during a download; none leads out of it.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ __all__ = [
     "write_stamp",
 ]
 
-# Where files lie until they are whole; in the channel's directory, so that a rename stays in one file system.
+# The place of unfinished files, in the channel's directory so that a rename stays in one file system.
 PRIVATE_NAME = b".fastfuse-download"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -42,18 +42,18 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Directory:
-    """An open directory; closed at the latest when nobody refers to it any more."""
+    """An open directory; it closes with its last reference at the latest."""
 
     __slots__ = ("_is_open", "fd", "path")
 
     def __init__(self, fd: int, path: bytes) -> None:
-        """`path` is for messages."""
+        """Wrap `fd`; `path` is for messages."""
         self.fd = fd
         self.path = path
         self._is_open = True
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the directory. Idempotent."""
         if self._is_open:
             self._is_open = False
             os.close(self.fd)
@@ -62,15 +62,15 @@ class Directory:
         self.close()
 
     def at(self, name: bytes) -> bytes:
-        """The path of `name` in it."""
+        """Return the path of `name` in this directory."""
         return os.path.join(self.path, name)
 
     def enter(self, name: bytes) -> "Directory":
-        """The directory `name` in this one; `OSError` where there is none, or a link."""
+        """Open the directory `name` in this one; raise `OSError` where there is none, or a link."""
         return Directory(os.open(name, _BELOW, dir_fd=self.fd), self.at(name))
 
     def make(self, name: bytes) -> None:
-        """Make the directory `name` if it is missing; `OSError` where something else is in the way."""
+        """Make the directory `name` if it is missing; raise `OSError` where something else is in the way."""
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=self.fd)
             return
@@ -79,7 +79,7 @@ class Directory:
 
 
 def open_root(path: Path) -> Directory:
-    """The channel's directory, made if it is missing, with a lock that keeps other downloads out until it is closed.
+    """Open the channel's directory, made if it is missing, and lock out other downloads until it is closed.
 
     Raises:
         ConfigurationError: another process downloads to it.
@@ -98,7 +98,7 @@ def open_root(path: Path) -> Directory:
 
 
 def open_private(root: Directory, name: bytes) -> Directory:
-    """The directory for what is not whole yet, which nobody else can write to.
+    """Open the directory of unfinished files, to which only this user can write.
 
     Raises:
         DiskError: it cannot be had, or it is somebody else's.
@@ -136,7 +136,7 @@ def _translated(error: OSError, path: bytes) -> DiskError:
 
 
 def _shown(path: bytes) -> str:
-    """As Python writes it: a name may hold what a terminal obeys."""
+    """Return the path quoted: a name may hold what a terminal obeys."""
     return repr(os.fsdecode(path))
 
 
@@ -148,12 +148,12 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def boot_id() -> bytes:
-    """16 bytes that are others after each start of the host (of a container: of the host below)."""
+    """Return 16 bytes that change with each boot of the host (of the host below, in a container)."""
     return bytes.fromhex(_BOOT_ID.read_text().strip().replace("-", ""))
 
 
 def write_stamp(fd: int, stamp: Stamp) -> None:
-    """Say in the file's inode what it is; where the file system has no room for that, nobody will know."""
+    """Record in the file's inode what it is, where the file system has room for that."""
     try:
         os.setxattr(fd, _STAMP, bytes(stamp))
     except OSError as error:
@@ -169,7 +169,7 @@ def read_stamp(fd: int) -> Stamp | None:
 
 
 def read_trust(root: Directory) -> Trust:
-    """What may be believed of the files below `root`."""
+    """Return which files below `root` can be believed."""
     settled_ns = 0
     with suppress(OSError, ValueError):
         settled_ns = int(os.getxattr(root.fd, _SETTLED))
@@ -178,7 +178,7 @@ def read_trust(root: Directory) -> Trust:
 
 
 def settle(root: Directory) -> None:
-    """Wait until the disk has all that was written to its file system, and mark `root` with the time before that.
+    """Wait until the disk has all that was written to the file system, and mark `root` with the time before.
 
     Raises:
         OSError: the disk could not be written.

@@ -1,8 +1,7 @@
-"""Fetches files: as many GETs at once as the network carries, and no more memory than was given.
+"""Fetch files with as many GETs at once as the network carries, in no more memory than was given.
 
-One task walks through the jobs and starts a fetch, of a small file or of a part, as soon as there is room for it; so
-parts of one file and whole small files are on their way side by side, and a table of millions of rows makes no more
-tasks than there is work in flight. The disk is touched by threads only.
+One task walks through the jobs and starts a fetch, of a small file or of a part, as soon as there is room. Millions of
+files therefore make no more tasks than there is work in flight. Only threads touch the disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,18 +21,14 @@ __all__ = ["Fetch", "Room"]
 
 T = TypeVar("T")
 
-# Writers at once. Four are enough for a local disk, where they copy memory and wait for nothing; one in the network
-# takes as many as it gets (EFS: 10 ms for a new file).
+# Four writers are enough for a local disk; a network's takes more (EFS: 10 ms for a new file).
 _DISK_THREADS = 8
-# Directories are opened and made so many files ahead: a hop to a thread costs as much as ten of them.
+# One hop to a thread opens the directories of so many files: it costs as much as ten of them.
 _JOBS_AHEAD = 128
 
 
 class Room:
-    """What is in flight: GETs, fetches (a GET and then a write), and bytes of memory.
-
-    Only one task waits for room.
-    """
+    """Count what is in flight: GETs, fetches (a GET and then a write), and bytes of memory. One task waits for room."""
 
     def __init__(self, pace: Pace, *, most_fetches: int, memory_bytes: int) -> None:
         self._pace = pace
@@ -59,20 +54,20 @@ class Room:
         self._bytes += size_bytes
 
     def landed(self, started_s: float) -> None:
-        """The GET is over, its bytes are still held."""
+        """Note that the GET is over; its bytes are still held."""
         self._gets -= 1
         self._pace.landed(started_s, trio.current_time())
         self._changed.set()
 
     def leave(self, size_bytes: int) -> None:
-        """The bytes are on the disk."""
+        """Note that the bytes are on the disk."""
         self._fetches -= 1
         self._bytes -= size_bytes
         self._changed.set()
 
 
 class Fetch:
-    """One run. `requests`, `fetched_bytes`, `done_files` and `done_bytes` tell how far it is."""
+    """One run; `requests`, `fetched_bytes`, `done_files` and `done_bytes` say how far it is."""
 
     def __init__(
         self, reader: RangeReader, landing: Landing, *, part_bytes: int, memory_bytes: int, most_gets: int
@@ -89,13 +84,13 @@ class Fetch:
         self.requests = self.fetched_bytes = self.done_files = self.done_bytes = 0
 
     async def run(self, jobs: Iterator[Job]) -> None:
-        """Fetch them all. Stops at the first error and raises it, as a group; what is begun stays on the disk."""
+        """Fetch all files; raise the first error, in a group. What is on the disk stays there."""
         try:
             async with trio.open_nursery() as nursery:
                 while batch := await self._in_thread(lambda: list(islice(jobs, _JOBS_AHEAD))):
                     for job in batch:
                         await self._start(nursery, job)
-                    del job, batch  # and with them the directories that nobody needs any more
+                    del job, batch  # and with them their directories
         finally:
             for half in self._halves:
                 half.close()
@@ -152,5 +147,5 @@ class Fetch:
         return data
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        # Never abandoned: what is being written is written to its end, and then told.
+        # Never abandoned: a write that has begun ends.
         return await trio.to_thread.run_sync(work, limiter=self._threads)

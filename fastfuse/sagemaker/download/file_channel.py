@@ -1,4 +1,4 @@
-"""One channel in File mode, from its snapshot to its directory; for a process that was just forked."""
+"""One channel in File mode, from its snapshot to its directory, in a process that was just forked."""
 
 import os
 import time
@@ -44,15 +44,15 @@ __all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSettings:
-    """Where the files go, and at what cost."""
+    """The directory of a download, and the memory it may use."""
 
     # Made if it is missing. It may be a symbolic link; nothing below it is followed.
     directory: Path
     # Bytes of object data on their way or not yet written.
     memory_target_bytes: int
-    # Of one GET; a larger file is fetched in several.
+    # The size of one GET; a larger file takes several.
     part_size_bytes: int
-    # Where it says what it still has to write, and sees what others have; alone if nothing else is said.
+    # The claim among those of the job's channels; alone by default.
     claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
 
 
@@ -84,17 +84,15 @@ def download_channel(
     settings: DownloadSettings,
     report: Callable[[DownloadReport], None],
 ) -> DownloadReport:
-    """Make the files below `settings.directory` those of the snapshot in `snapshot_fd`, and return once they all are.
+    """Make the files below `settings.directory` those of the snapshot in `snapshot_fd`.
 
-    What is there already is not fetched again, and what the snapshot does not know is left alone. The first failure
-    ends it; the next call goes on with what is there. `report` is called ten times a second and at the end, also after
-    a failure, and must not wait.
+    Files that are there already are not fetched again, and unknown ones are left alone. The first failure ends it; the
+    next call continues. `report` is called ten times a second and at the end, also after a failure, and must not wait.
 
     Raises:
         DiskError: it does not fit, or the disk does not take it.
         ConfigurationError: another process downloads to the directory.
-        SourceError, AccessError, ServiceError: an object could not be read: it has changed since it was listed, it
-            is not for these credentials, the service fails; the message names its key.
+        SourceError, AccessError, ServiceError: an object could not be read; the message names its key.
     """
     table = open_snapshot(snapshot_fd).table
     try:
@@ -107,9 +105,9 @@ def download_channel(
 
 
 def settle_channel(directory: Path) -> None:
-    """Wait for the disk, so that the next start of the host finds the channel's files and believes in them.
+    """Wait for the disk, so that the next boot of the host believes the channel's files.
 
-    To be called after `download_channel`, when nobody waits any more: it takes as long as the disk does.
+    Call it after `download_channel`, when nothing waits: it takes as long as the disk does.
 
     Raises:
         DiskError: the disk did not take what was written to it.
@@ -145,7 +143,7 @@ async def download(
     *,
     most_gets: int,
 ) -> DownloadReport:
-    """As `download_channel`, from any reader; raises its `ReadError`, in a group."""
+    """Download from any reader as `download_channel` does; raise its `ReadError`, in a group."""
     root = await trio.to_thread.run_sync(open_root, settings.directory)
     try:
         return await _download_to(root, table, reader, settings, report, most_gets)
@@ -194,7 +192,7 @@ async def _tell_often(tell: Callable[[], object]) -> None:
 
 
 class _Run:
-    """What is decided before the first byte is fetched."""
+    """The decisions before the first byte is fetched."""
 
     def __init__(self, root: Directory, table: InodeTable, settings: DownloadSettings) -> None:
         self._started_s = time.monotonic()
@@ -209,12 +207,12 @@ class _Run:
         self.landing = Landing(self._private, trust)
 
     def clean_up(self) -> None:
-        """Nothing is left in the private directory."""
+        """Remove the private directory, which is empty."""
         with disk_errors(self._private.path):
             os.rmdir(self._private_name, dir_fd=self.places.root.fd)
 
     def shrink_claim(self, fetch: Fetch) -> None:
-        """By what is written, or was before."""
+        """Reduce the claim by what is on the disk."""
         left_bytes = self._missing_bytes - fetch.done_bytes
         self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
 
@@ -234,7 +232,7 @@ class _Run:
 
 
 def _command_error(error: ReadError) -> FastfuseError:
-    """The failure of one read as one that stops a command."""
+    """Return the failure of a read as the error of a command."""
     kind: type[FastfuseError] = ServiceError
     if isinstance(error, ObjectChangedError):
         kind = SourceError

@@ -1,4 +1,4 @@
-"""From the rows of the table to directories of the disk and files to fetch, one after the other."""
+"""The way from the rows of the table to directories on the disk and files to fetch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Job(NamedTuple):
 
 
 class Places:
-    """Where the rows of a table lie below a directory."""
+    """The places of a table's rows below a directory."""
 
     def __init__(self, table: InodeTable, root: Directory) -> None:
         self.table = table
@@ -32,23 +32,23 @@ class Places:
         self._parents = table.columns["parents"].data
 
     def parent(self, row: int) -> int:
-        """The row of the directory that holds `row`."""
+        """Return the row of the directory that holds `row`."""
         parent: int = self._parents[row]
         return parent
 
     def open(self, row: int) -> Directory:
-        """The directory at `row`. `OSError` where there is none, or where a link is in its place."""
+        """Open the directory at `row`; raise `OSError` where there is none, or a link."""
         directory = self.root
         for name in self._names(row):
             directory = directory.enter(name)
         return directory
 
     def path(self, row: int) -> bytes:
-        """For messages."""
+        """Return the path at `row`, for messages."""
         return self.root.at(b"/".join(self._names(row)))
 
     def name(self, row: int) -> bytes:
-        """The last segment of the path, which leads nowhere but down (clause N2 promises it)."""
+        """Return the last segment of the path, checked to lead nowhere but down (clause N2)."""
         name = self.table.name_at(row)
         if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
             raise ConfigurationError(f"the index is damaged: {name!r} is no name of a file")
@@ -63,9 +63,9 @@ class Places:
 
 
 def jobs(places: Places, is_there: bytearray) -> Iterator[Job]:
-    """Every file whose row is not in `is_there`; directories that are not are made on the way.
+    """Yield every file whose row is not in `is_there`, and make missing directories on the way.
 
-    In the order of rows, so that the files of a directory come together, and after the directory itself.
+    Rows keep the files of a directory together, and after the directory itself.
     """
     table = places.table
     directory, directory_row = places.root, 0

@@ -1,6 +1,6 @@
-"""How bytes become files: in the private directory first, in their place once they are whole. For threads.
+"""The way from bytes to files: written in the private directory, renamed into place once whole. For threads.
 
-Nothing is forced to the disk here; `fastfuse.sagemaker.download` tells why that is safe.
+Nothing waits for the disk here; `fastfuse.sagemaker.download` tells why that is safe.
 """
 
 import os
@@ -22,13 +22,13 @@ _MODE = 0o666
 
 
 def half_names(version: bytes) -> tuple[bytes, bytes]:
-    """What the bytes and the journal of a file in parts are called in the private directory."""
+    """Return the names that the bytes and the journal of a file in parts have in the private directory."""
     name = version.hex().encode()
     return name, name + b".parts"
 
 
 class Landing:
-    """Where the files of one run land. Safe from any thread."""
+    """The place where the files of one run land. Safe from any thread."""
 
     def __init__(self, private: Directory, trust: Trust) -> None:
         self._private = private
@@ -36,7 +36,7 @@ class Landing:
         self._numbers = count()
 
     def land(self, job: Job, data: Buffer) -> None:
-        """Put a file in place of which `data` is all.
+        """Put a file in place whose bytes are all in `data`.
 
         Raises:
             DiskError: the disk does not take it.
@@ -54,9 +54,7 @@ class Landing:
                 raise
 
     def open_half(self, job: Job, part_bytes: int) -> "Half":
-        """Begin a file in parts of `part_bytes`, or go on with one that was begun.
-
-        That one may have smaller parts, never larger ones.
+        """Begin a file in parts of `part_bytes`, or continue one with parts no larger.
 
         Raises:
             DiskError: the disk does not take it.
@@ -84,7 +82,7 @@ class Landing:
                 raise
 
     def _found(self, fd: int, journal_fd: int, ref: ObjectRef, part_bytes: int) -> Journal | None:
-        """The journal of a file that can be gone on with."""
+        """Return the journal of a file that can be continued."""
         status = os.fstat(journal_fd)
         journal = Journal.parse(os.pread(journal_fd, status.st_size, 0))
         if (
@@ -99,7 +97,7 @@ class Landing:
         return journal
 
     def finish(self, half: "Half") -> None:
-        """Put a file in place whose parts are all there; `half` is closed.
+        """Put a file in place whose parts are all there, and close `half`.
 
         Raises:
             DiskError: the disk does not take it.
@@ -124,7 +122,7 @@ class Landing:
 
 
 class Half:
-    """A file of which parts are still missing."""
+    """A file with parts still missing."""
 
     def __init__(self, landing: Landing, job: Job, journal: Journal, fd: int, journal_fd: int) -> None:
         self.job = job
@@ -135,13 +133,13 @@ class Half:
         self._is_open = True
 
     def write(self, part: Part, data: Buffer) -> None:
-        """Keep a part, and that it is there. `DiskError` where the disk does not take it."""
+        """Write a part and mark it in the journal; raise `DiskError` where the disk does not take it."""
         with disk_errors(self.job.path):
             write_all(self.fd, data, part.start)
             write_all(self._journal_fd, *self.journal.mark(part))
 
     def close(self) -> None:
-        """Idempotent. What is there stays for the next run."""
+        """Close the files; what is there stays for the next run. Idempotent."""
         if self._is_open:
             self._is_open = False
             os.close(self._journal_fd)

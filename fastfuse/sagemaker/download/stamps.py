@@ -1,4 +1,16 @@
-"""Which version of which object a file is, and when that is to be believed. Pure."""
+"""The records on disk about a file: its stamp, and the journal of a file that takes several GETs. Pure.
+
+Layout of a journal, little-endian::
+
+    0   8 bytes   magic "FFPARTS1"
+    8   32 bytes  stamp: version and boot
+    40  uint64    bytes of the file
+    48  uint64    bytes of each part but the last
+    56  uint32    CRC-32 of the above
+    60  1 byte    for each part: 1 once all of it is written
+
+A part's byte is written after the part, so that the journal never claims more than is there.
+"""
 
 import hashlib
 import re
@@ -13,27 +25,27 @@ from fastfuse.objects import ObjectRef
 __all__ = ["STAMP_BYTES", "Journal", "Part", "Stamp", "Trust", "md5_of_etag", "version_of"]
 
 _DIGEST_BYTES = 16
-# With its name no longer than what an inode of 256 bytes has room for: another block for each file is what more costs.
+# An inode of 256 bytes has room for this; more would cost each file another block.
 STAMP_BYTES = 2 * _DIGEST_BYTES
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 def version_of(ref: ObjectRef) -> bytes:
-    """Equal for equal versions of the same object, and for nothing else: 16 bytes."""
+    """Return 16 bytes that are equal for equal versions of one object, and for nothing else."""
     fields = (ref.bucket, ref.key, ref.etag, str(ref.size_bytes), str(ref.modified_ns))
-    # Separated by what no key that has a path contains (clause N2).
+    # No key with a path contains NUL (clause N2).
     return hashlib.blake2b("\0".join(fields).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def md5_of_etag(etag: str) -> str | None:
-    """The MD5 that `etag` tells in hexadecimal, if it looks like one; encrypted by KMS, it is none all the same."""
+    """Return the hexadecimal MD5 in `etag` if it looks like one; encrypted by KMS, it is none all the same."""
     match = _MD5.fullmatch(etag)
     return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """`boot` is the boot of the host that wrote the file: 16 bytes, as `version` is."""
+    """The version of the object and the boot of the host that wrote the file, 16 bytes each."""
 
     version: bytes
     boot: bytes
@@ -43,22 +55,22 @@ class Stamp:
 
     @classmethod
     def parse(cls, data: bytes) -> Self | None:
-        """None for what is no stamp."""
+        """Parse a stamp; return None for anything else."""
         return cls(data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]) if len(data) == STAMP_BYTES else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """What was written in this boot is in the page cache if not on the disk; what changed before `settled_ns` is on it.
+    """The files that hold what was written to them: those of this boot, and those unchanged since `settled_ns`.
 
-    `settled_ns` is 0 where nobody ever waited for the disk.
+    `settled_ns` is 0 where nothing ever waited for the disk.
     """
 
     boot: bytes
     settled_ns: int = 0
 
     def covers(self, stamp: Stamp, changed_ns: int) -> bool:
-        """Whether a file with `stamp`, whose inode changed last at `changed_ns`, holds what was written to it."""
+        """Return whether a file with `stamp`, last changed at `changed_ns`, holds what was written to it."""
         return stamp.boot == self.boot or changed_ns <= self.settled_ns
 
 
@@ -70,7 +82,7 @@ _DONE = b"\1"
 
 
 class Part(NamedTuple):
-    """Bytes ``[start, end)`` of the file."""
+    """The bytes ``[start, end)`` of a file."""
 
     number: int
     start: int
@@ -79,7 +91,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """`done` has a byte for each part, 1 where it is there."""
+    """A byte for each part in `done`: 1 where the part is there."""
 
     stamp: Stamp
     size_bytes: int
@@ -92,7 +104,7 @@ class Journal:
 
     @classmethod
     def parse(cls, data: bytes) -> "Journal | None":
-        """None for what is no journal, or not all of one."""
+        """Parse a journal; return None for anything else, or a part of one."""
         if len(data) < _HEAD_BYTES:
             return None
         magic, stamp, size_bytes, part_bytes = _HEADER.unpack_from(data)
@@ -107,7 +119,7 @@ class Journal:
         return header + _CRC.pack(zlib.crc32(header)) + self.done
 
     def mark(self, part: Part) -> tuple[bytes, int]:
-        """What is to be written where once `part` is there."""
+        """Return the bytes that mark `part` as there, and their offset."""
         return _DONE, _HEAD_BYTES + part.number
 
     def part(self, number: int) -> Part:
@@ -115,7 +127,7 @@ class Journal:
         return Part(number, start, min(start + self.part_bytes, self.size_bytes))
 
     def missing(self) -> Iterator[Part]:
-        """What is still to be fetched, in order."""
+        """Yield the parts still to be fetched, in order."""
         return (self.part(number) for number, is_done in enumerate(self.done) if is_done != _DONE[0])
 
     @property
@@ -124,7 +136,7 @@ class Journal:
 
     @property
     def least_bytes(self) -> int:
-        """What the file has at least, if the journal is right."""
+        """The least size of the file, if the journal is right."""
         return max((self.part(number).end for number in self._done_numbers()), default=0)
 
     def _done_numbers(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What is there before the first byte is fetched, and whether the rest fits."""
+"""Look at what is on the disk before the first byte is fetched, and whether the rest fits beside other claims."""
 
 import errno
 import hashlib
@@ -66,19 +66,19 @@ _STAT_BLOCK_BYTES = 512  # stat(2), st_blocks
 
 @dataclass(slots=True)
 class Survey:
-    """`is_there` has 1 in the row of each directory that exists and of each file that is whole and current."""
+    """`is_there` has a 1 for each directory that exists and each file that is whole and current."""
 
     is_there: bytearray
     kept_files: int = 0
     kept_bytes: int = 0
     unknown_files: int = 0
-    # What files occupy in whose place others will be put.
+    # Files that others will replace, and the bytes that they occupy.
     replaced_files: int = 0
     replaced_bytes: int = 0
 
 
 def private_name(places: Places) -> bytes:
-    """A name for the private directory that no key of the channel has."""
+    """Return a name for the private directory that no key of the channel has."""
     name = PRIVATE_NAME
     while places.table.lookup(ROOT, name) is not None:
         name += b"-"
@@ -86,7 +86,7 @@ def private_name(places: Places) -> bytes:
 
 
 def take_survey(places: Places, trust: Trust, private: bytes) -> Survey:
-    """Look at every file below the root, but for the directory `private` in it.
+    """Look at every file below the root, except in the directory `private`.
 
     Raises:
         DiskError: a file is where a directory must be, or the other way round; or the disk cannot be read.
@@ -138,7 +138,7 @@ def _look(
 
 
 def is_whole(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) -> bool:
-    """Whether the file is the listed version, and nobody has changed it since it was put there."""
+    """Return whether the file is the listed version, unchanged since it was put there."""
     if not ref.bucket:
         return False  # made of the index, at the price of a copy
     try:
@@ -160,7 +160,7 @@ def is_whole(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) ->
 
 
 def _proves_itself(fd: int, ref: ObjectRef, stamp: Stamp) -> bool:
-    """Whether the bytes have the MD5 that the ETag tells; the next run is spared to ask."""
+    """Return whether the bytes have the MD5 that the ETag tells, and stamp the file if so."""
     told = md5_of_etag(ref.etag)
     if told is None:
         return False
@@ -173,7 +173,7 @@ def _proves_itself(fd: int, ref: ObjectRef, stamp: Stamp) -> bool:
 
 
 def clear_private(places: Places, private: Directory, survey: Survey) -> int:
-    """Remove what no file of this run goes on with; returns the bytes that the rest occupies.
+    """Remove unfinished files that this run does not continue; return the bytes that the rest occupies.
 
     Raises:
         DiskError: it cannot be removed.
@@ -199,12 +199,10 @@ def _wanted_halves(places: Places, survey: Survey) -> Iterator[tuple[bytes, byte
 
 
 def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskClaim) -> None:
-    """Whether all that is missing fits on the disk, in whole blocks, with a directory entry for each.
-
-    And beside it what other channels still have to write there, whom `claim` tells of this one.
+    """Claim what is missing, in whole blocks, and check that it fits beside the claims of other channels.
 
     Raises:
-        DiskError: it does not, and by how much.
+        DiskError: it does not fit; the message says by how much.
     """
     root = places.root
     with disk_errors(root.path):

@@ -1,4 +1,4 @@
-"""Writes one epoch: items in their order, decompressed and framed as the channel wants it."""
+"""Write one epoch: items in their order, decompressed and framed as the channel wants it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,30 +13,29 @@ from fastfuse.sagemaker.pipe.sequence import File, Item
 
 __all__ = ["EpochWriter"]
 
-# A record of so much is looked through and written from memory; a longer one is read twice, for its frame says in front
-# how long it is and where it is split.
+# A record up to this size is kept in memory; a longer one is read twice, for its frame begins with its length.
 _HELD_BYTES = 8 << 20
-# Less is decompressed where it is: a hop to a thread and back takes as long.
+# Decompressing less takes no longer than a hop to a thread and back.
 _THREAD_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochWriter:
-    """What it takes to write the items of one epoch."""
+    """The tools and settings for the items of one epoch."""
 
     lookahead: Lookahead
-    # May raise: that there is no reader any more.
+    # Raises `BrokenPipeError` when the reader is gone.
     write: Sink
-    # Told that an object is through.
+    # Called after each object.
     finished: Callable[[], None]
     is_gzip: bool
     wraps_records: bool
 
     async def run(self, items: Iterable[Item]) -> None:
-        """Write all of them, one after the other.
+        """Write all items, one after the other.
 
         Raises:
-            ReadError, SourceError: an object cannot be read, or is not what it should be.
+            ReadError, SourceError: an object cannot be read, or has the wrong form.
         """
         for item in items:
             await (self._write_record(item) if self.wraps_records else self._pour(item, self.write))
@@ -102,10 +101,10 @@ class EpochWriter:
 
 
 async def _next(pieces: Iterator[bytes], *, in_thread: bool) -> bytes:
-    """The next piece; empty behind the last."""
+    """Return the next piece; empty behind the last."""
     return await trio.to_thread.run_sync(next, pieces, b"") if in_thread else next(pieces, b"")
 
 
 def _shown(item: Item) -> str:
-    """As Python writes it: a key may hold what a terminal obeys."""
+    """Return the item's name, quoted: a key may hold what a terminal obeys."""
     return "an attribute" if isinstance(item, bytes) else repr(f"s3://{item.ref.bucket}/{item.ref.key}")

@@ -1,18 +1,21 @@
 """One epoch's FIFO, from before its reader comes until it has read everything or is gone.
 
-We have both ends open from before the FIFO can be seen, so whoever opens it for reading, with ``O_NONBLOCK`` or
-without, finds a writer, and waits for data: no reader takes an epoch that has not begun for an empty one. That somebody
-has opened it is told by inotify (open for reading does not wake who polls the writing end, and a blocking open in a
-thread could not be cancelled). Then our reading end is closed, and from there on the end of the last reader is a
-`BrokenPipeError`.
+Both ends are open before the FIFO can be seen. A reader that opens it therefore finds a writer and waits for data, with
+``O_NONBLOCK`` or without; it never takes an epoch that has not begun for an empty one. inotify tells that a reader has
+opened it. Then our reading end closes, and the end of the last reader is a `BrokenPipeError`.
 
-What bounds it is the kernel: who writes and who reads copy in turns, under the pipe's one lock, and each page written
-is a new one, which whoever reads gives back. Where a host takes free pages back and has to find them again (free page
-reporting), the same bytes took up to five times as long, nearly all of it in the copy into new pages.
+Pages that are never written to again are lent (``vmsplice``), and only the reader copies. A reader may hold them for as
+long as it likes (``pv``, ``tee``), so lending pages that are used again would give it wrong bytes.
 
-So pages that nobody will ever write to again are lent (``vmsplice``), and only the reader copies: 2.5 to 13 GB/s where
-writes brought 1.0 to 2.4, with two threads filling the pages. If they were used again, a reader that splices them on
-(``pv``, ``tee``) and so holds them for as long as it likes would get wrong bytes.
+A FIFO whose writer was killed in the middle of an object ends like an epoch. So the process that starts a streamer
+holds the writing ends in a `Guard` as well, until the streamer says that an epoch is complete::
+
+    guard = Guard()
+    child = fork_child(lambda: stream_channel(..., guard=guard))
+    guard.update()  # when `guard` is readable
+    guard.close()  # when the job's processes are dead
+
+A third process that holds them is forked before the streamer, and its parent calls `hand_over` in between.
 """
 
 import contextlib
@@ -35,15 +38,12 @@ from fastfuse.objects import Buffer
 
 __all__ = ["Fifo", "Guard", "remove_stale"]
 
-# One write. The reader takes them while the next is on its way; larger ones wait for each other (measured with pipes of
-# 1 MiB: 2.1 GB/s for writes of 64 KiB or 1 MiB, 3.2 for 256 and 512 KiB). In a thread they were no faster, with parts
-# arriving beside them either.
+# One write: the reader takes it while the next is on its way; larger ones wait for each other.
 _WRITE_BYTES = 512 << 10
-# Linux's default maximum for users without privileges, /proc/sys/fs/pipe-max-size. With 64 KiB, the default of a pipe,
-# it is a fifth of the speed.
+# Linux's default maximum without privileges, /proc/sys/fs/pipe-max-size; the default of 64 KiB is slow.
 _PIPE_BYTES = 1 << 20
 _LEAST_PIPE_BYTES = 64 << 10
-# Less is copied: each page lent takes a place of the pipe's, however little of it is data.
+# Less is copied: each lent page takes a slot of the pipe, however little data it holds.
 _LEAST_LENT_BYTES = 64 << 10
 _SPLICE_F_NONBLOCK = 2  # <fcntl.h>
 # Where write is allowed and vmsplice is not (seccomp), or not there (gVisor).
@@ -67,10 +67,10 @@ def _nowhere(_: memoryview) -> int:
 
 
 class Fifo:
-    """The FIFO at `path`; making it and waiting for its reader never blocks the thread."""
+    """The FIFO at `path`; neither making it nor waiting for its reader blocks the thread."""
 
     def __init__(self, path: Path, lent_from: Callable[[memoryview], int] = _nowhere) -> None:
-        """Make it. `lent_from` has the address of bytes if nothing is ever written to their pages again, or else 0.
+        """Make the FIFO. `lent_from` returns the address of bytes whose pages are never written to again, or 0.
 
         Raises:
             ConfigurationError: something that is no FIFO is there.
@@ -103,24 +103,24 @@ class Fifo:
             ) from error
 
     def close(self) -> None:
-        """Remove it. What was written is there for its reader, and then its end. Idempotent."""
+        """Remove the FIFO; its reader still gets what was written, and then the end. Idempotent."""
         self.hide()
         self._close()
 
     def hide(self) -> None:
-        """Nobody can open it any more; whoever has it open is not concerned."""
+        """Remove the FIFO's name: readers that have it open go on."""
         with contextlib.suppress(OSError):  # somebody else has removed it, or its directory
             if os.path.samestat(os.lstat(self.path), os.fstat(self._write_fd)):
                 self.path.unlink()
 
     def has_reader(self) -> bool:
-        """Whether anybody has it open for reading; once it is `opened`."""
+        """Return whether any process has the FIFO open for reading, after `opened`."""
         poll = select.poll()
         poll.register(self._write_fd, 0)  # POLLERR comes unasked
         return not poll.poll(0)
 
     def was_opened_again(self) -> bool:
-        """Whether anybody has opened it since it was `opened`: then no reader is sure to get everything."""
+        """Return whether another reader has opened the FIFO since `opened`; then neither is sure to get every byte."""
         try:
             events = os.read(self._opens_fd, _EVENTS_BYTES)
         except BlockingIOError:
@@ -129,18 +129,18 @@ class Fifo:
         return any(mask & _IN_OPEN for _, mask, _, _ in _EVENT.iter_unpack(events))
 
     def fileno(self) -> int:
-        """The writing end."""
+        """Return the writing end."""
         return self._write_fd
 
     async def opened(self) -> None:
-        """Wait until somebody has opened it for reading, even if that one has closed it again."""
+        """Wait until a reader has opened the FIFO, even one that has closed it again."""
         await trio.lowlevel.wait_readable(self._opens_fd)
         os.read(self._opens_fd, _EVENTS_BYTES)  # of all until now, who can have read nothing
         os.close(self._read_fd)
         self._read_fd = -1
 
     async def write(self, data: Buffer) -> None:
-        """Write all of it, once it is `opened`. A checkpoint where it has to wait, or has much to write.
+        """Write all of `data` after `opened`, with a checkpoint where it waits or writes much.
 
         Raises:
             BrokenPipeError: there is no reader any more.
@@ -169,7 +169,7 @@ class Fifo:
                 self._turn_bytes = 0
 
     def _lend(self, address: int, size_bytes: int) -> int:
-        """vmsplice(2): the pages themselves, as many as there is room for; raises as `os.write`."""
+        """Lend as many pages as there is room for (vmsplice(2)); raise as `os.write` does."""
         pages = _IoVector(address, size_bytes)
         count: int = _LIBC.vmsplice(self._write_fd, ctypes.byref(pages), 1, _SPLICE_F_NONBLOCK)
         if count < 0:
@@ -192,7 +192,7 @@ class Fifo:
 
 
 def remove_stale(directory: Path, channel: str) -> None:
-    """Remove the FIFOs of an earlier run: whoever opened one would wait for ever."""
+    """Remove the FIFOs of an earlier run: a reader that opens one would wait for ever."""
     for path in directory.glob(f"{channel}_*"):
         epoch = path.name.removeprefix(f"{channel}_")
         if epoch.isascii() and epoch.isdigit() and stat.S_ISFIFO(path.lstat().st_mode):
@@ -217,7 +217,7 @@ def _in_the_way(path: Path) -> ConfigurationError:
 
 
 def _enlarge(fd: int) -> None:
-    """As far as the system allows; a user's pipes together have a limit, too (pipe-user-pages-soft)."""
+    """Enlarge the pipe as far as the system allows; a user's pipes have a common limit (pipe-user-pages-soft)."""
     size_bytes = _PIPE_BYTES
     while size_bytes > _LEAST_PIPE_BYTES:
         try:
@@ -234,7 +234,7 @@ def _last_error() -> OSError:
 
 
 def _watch_opens(path: Path) -> int:
-    """A descriptor that is readable as soon as anybody opens `path` from now on, by whatever name."""
+    """Return a descriptor that is readable once any process opens `path` from now on, by any name."""
     fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0 or _LIBC.inotify_add_watch(fd, os.fsencode(path), _IN_OPEN) < 0:
         error = _last_error()
@@ -251,7 +251,7 @@ _BEGIN, _END = b"+", b"-"
 
 
 class Guard:
-    """Between two processes, the one of which forks the other. Every method returns at once."""
+    """Writing ends that two processes share, one of which forks the other. Every method returns at once."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -260,33 +260,33 @@ class Guard:
         self._held: list[int] = []
 
     def fileno(self) -> int:
-        """Readable when there is something to `update`."""
+        """Return a descriptor that is readable when there is something to `update`."""
         return self._ours.fileno()
 
     def hold(self, fd: int) -> None:
-        """In the streamer: the FIFO with the writing end `fd` is there for readers."""
+        """Give the guard the writing end `fd` of a new FIFO; the streamer calls this."""
         with suppress(ConnectionError):  # whoever held them was killed
             socket.send_fds(self._theirs, [_BEGIN], [fd])
 
     def let_go(self) -> None:
-        """In the streamer: the earliest that is held is through, or nobody reads it any more."""
+        """Release the earliest FIFO, which is complete or has no reader; the streamer calls this."""
         with suppress(ConnectionError):
             self._theirs.send(_END)
 
     def hand_over(self) -> None:
-        """In the process that forked the one which holds: should that be killed, nobody is to wait for it.
+        """Close the receiving end, in the parent of the process that holds.
 
-        What lies in a socket that another process has open, too, would stay open with it, and no epoch ever end.
+        A descriptor in a socket that another process has open would stay open with it, and no epoch would end.
         """
         self._ours.close()
 
     @property
     def held(self) -> Sequence[int]:
-        """Writing ends, of the earliest epoch first."""
+        """The writing ends, earliest epoch first."""
         return self._held
 
     def update(self) -> None:
-        """In the process that started it: do as it says."""
+        """Take in what the streamer said; the process that started it calls this."""
         while True:
             try:
                 message, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -299,7 +299,7 @@ class Guard:
                 return
 
     def close(self) -> None:
-        """In the process that started it: nobody reads any more."""
+        """Close every writing end, once nothing reads; the process that started the streamer calls this."""
         if self._ours.fileno() >= 0:  # not handed over
             self.update()
         for fd in self._held:

@@ -1,8 +1,7 @@
-"""Keeps the read engine's GETs ahead of who writes an epoch.
+"""Keep the read engine's GETs ahead of the writer of an epoch.
 
-The order of all bytes is known, so nothing is guessed: parts are commanded in that order, across the ends of objects,
-for as long as the engine has memory and connections for them. What is then read was commanded before, or is fetched as
-any read of the engine is.
+The order of all bytes is known: parts are fetched in that order, across the ends of objects, as long as the engine has
+memory and connections. A read then finds its part, or fetches it as any read of the engine does.
 """
 
 from collections import Counter
@@ -19,17 +18,16 @@ __all__ = ["Lookahead", "Sink"]
 # Takes bytes, one piece after the other.
 Sink = Callable[[Buffer], Awaitable[None]]
 
-# What is fetched before anybody has opened the FIFO: enough to begin at full speed, and little to have wasted after the
-# last epoch. Of 1 GiB, 60 MiB.
+# Prefetch before a reader comes: enough to begin at full speed, and little waste after the last epoch.
 _UNREAD_DIVISOR = 16
 # Each takes a few kB beside its bytes. Ten times what 64 connections have on their way.
 _MAX_FILES = 640
 
 
 class Lookahead:
-    """The files of one epoch: what is ahead, and what is read. `run` is a task beside the one that reads.
+    """The files of one epoch; `run` is a task beside the one that reads.
 
-    Files are read in the order of `run`'s, each from its beginning, and `done` when they are through.
+    Files are read in the order of `run`, each from its beginning, and `done` when they are complete.
     """
 
     def __init__(self, engine: ReadEngine, config: ReadaheadConfig) -> None:
@@ -38,17 +36,17 @@ class Lookahead:
         self._max_bytes = config.max_window_bytes
         # How far ahead, until `begin`.
         self._limit_bytes = min(config.max_window_bytes, config.memory_limit_bytes // _UNREAD_DIVISOR)
-        # Where something may have changed that `run` waits for.
+        # `run` waits here.
         self._changed = trio.lowlevel.ParkingLot()
-        # How many files are planned, and done; and how often each of those between is to come.
+        # The numbers of files planned and done, and how often each file between is still to come.
         self._planned = self._done = 0
         self._coming: Counter[int] = Counter()
         self._planned_bytes = 0
-        # Before the file that is read, and up to where the reader has come.
+        # The bytes before the file that is read, and those that were read.
         self._before_bytes = self._read_bytes = 0
 
     async def run(self, files: Iterable[File]) -> None:
-        """Fetch ahead until all is fetched. Ends with its task."""
+        """Fetch ahead until all files are fetched."""
         for file in files:
             while self._planned - self._done >= _MAX_FILES:
                 await self._changed.park()
@@ -63,16 +61,16 @@ class Lookahead:
                     await self._changed.park()
 
     def wake(self) -> None:
-        """A GET has ended."""
+        """Note that a GET has ended."""
         self._changed.unpark()
 
     def begin(self) -> None:
-        """Somebody reads."""
+        """Note that a reader has come: fetch as far ahead as memory allows."""
         self._limit_bytes = self._max_bytes
         self._changed.unpark()
 
     async def read(self, file: File, sink: Sink) -> None:
-        """Give `sink` the bytes of the file that is next, in parts; this may be done more than once.
+        """Give `sink` the bytes of the next file, in parts; this may be done more than once.
 
         Raises:
             ReadError: it cannot be read.
@@ -84,7 +82,7 @@ class Lookahead:
             await sink(data)
 
     def done(self, file: File) -> None:
-        """It is through."""
+        """Note that the file is complete."""
         self._done += 1
         self._before_bytes += file.ref.size_bytes
         if self._done <= self._planned:
@@ -95,7 +93,7 @@ class Lookahead:
         self._changed.unpark()
 
     def close(self) -> None:
-        """Nobody reads this epoch any more."""
+        """Release the files that are left, once nothing reads this epoch."""
         for inode in self._coming:
             self._engine.release(inode)
         self._coming.clear()

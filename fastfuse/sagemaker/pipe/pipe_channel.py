@@ -43,11 +43,11 @@ class PipeSettings:
 class PipeProgress:
     """Sums since the channel began, over all epochs."""
 
-    # The one that is read, or waits for its reader.
+    # The epoch that is read, or waits for its reader.
     epoch: int
     # Streamed to the end; an object counts in every epoch.
     objects: int
-    # That readers have taken, or that lie in the FIFO.
+    # Bytes that readers have taken, or that lie in the FIFO.
     written_bytes: int
     fetched_bytes: int
     requests: int
@@ -70,13 +70,13 @@ def stream_channel(
     guard: Guard | None = None,
     begin_fd: int | None = None,
 ) -> None:
-    """Stream the objects of the snapshot until SIGTERM or SIGINT; for a process that was just forked.
+    """Stream the objects of the snapshot until SIGTERM or SIGINT, in a process that was just forked.
 
-    `ready` is called when the first epoch's FIFO is there, `report` about every second and whenever an epoch is over.
-    Nothing is fetched ahead before `begin_fd` is readable, if it is given.
+    `ready` is called when the first FIFO is there, `report` about every second and after each epoch. Prefetching waits
+    until `begin_fd` is readable, if it is given.
 
-    An epoch that fails has no end. A FIFO cannot carry an error, and its end would be one more short epoch for the
-    reader; so that waits until somebody who was told by `report` has stopped it, and then this process.
+    An epoch that fails has no end, because a FIFO cannot carry an error and its end would be a short epoch. It waits
+    until the caller, told by `report`, has stopped the reader and then this process.
 
     Raises:
         FastfuseError: the channel cannot be streamed; or, once it is told to stop, why an epoch has failed.
@@ -104,7 +104,7 @@ async def _run_until_told(channel: "_Channel", ready: Callable[[], None]) -> Non
 
 
 class _CountingReader:
-    """Counts what is fetched, and tells when a GET has ended."""
+    """A reader that counts what is fetched and reports the end of each GET."""
 
     def __init__(self, reader: RangeReader, ended: Callable[[], None]) -> None:
         self._reader = reader
@@ -127,7 +127,7 @@ class _CountingReader:
 
 
 class _Channel:
-    """`failure` is why the epoch that is open will have no end, if that is so."""
+    """The state of the stream; `failure` is why the open epoch will have no end."""
 
     def __init__(
         self,
@@ -156,12 +156,12 @@ class _Channel:
         self._guard = guard
         self._begin_fd = begin_fd
         self._lookahead: Lookahead | None = None
-        # Those that are there, earliest first.
+        # The open FIFOs, earliest first.
         self._fifos: list[Fifo] = []
         self._epoch = self._objects = self._written_bytes = 0
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Epoch after epoch, until cancelled; an epoch that fails is the last and does not end."""
+        """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
         try:
             async with trio.open_nursery() as nursery:
                 engine = ReadEngine(self._reader, self._config, nursery, lambda: self._sequence.table)

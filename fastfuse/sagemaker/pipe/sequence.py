@@ -1,4 +1,7 @@
-"""What an epoch consists of: the objects of a table, or the lines of an augmented manifest."""
+"""The content of an epoch, in order: the objects of a table, or the lines of an augmented manifest. Pure.
+
+Each manifest line comes from the filtered manifest that the index carries: checked, with the attributes asked for.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -46,19 +49,19 @@ Item = File | bytes
 
 
 class Attribute(NamedTuple):
-    """An S3 URI whose object is streamed, or what is streamed itself."""
+    """The S3 URI of an object to stream, or the text to stream itself."""
 
     uri: str | None
     text: bytes
 
 
 def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[Attribute]:
-    """The attributes of `line` in the order of `names`; all of them, as they come, without.
+    """Return the attributes of `line` in the order of `names`, or all as they come.
 
-    A string is streamed without its quotes; anything else as the line has it, numbers digit for digit.
+    A string loses its quotes; anything else is as the line has it, numbers digit for digit.
 
     Raises:
-        ValueError: it is no JSON object, or lacks an attribute.
+        ValueError: the line is no JSON object, or lacks an attribute.
     """
     members = _members(line.decode())
     try:
@@ -75,7 +78,7 @@ def _attribute(name: str, value: object, text: str) -> Attribute:
 
 
 def _encoded(value: str) -> bytes:
-    """JSON can spell halves of characters, which UTF-8 cannot."""
+    """Encode the text; JSON can spell half a surrogate pair, which UTF-8 cannot."""
     return value.encode("utf-8", "surrogatepass")
 
 
@@ -84,7 +87,7 @@ _DECODER = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 
 
 def _members(text: str) -> dict[str, tuple[object, str]]:
-    """By name: the value, and the text of it."""
+    """Return the value and its text by name."""
     found: dict[str, tuple[object, str]] = {}
     at = _past_space(text, 0)
     if not text.startswith("{", at):
@@ -118,7 +121,7 @@ Inodes = npt.NDArray[np.int64]
 
 
 def source_order(table: InodeTable) -> Inodes:
-    """The inodes of all objects: as the source names them (twice where it does), or by key, as S3 lists them."""
+    """Return the inodes of all objects, as the source names them (twice where it does) or by key, as S3 lists them."""
     given = table.source_order()
     rows = key_order(table) if given is None else given.astype("int64")
     rows = rows[are_objects(table.columns["kinds"][rows])]
@@ -127,12 +130,12 @@ def source_order(table: InodeTable) -> Inodes:
 
 
 def epoch_order(items: Inodes, seed: int | None, epoch: int) -> Inodes:
-    """`items` as this epoch has them."""
+    """Return `items` in the order of this epoch."""
     return items if seed is None else items[shuffled(len(items), seed, epoch)]
 
 
 def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
-    """The inode of an object; None where the table does not have it."""
+    """Return the inode of an object; None where the table does not have it."""
     metadata = table.metadata
     if not metadata.bucket:  # of several buckets, each a directory
         path = f"{bucket}/{key}"
@@ -149,7 +152,7 @@ def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
 
 
 class Objects:
-    """Object after object, as the source orders them."""
+    """One object after the other, as the source orders them; the same for the same epoch."""
 
     def __init__(self, table: InodeTable, channel: Channel) -> None:
         self.table = table
@@ -165,7 +168,7 @@ class Objects:
 
 
 class Lines:
-    """Line after line of the manifest that the table carries, attribute after attribute."""
+    """One line of the table's manifest after the other, attribute by attribute; the same for the same epoch."""
 
     def __init__(self, table: InodeTable, channel: Channel) -> None:
         self.table = table
@@ -173,7 +176,7 @@ class Lines:
         self._names = channel.attribute_names
         self._path, self._text = _manifest(table)
         ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
-        # Where each line begins; the manifest was written with an end for each.
+        # The offset of each line, and the end; every line ends with a newline.
         self._starts = np.concatenate([[0], ends + 1]).astype("int64")
 
     def items(self, epoch: int) -> Iterator[Item]:
@@ -211,7 +214,7 @@ class Lines:
 
 
 def _manifest(table: InodeTable) -> tuple[str, memoryview]:
-    """Name and bytes of the one made file at the root."""
+    """Return name and bytes of the synthetic file at the root."""
     for _, name, attributes in table.children(ROOT):
         if not attributes.is_directory and table.is_made(attributes.inode):
             return name.decode(), table.made(attributes.inode)
@@ -221,10 +224,10 @@ def _manifest(table: InodeTable) -> tuple[str, memoryview]:
 
 
 def sequence_of(table: InodeTable, channel: Channel) -> Objects | Lines:
-    """What `settings` want of `table`.
+    """Return the sequence that `channel` wants of `table`.
 
     Raises:
-        ConfigurationError: an object is too long for a record, or the table is of no augmented manifest.
+        ConfigurationError: an object is too long for a record, or the table has no augmented manifest.
     """
     sequence = (
         Lines(table, channel) if channel.source_kind is SourceKind.AUGMENTED_MANIFEST else Objects(table, channel)
