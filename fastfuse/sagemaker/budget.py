@@ -70,7 +70,7 @@ _LIST_USD = 0.005 / 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Bytes and requests of one channel; requests that were repeated within the client count once."""
+    """Bytes and requests of one channel; requests that the client repeated count once."""
 
     fetched_bytes: int
     # GETs and HEADs.
