@@ -4,6 +4,7 @@ import ctypes
 import ctypes.util
 import errno
 import os
+import pty
 import random
 import select
 import signal
@@ -11,6 +12,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -273,7 +275,6 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path, server_file:
     junk = tmp_path / "junk.pem"
     junk.write_text("nothing")
     encrypted, other = tmp_path / "encrypted.pem", tmp_path / "other.pem"
-    # Without a password callback of its own, OpenSSL would ask for the password at the terminal.
     write_key(encrypted, SERVER.key, b"password")
     write_key(other, AUTHORITY.key)
     with pytest.raises(TlsError, match="no certificate"):
@@ -282,6 +283,29 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path, server_file:
         with pytest.raises(TlsError):
             TlsContext(authorities=None, certificate=str(server_file), private_key=str(key))
     assert is_error_queue_empty()
+
+
+def test_no_password_is_asked_for_at_the_terminal(tmp_path: Path, server_file: Path) -> None:
+    encrypted = tmp_path / "encrypted.pem"
+    write_key(encrypted, SERVER.key, b"password")
+    program = (
+        "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"  # what OpenSSL opens as /dev/tty
+        "from fastfuse.s3.tls import TlsContext;"
+        "TlsContext(authorities=None, certificate=sys.argv[1], private_key=sys.argv[2])"
+    )
+    command = [sys.executable, "-c", program, str(server_file), str(encrypted)]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    shown = b""
+    # Reading fails once nobody has the other end any more.
+    with suppress(OSError):
+        while b"pass phrase" not in shown and (piece := os.read(ours, 1 << 10)):
+            shown += piece
+    os.close(ours)
+    process.wait(PATIENCE_S)
+    assert b"TlsError" in shown
+    assert b"pass phrase" not in shown
 
 
 @pytest.mark.parametrize("host", ["", ".example.test", "a..b", "a" * 64, "s3.example.test\0.else", "fe80::1%eth0"])
@@ -333,6 +357,7 @@ def test_the_ciphers_are_those_of_python(
     context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
 ) -> None:
     server_context.maximum_version = version
+    server_context.set_ciphers("ALL:@SECLEVEL=0")
     with connected(context, server_context) as ends:
         offered = {name for name, _, _ in ends.server.tls.shared_ciphers() or ()}
     assert offered
@@ -521,7 +546,8 @@ def test_a_request_that_the_socket_does_not_take_at_once_arrives_once(ends: Ends
     assert left
     while len(seen) < len(request):
         with suppress(BlockingIOError):
-            left = left[ends.connection.send(left) :]
+            # The same bytes, but elsewhere in memory.
+            left = left[ends.connection.send(bytes(bytearray(left))) :]
         seen += ends.server.receive()
     assert seen == request
 
@@ -680,6 +706,8 @@ def test_bytes_before_a_broken_record_are_received_and_then_the_error_is_told(en
             ends.read(1)
         assert caught.value.errno == errno.EPROTO
     assert not ends.connection.is_quiet
+    with pytest.raises(TlsError, match="bad record mac"):
+        ends.connection.send(b"?")
 
 
 def test_a_broken_record_in_a_body_is_an_error(ends: Ends) -> None:
