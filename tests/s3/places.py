@@ -1,7 +1,7 @@
 """Each implementation of the seam together with the server that it talks to, for the contract tests."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +15,7 @@ from fastfuse.s3.memory import MemoryStore
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.servers import S3Server, create_chain
 
-__all__ = ["PLACES", "Place", "client_of", "open_place"]
+__all__ = ["PLACES", "Place", "client_of", "open_place", "opened"]
 
 PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls")
 
@@ -63,3 +63,14 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
             running: S3Server = request.getfixturevalue(f"{server}_server")
             client = client_of(running.config)
             yield Place(running.put, running.delete, client, client)
+
+
+@asynccontextmanager
+async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
+    """Open a client for path-style buckets, which gives up within seconds."""
+    config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
+    client = S3Client(S3Session(config))
+    try:
+        yield client
+    finally:
+        await client.aclose()

@@ -48,26 +48,6 @@ BODY = random.Random(0).randbytes(3 << 20)
 VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tls")
-
-
-@pytest.fixture(scope="module")
-def authority(directory: Path) -> str:
-    return str(AUTHORITY.write(directory, "authority"))
-
-
-@pytest.fixture(scope="module")
-def server_file(directory: Path) -> Path:
-    return SERVER.write(directory, "server")
-
-
-@pytest.fixture
-def context(authority: str) -> TlsContext:
-    return TlsContext(authorities=authority)
-
-
 @pytest.fixture
 def server_context(server_file: Path) -> ssl.SSLContext:
     return server_context_of(server_file)

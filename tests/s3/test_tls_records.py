@@ -8,16 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastfuse.s3.tls import TlsConnection, TlsContext
 from tests.s3.tls_peers import (
-    AUTHORITY,
     HOST,
     PATIENCE_S,
-    SERVER,
     Server,
     connected,
     is_error_queue_empty,
@@ -26,26 +23,6 @@ from tests.s3.tls_peers import (
 )
 
 RECORD_HEADER_BYTES = 5
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tls")
-
-
-@pytest.fixture(scope="module")
-def authority(directory: Path) -> str:
-    return str(AUTHORITY.write(directory, "authority"))
-
-
-@pytest.fixture(scope="module")
-def server_file(directory: Path) -> Path:
-    return SERVER.write(directory, "server")
-
-
-@pytest.fixture
-def context(authority: str) -> TlsContext:
-    return TlsContext(authorities=authority)
 
 
 def records_of(data: bytes) -> list[bytes]:

@@ -1,8 +1,6 @@
 """Whole objects, written to an independent server and under faults."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,26 +15,10 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_small
 from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects
+from tests.s3.places import opened
 from tests.servers import S3Server, configure
 
 KEYS = ["plain", "odd//key", "ü + %20"]
-
-
-@asynccontextmanager
-async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
-    config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
-    client = S3Client(S3Session(config))
-    try:
-        yield client
-    finally:
-        await client.aclose()
-
-
-@pytest.fixture
-def fd() -> Iterator[int]:
-    fd = os.memfd_create("test")
-    yield fd
-    os.close(fd)
 
 
 @pytest.mark.parametrize("key", KEYS)

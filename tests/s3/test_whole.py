@@ -1,8 +1,6 @@
 """Whole objects, read from an independent server and under faults."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -16,26 +14,10 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.whole import read_into, read_small
 from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.s3.places import opened
 from tests.servers import S3Server
 
 KEYS = ["plain", "odd//key", "ü + %20"]
-
-
-@asynccontextmanager
-async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
-    config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
-    client = S3Client(S3Session(config))
-    try:
-        yield client
-    finally:
-        await client.aclose()
-
-
-@pytest.fixture
-def fd() -> Iterator[int]:
-    fd = os.memfd_create("test")
-    yield fd
-    os.close(fd)
 
 
 @pytest.mark.parametrize("key", KEYS)
