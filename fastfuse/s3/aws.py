@@ -19,10 +19,10 @@ from botocore.exceptions import BotoCoreError
 from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
-from fastfuse.s3.failures import resolution_error
+from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, start_error
 from fastfuse.s3.transport import OriginFormSession
 
 __all__ = ["DEFAULT_REGION", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
@@ -162,6 +162,25 @@ class S3Session:
                 hint="look at AWS_DEFAULT_REGION and the profile; --region overrides both",
             )
         return given
+
+    async def replace_refused(self, credentials: Credentials | None, kind: Kind) -> bool:
+        """Resolve credentials anew if the service refused `credentials` for a failure of this `kind`.
+
+        Return whether there are other credentials now.
+        """
+        if kind not in (Kind.EXPIRED, Kind.BAD_KEYS) or self.credentials is None or credentials is None:
+            return False
+        return await self.credentials.replace(credentials)
+
+    def command_error(
+        self, failure: Failure, bucket: str, key: str, region: str, *, operation: str = "read"
+    ) -> FastfuseError:
+        """Return the error of a command whose request failed, for the object `key` or, without one, for `bucket`.
+
+        `operation` is "read" or "write".
+        """
+        error = object_error(failure, bucket=bucket, key=key, operation=operation) if key else None
+        return error or start_error(failure, bucket=bucket, endpoint=self.endpoint_url or "", region=region)
 
     def _configured_endpoint(self) -> str | None:
         if self.aws.get_config_variable("ignore_configured_endpoint_urls"):

@@ -47,12 +47,10 @@ from fastfuse.s3.failures import (
     Kind,
     failure_of_network,
     failure_of_reply,
-    object_error,
     read_error,
-    start_error,
 )
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
-from fastfuse.s3.retries import UNTIL_DEADLINE, RetryableError, attempts, retrying
+from fastfuse.s3.retries import RetryableError, attempts, retrying
 from fastfuse.s3.routes import NotConnectedError, Route, Routes, unanswered
 from fastfuse.s3.stalls import StallWatch
 
@@ -245,7 +243,7 @@ class S3Client:
                 return None
             if head.status not in (200, 206):
                 failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
-                count = UNTIL_DEADLINE if is_mended else attempts(failure.kind, is_read=True)
+                count = attempts(failure.kind, is_read=True, is_mended=is_mended)
                 raise RetryableError(read_error(failure, ref), attempts=count)
             sent_from = body_start(head, ref, start, end)
             if sent_from < start:
@@ -277,9 +275,8 @@ class S3Client:
         async with self._slots:
             connection = None
             try:
-                connection, head = await self._routes.ask(
-                    route, request, self._list_watch if query else self._read_watch
-                )
+                watch = self._list_watch if query else self._read_watch
+                connection, head = await self._routes.ask(route, request, watch, has_body=bool(query))
                 if head.status == 200:
                     page = await _page(connection, head, bucket) if query else b""
                     if not query or is_whole_page(page):
@@ -299,10 +296,10 @@ class S3Client:
             finally:
                 if connection is not None:
                     self._put_back(route, connection)
-        final = self._command_error(failure, bucket, key, route.endpoint.region)
+        final = self.session.command_error(failure, bucket, key, route.endpoint.region)
         if query and failure.is_throttled:
             raise final  # the lister answers it, with fewer requests
-        raise RetryableError(final, attempts=UNTIL_DEADLINE if is_mended else attempts(failure.kind, is_read=False))
+        raise RetryableError(final, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended))
 
     async def _ask_region(self, bucket: str, route: Route) -> str:
         """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.
@@ -316,12 +313,14 @@ class S3Client:
         """
         with trio.move_on_after(_REGION_DEADLINE_S):
             return await retrying(partial(self._ask_region_once, bucket, route))
-        raise self._command_error(failure_of_reply(408, ""), bucket, "", DEFAULT_REGION)
+        raise self.session.command_error(failure_of_reply(408, ""), bucket, "", DEFAULT_REGION)
 
     async def _ask_region_once(self, bucket: str, route: Route) -> str:
         try:
             # Unsigned: S3 names the region on 200, 301, 400 and 403 alike, and a signature would need the region.
-            connection, head = await self._routes.ask(route, route.request("HEAD", None), self._read_watch)
+            connection, head = await self._routes.ask(
+                route, route.request("HEAD", None), self._read_watch, has_body=False
+            )
             self._put_back(route, connection)
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
         except BadReplyHeadError as error:
@@ -332,7 +331,7 @@ class S3Client:
             failure = failure_of_network(error, is_connected=True)
         if failure.region:
             return failure.region
-        final = self._command_error(failure, bucket, "", DEFAULT_REGION)
+        final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
         if failure.kind in (Kind.BUSY, Kind.UNREACHABLE, Kind.TLS):
             raise RetryableError(final, attempts=attempts(failure.kind, is_read=False))
         if self.session.endpoint_url is not None:
@@ -373,15 +372,12 @@ class S3Client:
                 document = unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)
         region = head.headers.get("x-amz-bucket-region") or error_region(document)
         failure = failure_of_reply(head.status, error_code(document), region, head.headers.get("location", ""))
-        source = self.session.credentials
         if not has_body and head.status == 400 and not region and credentials is not None and credentials.token:
             # A HEAD has no error code; this is how S3 refuses an expired token there.
             failure = replace(failure, kind=Kind.EXPIRED)
-        if failure.kind in (Kind.EXPIRED, Kind.BAD_KEYS) and source is not None and credentials is not None:
-            return failure, await source.replace(credentials)
         if failure.kind is Kind.WRONG_REGION:
             return failure, await self._routes.correct(bucket, failure.region, route)
-        return failure, False
+        return failure, await self.session.replace_refused(credentials, failure.kind)
 
     def _put_back(self, route: Route, connection: Connection) -> None:
         if self._closed:
@@ -393,11 +389,6 @@ class S3Client:
         if self._counters is not None:
             self._counters.add(self._counters.slot("fastfuse_fetch_requests", outcome))
             self._counters.add(self._counters.slot("fastfuse_fetched_bytes"), fetched_bytes)
-
-    def _command_error(self, failure: Failure, bucket: str, key: str, region: str) -> FastfuseError:
-        error = object_error(failure, bucket=bucket, key=key, operation="read") if key else None
-        endpoint = self.session.endpoint_url or ""
-        return error or start_error(failure, bucket=bucket, endpoint=endpoint, region=region)
 
 
 async def _page(connection: Connection, head: ReplyHead, bucket: str) -> bytes:

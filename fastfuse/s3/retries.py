@@ -33,12 +33,14 @@ _ATTEMPTS = {
 T = TypeVar("T")
 
 
-def attempts(kind: Kind, *, is_read: bool) -> int:
+def attempts(kind: Kind, *, is_read: bool, is_mended: bool = False) -> int:
     """Return how often a request is made in all before a failure of `kind` is final.
 
-    A mount that serves reads outlives an outage of the network; a command that starts does not wait for one.
+    A mount that serves reads outlives an outage of the network; a command that starts does not wait for one. If the
+    reason of the failure `is_mended`, by new credentials say, only the deadline counts.
     """
-    return UNTIL_DEADLINE if is_read and kind is Kind.UNREACHABLE else _ATTEMPTS.get(kind, 1)
+    outlives = is_mended or (is_read and kind is Kind.UNREACHABLE)
+    return UNTIL_DEADLINE if outlives else _ATTEMPTS.get(kind, 1)
 
 
 class RetryableError(Exception):

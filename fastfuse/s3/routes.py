@@ -104,6 +104,8 @@ class Routes:
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
         self._tls: TlsContext | None = None
+        # What every request for an object carries; None before the first route, as a file may have to be read for it.
+        self._object_headers: dict[str, str] | None = None
         self._corrected: set[str] = set()
 
     def known(self, bucket: str) -> Route | None:
@@ -150,8 +152,10 @@ class Routes:
             receivers=self._receivers,
         )
 
-    async def ask(self, route: Route, request: bytes, watch: StallWatch) -> tuple[Connection, ReplyHead]:
-        """Send a HEAD or a LIST; return the connection, the caller's now, and the head of the reply.
+    async def ask(
+        self, route: Route, request: bytes, watch: StallWatch, *, has_body: bool
+    ) -> tuple[Connection, ReplyHead]:
+        """Send a LIST or a HEAD; return the connection, the caller's now, and the head of the reply.
 
         Raises:
             NotConnectedError: there is no connection.
@@ -167,7 +171,7 @@ class Routes:
                 except OSError as error:
                     raise NotConnectedError(error) from error
             try:
-                head = await connection.ask(request, watch, has_body=not request.startswith(b"HEAD"))
+                head = await connection.ask(request, watch, has_body=has_body)
             except BaseException:
                 connection.close()
                 raise
@@ -213,15 +217,14 @@ class Routes:
         if proxy is not None and endpoint.scheme == "http":
             origin = f"http://{endpoint.host_header}"
             lines = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
-        list_headers = session.extra_headers
-        object_headers = dict(list_headers)
-        if session.config.sse_c_key_file is not None:
-            object_headers |= customer_key_headers(Path(session.config.sse_c_key_file))
+        list_headers, key_file = session.extra_headers, session.config.sse_c_key_file
+        if self._object_headers is None:
+            self._object_headers = list_headers | (customer_key_headers(Path(key_file)) if key_file else {})
         return Route(
             endpoint=endpoint,
             origin=origin,
             lines=lines,
-            objects=Signer(endpoint, object_headers),
+            objects=Signer(endpoint, self._object_headers),
             lists=Signer(endpoint, list_headers),
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
         )

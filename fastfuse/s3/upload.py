@@ -22,12 +22,10 @@ from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import (
     Kind,
     failure_of_exception,
-    object_error,
     resolution_error,
     safe_cause,
-    start_error,
 )
-from fastfuse.s3.retries import UNTIL_DEADLINE, RetryableError, attempts, retrying
+from fastfuse.s3.retries import RetryableError, attempts, retrying
 
 __all__ = ["upload"]
 
@@ -127,13 +125,9 @@ class _Writer:
             reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
-            source, count = self._session.credentials, attempts(failure.kind, is_read=False)
-            if failure.kind in (Kind.EXPIRED, Kind.BAD_KEYS) and source is not None and credentials is not None:
-                count = UNTIL_DEADLINE if await source.replace(credentials) else count
-            endpoint = self._session.endpoint_url or ""
-            final = object_error(failure, bucket=self._bucket, key=self._key, operation="write") or start_error(
-                failure, bucket=self._bucket, endpoint=endpoint, region=self._region
-            )
+            is_mended = await self._session.replace_refused(credentials, failure.kind)
+            count = attempts(failure.kind, is_read=False, is_mended=is_mended)
+            final = self._session.command_error(failure, self._bucket, self._key, self._region, operation="write")
             raise RetryableError(final, attempts=count) from safe_cause(error)
         except ValueError as error:  # botocore's, for a header that is not what it should be
             raise self._bad_reply("a header that makes no sense") from error
