@@ -1,20 +1,7 @@
 """fastfuse: an S3 prefix as a read-only file system, streamed to training jobs.
 
-How a mount comes about::
-
-    cli ──► config ──► mount.supervisor            arguments become frozen settings; the process that must not die
-                         ├─► mount.indexing        a short-lived process makes the index, a snapshot in a memfd:
-                         │     indexing.make ► listing.lister ► inodes.builder ► listing.snapshot
-                         ├─► mount.session         the FUSE connection, held for the whole life
-                         ├─► mount.worker          serves it; may die and is started again
-                         │     mount.operations ► inodes.table            lookup, getattr, readdir
-                         │                      ► readahead.engine ► store.router ► store.direct | rust | boto
-                         └─► mount.refresh         lists again: inodes.changes tells what the kernel has to forget
-
-Layers, each importing only what is below it: ``cli`` and ``demo`` over ``mount`` over ``readahead``, ``indexing``,
-``listing`` and ``store`` over ``inodes``, ``sources``, ``metrics``, ``objects`` and ``errors``.
-`tests/test_architecture.py` owns the table. pyfuse3 is imported in ``mount`` only, an S3 client in ``store`` only;
-``inodes`` and ``readahead.window`` do no I/O and know no clock.
+docs/ARCHITECTURE.md draws the processes and the floors of this package, and says where to change what.
+`tests/test_architecture.py` owns the table of who may import whom.
 
 Words:
 
