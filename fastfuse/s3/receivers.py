@@ -11,7 +11,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 import trio
 
@@ -45,8 +45,9 @@ class Receivers:
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
-        # None ends a thread.
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        # None ends a thread. Not a SimpleQueue: where another thread is faster, its `get` may wait for ever (CPython
+        # 3.11 goes on with what is left of the timeout, and takes less than nothing for no timeout).
+        self._jobs: Queue[_Job | None] = Queue()
         self._finished: deque[_Job] = deque()
         # Whether `_take_finished` is about to be called.
         self._is_told = False
