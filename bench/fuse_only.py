@@ -15,11 +15,10 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
-from fastfuse.mount.kernel import raise_readahead
-from fastfuse.mount.lister_process import run_lister
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.refresh import run_lister
 from fastfuse.mount.replies import threads_for
-from fastfuse.mount.session import Session
+from fastfuse.mount.session import Session, raise_readahead
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 

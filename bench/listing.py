@@ -10,7 +10,7 @@ import statistics
 
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.lister_process import IndexReport, run_lister
+from fastfuse.mount.refresh import IndexReport, run_lister
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import Pace, ServerProcess
 

@@ -20,7 +20,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import load_index
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.lister_process import run_lister
+from fastfuse.mount.refresh import run_lister
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import ServerProcess
 

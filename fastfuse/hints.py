@@ -9,7 +9,7 @@ For training scripts, in three ways; each needs nothing but the standard library
 
 A hint never fails a training: without a mount, without permission, out of reach (the mount must be in the same network
 namespace) the files are read all the same, only not ahead, and one log line says so. What is said over the socket is
-described in `fastfuse/mount/hint_wire.py`.
+described in `fastfuse/mount/sockets.py`.
 """
 
 import io
@@ -28,9 +28,8 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from fastfuse.errors import MountError
-from fastfuse.mount.hint_wire import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, socket_prefix
 from fastfuse.mount.mountpoint import find_mount
-from fastfuse.mount.sockets import addresses, peer_uid
+from fastfuse.mount.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, addresses, hint_prefix, peer_uid
 
 __all__ = ["HintedSampler", "hand_over", "order", "paths_in"]
 
@@ -304,7 +303,7 @@ class _Sender:
             raise MountError(f"nothing of fastfuse is mounted at {self._mountpoint}", hint="fastfuse mount mounts it")
         self._roots.add(os.fsencode(entry.path))
         self._folder = os.fsencode(entry.root / "_")[1:-1]
-        for address in addresses(socket_prefix(entry.device)):
+        for address in addresses(hint_prefix(entry.device)):
             with suppress(ConnectionError, PermissionError):
                 # Whoever else listens there is told nothing.
                 if not self._dial(address) or peer_uid(self._connected()) not in {0, entry.owner_uid}:

@@ -53,7 +53,7 @@ STRICTER: Mapping[str, set[str]] = {
     for name, allowed in {
         "index.inodes": "errors objects index.inodes index.sources",
         "index.sources": "errors objects index.sources",
-        "hints": "errors mount.hint_wire mount.mountpoint mount.sockets",
+        "hints": "errors mount.mountpoint mount.sockets",
     }.items()
 }
 LIBRARIES: Mapping[str, set[str]] = {

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from fastfuse import hints
 from fastfuse.errors import MountError
 from fastfuse.hints import HintedSampler, hand_over, order, paths_in
-from fastfuse.mount.hint_wire import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, socket_prefix
 from fastfuse.mount.mountpoint import MountEntry
-from fastfuse.mount.sockets import listen
+from fastfuse.mount.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, hint_prefix, listen
 from tests.mount.waiting import PATIENCE_S, wait_until
 
 DEVICE = f"test-client:{os.getpid()}"
@@ -70,7 +69,7 @@ class Listener:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with listen(socket_prefix(DEVICE), backlog=4) as made:
+    with listen(hint_prefix(DEVICE), backlog=4) as made:
         yield Listener(made)
 
 
@@ -191,7 +190,7 @@ class TestOrder:
                 assert received(connection, 1) == [b"a"]
 
     def test_an_order_waits_for_room_among_those_who_wait(self, mountpoint: Path) -> None:
-        with listen(socket_prefix(DEVICE), backlog=0) as made, socket.socket(socket.AF_UNIX) as first:
+        with listen(hint_prefix(DEVICE), backlog=0) as made, socket.socket(socket.AF_UNIX) as first:
             first.connect(made.getsockname())
             second = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             with second, pytest.raises(BlockingIOError):
@@ -283,7 +282,7 @@ class TestNothingFailsTheScript:
             return 12345 if len(asked) == 1 else 0
 
         monkeypatch.setattr(hints, "peer_uid", peer_uid)
-        with listen(socket_prefix(DEVICE), backlog=4) as other, order(["a"], mountpoint):
+        with listen(hint_prefix(DEVICE), backlog=4) as other, order(["a"], mountpoint):
             wait_until(lambda: len(asked) == 2)
             readable, _, _ = select.select([other, listener._listener], [], [], 0)
             assert len(readable) == 2
@@ -313,7 +312,7 @@ class TestNothingFailsTheScript:
     def test_a_mount_that_goes_away_is_not_waited_for_for_ever(
         self, mountpoint: Path, warnings: Callable[[], list[str]]
     ) -> None:
-        with listen(socket_prefix(DEVICE), backlog=4) as made:
+        with listen(hint_prefix(DEVICE), backlog=4) as made:
             listener = Listener(made)
             sender = hints._Sender(itertools.repeat("a"), mountpoint)
             sender.start()

@@ -1,4 +1,4 @@
-"""Forked processes: they do not outlive their parent and never return to its stack."""
+"""Fork processes that do not outlive their parent and never return to its stack, and send errors between them."""
 
 import ctypes
 import json
@@ -12,33 +12,36 @@ from typing import Any
 import fastfuse.errors
 from fastfuse.errors import FastfuseError
 
-__all__ = ["Fork", "NoRoomError", "error_message", "fork_child", "heard", "is_over_within", "wait_child"]
+__all__ = [
+    *("Fork", "NoRoomError", "answer_on", "error_message", "fork_child", "heard", "how_it_ended"),
+    *("is_over_within", "wait_child"),
+]
 
 _log = logging.getLogger(__name__)
 
-# `fork_child`, or what calls it.
+# The type of `fork_child` and of its wrappers.
 Fork = Callable[[Callable[[], object]], int]
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class NoRoomError(FastfuseError):
-    """The system has no room for another process; later it may have."""
+    """The system has no room for another process now; it may have later."""
 
 
 def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> int:
-    """Run `work` in a new process and return its pid; it exits 0 when `work` returns and 1 when it raises.
+    """Run `work` in a new process and return its pid; it exits 0 when `work` returns and 1 when `work` raises.
 
-    Unless it `outlives_parent`, the child is killed when its parent dies: a supervisor killed with ``kill -9`` leaves
-    no process behind that would hold the connection to the kernel, and the next mount can clear the place (clause L4).
-    It starts with no signal blocked and with their default actions.
+    Unless it `outlives_parent`, the kernel kills the child when its parent dies. A supervisor killed with ``kill -9``
+    then leaves no process that holds the connection to the kernel, and the next mount can clear the place (clause L4).
+    The child starts with no signal blocked and with default actions.
 
     Raises:
         NoRoomError: the system has no room for another process.
     """
     parent = os.getpid()
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
-        # Inherited from whoever started us: the kernel would reap our children, and nobody learn how they ended.
+        # Inherited: the kernel would reap our children, and their exit codes would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         child = os.fork()
@@ -62,24 +65,36 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     except BaseException:  # noqa: BLE001 - there is no caller to raise it to
         _log.exception("a process of the mount failed for an unforeseen reason")
     finally:
-        # Not sys.exit: the parent's stack is not ours to unwind, and threads that wait for the network
-        # must not hold the process back.
+        # Not sys.exit: that would unwind the parent's stack and wait for threads that wait for the network.
         os._exit(status)
 
 
 def wait_child(pid: int) -> int:
-    """The exit code of `pid`; negative: minus the signal that killed it."""
+    """Reap `pid` and return its exit code, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def is_over_within(pid: int, timeout_s: float) -> bool:
-    """Whether the child `pid` ends within that time; it is not reaped."""
+    """Return whether the child `pid` ends within `timeout_s`; it is not reaped."""
     fd = os.pidfd_open(pid)
     try:
         ready, _, _ = select.select([fd], [], [], timeout_s)
     finally:
         os.close(fd)
     return bool(ready)
+
+
+def how_it_ended(exit_code: int) -> str:
+    """Return in words how a process failed whose exit code, as of `wait_child`, is not 0."""
+    return f"was killed by signal {-exit_code}" if exit_code < 0 else "failed (see the log)"
+
+
+def answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:
+    """Write the result of `make`, or the error that it raises, to the pipe `fd` for `heard`."""
+    try:
+        os.write(fd, json.dumps(make()).encode())
+    except FastfuseError as error:
+        os.write(fd, error_message(error))
 
 
 def error_message(error: FastfuseError) -> bytes:
@@ -91,14 +106,14 @@ def error_message(error: FastfuseError) -> bytes:
 def heard(message: bytes) -> dict[str, Any]:
     """Return the JSON object that another process sent, or raise the error that it made with `error_message`.
 
-    An error whose class `fastfuse.errors` does not have is raised as the nearest base class that it has: another module
-    defines that class, or another version of fastfuse.
+    If `fastfuse.errors` does not have the error's class, its nearest base class there is raised: another module or
+    another version of fastfuse defines the class.
     """
-    told: dict[str, Any] = json.loads(message)
-    if "error" in told:
-        error = told["error"]
+    answer: dict[str, Any] = json.loads(message)
+    if "error" in answer:
+        error = answer["error"]
         raise _nearest_kind(error["kinds"])(error["message"], hint=error["hint"])
-    return told
+    return answer
 
 
 def _nearest_kind(names: Sequence[str]) -> type[FastfuseError]:

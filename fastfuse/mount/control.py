@@ -1,36 +1,32 @@
-"""How other commands talk to a running mount: through an abstract Unix socket that is named after its device.
+"""Ask a running mount for a refresh, through an abstract Unix socket (`mount.sockets`).
 
-To connect is to ask for a refresh; the answer is one JSON object, a report or an error, and the end of the connection.
-Nothing is left behind by a mount that is killed, and nobody but its user and root is listened to. No two sockets have
-the same name: the kernel may give a device's number to the next mount while the last one's process still ends, and
-nobody can take a name before us that he does not know.
+A connection is the request; the answer is one JSON object, a report or an error, and the end of the connection. Only
+the mount's user and root are served.
 """
 
-import fcntl
 import logging
 import os
-import secrets
 import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.errors import MountError
+from fastfuse.mount import sockets
 from fastfuse.mount.children import heard
-from fastfuse.mount.mountpoint import find_mount, listeners, socket_prefix
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.mount.sockets import addresses, control_prefix, peer_uid
 
 __all__ = ["RefreshReport", "accept_request", "listen", "request_refresh"]
 
 _log = logging.getLogger(__name__)
 
-_PEER = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _BACKLOG = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshReport:
-    """What a refresh changed."""
+    """The changes that a refresh made."""
 
     added: int
     removed: int
@@ -46,69 +42,55 @@ class RefreshReport:
 
 
 def listen(device: str) -> socket.socket:
-    """The socket of the mount with this ``major:minor``; never waits. A connection is a SIGIO of this process.
+    """Return the socket of the mount with this ``major:minor``. A connection to it raises SIGIO in this process.
 
     Raises:
-        OSError: there can be none; the mount does without.
+        OSError: no socket can be made; the mount does without.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        listener.bind(f"{socket_prefix(device)}{secrets.token_hex(8)}")
-        fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return sockets.listen(control_prefix(device), backlog=_BACKLOG, raises_sigio=True)
 
 
 def accept_request(listener: socket.socket) -> socket.socket | None:
-    """The next connection of somebody who may ask; None when there is no more, or no room for it."""
+    """Return the next connection of a user who may ask; None if there is none, or no descriptor for it."""
     while True:
         try:
             connection, _ = listener.accept()
         except BlockingIOError:
             return None
         except OSError as error:
-            _log.warning("somebody who asks for a refresh has to wait: %s", error)
+            _log.warning("a request to refresh has to wait: %s", error)
             return None
-        if _peer_uid(connection) in {0, os.geteuid()}:
+        if peer_uid(connection) in {0, os.geteuid()}:
             return connection
         connection.close()
 
 
 def request_refresh(mountpoint: Path) -> RefreshReport:
-    """Have the mount at `mountpoint` list its source again, and wait until it shows what there is.
+    """Have the mount at `mountpoint` list its source again, and wait until it shows the result.
 
     Raises:
         MountError: there is no mount of fastfuse, it is not yours, or it does not answer.
-        FastfuseError: why it could not list, as it would have kept the mount from starting.
+        FastfuseError: the mount could not list; the same error would have kept it from starting.
     """
     entry = find_mount(mountpoint)
     if entry is None or not entry.is_ours:
         raise MountError(f"nothing of fastfuse is mounted at {mountpoint}", hint="fastfuse mount mounts it")
-    for address in listeners(entry.device):
-        told = _answer_of(address, {0, entry.owner_uid})
-        if told:
-            return RefreshReport(**heard(told))
+    for address in addresses(control_prefix(entry.device)):
+        answer = _ask(address, {0, entry.owner_uid})
+        if answer:
+            return RefreshReport(**heard(answer))
     raise MountError(
         f"the mount at {mountpoint} does not answer",
         hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
     )
 
 
-def _answer_of(address: str, trusted_uids: set[int | None]) -> bytes:
-    """What is said there to who connects; nothing, if it is not one of `trusted_uids` that listens."""
-    told = bytearray()
+def _ask(address: str, trusted_uids: set[int | None]) -> bytes:
+    """Connect to `address` and return what is sent there; nothing if none of `trusted_uids` listens."""
+    answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError):
         connection.connect(address)
-        if _peer_uid(connection) in trusted_uids:
+        if peer_uid(connection) in trusted_uids:
             while received := connection.recv(4096):
-                told += received
-    return bytes(told)
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(uid)
+                answer += received
+    return bytes(answer)

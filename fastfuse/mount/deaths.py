@@ -1,4 +1,4 @@
-"""When to start another worker after a death, and when there is no point in it. Pure: it is told the time."""
+"""Decide when to start another worker after a death, and when to give up. Pure: the caller passes the time."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ __all__ = ["DeathRecord"]
 # Crash loop: this many deaths within this time, and no request answered between the first and the last.
 _MAX_DEATHS = 5
 _DEATHS_WITHIN_S = 60.0
-# A worker that dies at once is not started again at once: 0, then 50 ms doubling, per death in the last minute.
+# The pause after each further death in the last minute: none after the first, then 50 ms, doubling.
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 
@@ -22,10 +22,10 @@ class DeathRecord:
         self._deaths: deque[tuple[float, int]] = deque()
 
     def note(self, how: str, *, now_s: float, answered: int) -> float:
-        """Count a death; the seconds to wait before another worker is started. `how` it died is for the error.
+        """Count a death and return the seconds to wait before the next start; `how` goes into the error.
 
         Raises:
-            ServiceError: the workers die one after the other, and nothing gets served.
+            ServiceError: one worker dies after the other, and no request is served.
         """
         self._deaths.append((now_s, answered))
         while self._deaths[0][0] < now_s - _DEATHS_WITHIN_S:

@@ -1,7 +1,7 @@
-"""Takes announced orders of files from `fastfuse.hints` and hands them on as inodes, in the worker.
+"""Take hints (announced orders of files) from `fastfuse.hints`, in the worker, and pass them on as inodes.
 
-A hint is never trusted: it can make the engine fetch files that exist, as a reader of the mount could, and no more
-of them ahead than the engine wants to. Whoever sends nonsense loses the connection and nothing else.
+A hint is never trusted. It can make the engine fetch files that exist, as a reader of the mount could, and never more
+of them ahead than the engine allows. A client that sends nonsense loses its connection and nothing else.
 """
 
 import logging
@@ -16,35 +16,32 @@ import trio
 
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.mount.hint_wire import REFUSED, SERVED, TAKEN, PathTooLongError, socket_prefix, split_paths
-from fastfuse.mount.sockets import listen, peer_uid
+from fastfuse.mount.sockets import REFUSED, SERVED, TAKEN, PathTooLongError, hint_prefix, listen, peer_uid, split_paths
 
 __all__ = ["Announcements", "HintTaker", "listen_for_hints"]
 
 _log = logging.getLogger(__name__)
 
-# A process for each GPU of a large machine, and a few evaluations beside them. Each costs a task, an epoll descriptor
-# and what it has just received.
+# A process for each GPU of a large machine, and a few evaluations. Each costs a task, an epoll descriptor and a buffer.
 _MAX_CONNECTIONS = 64
 
-# Of those beyond that: they wait in the kernel, and so do those that come while no worker lives.
+# Further connections wait in the kernel, as do those that come while no worker lives.
 _BACKLOG = 128
 
-# Some 300 paths. The kernel keeps what is not received yet, and then its sender waits.
+# Some 300 paths. The kernel holds the rest, and then the sender waits.
 _RECEIVE_BYTES = 16 << 10
 
-# Looking a path up in a table of a million takes 5 to 7 µs, so that a batch holds up no read for a millisecond.
+# Looking a path up in a table of a million takes 5 to 7 µs: a batch delays no read by a millisecond.
 _BATCH_PATHS = 64
 
-# What is in the table waits for the engine; what is not waits this long, all connections taken together, so that
-# endless nonsense takes a tenth of the worker's time and not all of it.
+# The pause after each unknown path, over all connections: endless nonsense takes a tenth of the worker's time.
 _UNKNOWN_PAUSE_S = 1e-4
 
-# Between strangers who are turned away, and after an accept that failed (too many open files, most likely).
-_STRANGER_PAUSE_S = 0.01
+# After a client of another user was refused, and after an accept that failed (too many open files, most likely).
+_REFUSED_PAUSE_S = 0.01
 _ACCEPT_PAUSE_S = 1.0
 
-# Directories whose place is remembered for each table: a data set has a folder for each of its classes.
+# Directories whose inode is cached for each table: a data set has a folder for each of its classes.
 _MAX_REMEMBERED_DIRECTORIES = 4096
 
 
@@ -52,27 +49,27 @@ class Announcements(Protocol):
     """One announced order, as the engine sees it."""
 
     async def announce(self, inodes: Sequence[int]) -> None:
-        """Take files that will be opened, in this order; waits while enough are announced.
+        """Take `inodes`, files of the current table that will be opened in this order; wait while enough are announced.
 
-        Cancelled when the order's sender goes away. The inodes are files of the table of the moment.
+        The call is cancelled when the order's sender hangs up.
         """
         ...
 
     def withdraw(self) -> None:
-        """The order has ended: forget what was announced and not opened."""
+        """End the order: forget the files that were announced and not opened."""
         ...
 
 
 def listen_for_hints(device: str) -> socket.socket:
-    """The socket of the mount with this ``major:minor``; made where no worker's death can close it."""
-    return listen(socket_prefix(device), backlog=_BACKLOG)
+    """Return the hint socket of the mount with this ``major:minor``, for the supervisor: it outlives workers."""
+    return listen(hint_prefix(device), backlog=_BACKLOG)
 
 
 class HintTaker:
-    """Everybody who announces orders to one worker.
+    """The clients that announce orders to one worker.
 
-    Invariant: an order is withdrawn unless it was taken whole; of those the last one stands until there is another
-    order, because its sender may be gone long before its files are opened.
+    Invariant: an order that was not taken whole is withdrawn when its connection ends. The last whole one stands until
+    there is another order, because its sender may exit long before its files are opened.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class HintTaker:
         *,
         trusted_uids: frozenset[int] | None,
     ) -> None:
-        """`table` gives the table of the moment and `orders` the place for a new order; `trusted_uids` None: all."""
+        """Take hints from `trusted_uids` (None: everybody); `table` returns the current table, `orders` a new order."""
         self._table = table
         self._orders = orders
         self._counters = counters
@@ -97,7 +94,7 @@ class HintTaker:
         self._unknown_slot = counters.slot("fastfuse_hints", "unknown")
 
     async def run(self, listener: socket.socket) -> None:
-        """Serve whoever connects, for ever. Nothing that a client does ends it."""
+        """Serve every connection, for ever. Nothing that a client does ends it."""
         accepting = trio.socket.from_stdlib_socket(listener)
         async with trio.open_nursery() as nursery:
             while True:
@@ -110,14 +107,14 @@ class HintTaker:
             try:
                 connection, _ = await accepting.accept()
             except OSError as error:
-                _log.warning("hints are not taken for a moment: %s", error)
+                _log.warning("no hint can be taken for a second: %s", error)
                 await trio.sleep(_ACCEPT_PAUSE_S)
                 continue
             if self._trusted_uids is None or peer_uid(connection) in self._trusted_uids:
                 return connection
             with connection, suppress(OSError):
                 await connection.send(REFUSED)
-            await trio.sleep(_STRANGER_PAUSE_S)
+            await trio.sleep(_REFUSED_PAUSE_S)
 
     async def _serve(self, connection: trio.socket.SocketType) -> None:
         self._stand_down()
@@ -147,7 +144,7 @@ class HintTaker:
             self._whole = None
 
     async def _take(self, connection: trio.socket.SocketType, order: Announcements) -> bool:
-        """Whether the order was taken to its end."""
+        """Return whether the order was taken to its end."""
         try:
             await connection.send(SERVED)
             rest = b""
@@ -157,7 +154,7 @@ class HintTaker:
                     await self._announce(paths[at : at + _BATCH_PATHS], order)
             if rest:
                 return False
-            await connection.send(TAKEN)  # fails if the other side has hung up, and not only closed its half
+            await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
         except (OSError, PathTooLongError) as error:
             _log.debug("an announced order ends early: %s", error)
             return False
@@ -173,7 +170,7 @@ class HintTaker:
         await trio.sleep(unknown * self._connected * _UNKNOWN_PAUSE_S)
 
     def _file(self, path: bytes) -> int | None:
-        """The inode of a file, as the kernel would find it; None for all that is none."""
+        """Return the inode of a file, as the kernel would find it; None if `path` is no file."""
         table = self._table()
         if table is not self._directories_of:
             self._directories_of = table
@@ -184,7 +181,7 @@ class HintTaker:
         return None if inode is None or table.is_directory(inode) else inode
 
     def _find(self, folder: bytes) -> int | None:
-        """The inode of a directory; None if there is none."""
+        """Return the inode of a directory; None if `folder` is none."""
         table = self._table()
         inode: int | None = ROOT
         for segment in folder.split(b"/"):
@@ -196,7 +193,7 @@ class HintTaker:
 
 
 async def _cancel_when_gone(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
-    """Cancel `scope` when the other side hangs up, however much of what it has sent is not received yet."""
+    """Cancel `scope` when the client hangs up, even if bytes that it sent are not received yet."""
     with select.epoll() as hangup:
         hangup.register(connection.fileno(), 0)  # EPOLLHUP is reported without being asked for: epoll_ctl(2)
         await trio.lowlevel.wait_readable(hangup.fileno())

@@ -1,15 +1,14 @@
-"""How pyfuse3 waits for the next request: what it uses in the place of trio.
+"""Wait for the next request of pyfuse3, in the place of trio.
 
-pyfuse3 takes its lock and `wait_readable` from whatever `pyfuse3.trio` is; its asyncio flavour replaces that in the
-same way. With trio's own, two tasks hand the lock to each other with every request, and each waits through epoll for a
-request that is there already. Here whoever asks first gets the lock, and what is there is not waited for.
-
-Measured on four shared cores with an engine that has every byte, µs of the worker's CPU for each, before and after: a
-lookup 33 and 14, open and release 80 and 22, a read of 4 KiB 20 and 8 (24 and 13 with eight readers), open, read and
-release of a 39 KB file by eight readers 87 and 47. A read of 1 MiB stays at 130 to 170: the kernel copies it.
+pyfuse3 takes its lock and `wait_readable` from whatever `pyfuse3.trio` is. With trio's own, two tasks hand the lock to
+each other with every request, and each waits through epoll for a request that is already there. Here the first task
+that asks gets the lock, and a request that is there is not waited for (docs/MEASUREMENTS.md, "Mount").
 """
 
+import ctypes
+import struct
 from collections.abc import Awaitable, Generator
+from select import POLLIN
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,17 +17,31 @@ import pyfuse3
 import trio
 
 from fastfuse.mount.replies import LargeReplies
-from fastfuse.mount.syscalls import Readable
 
-__all__ = ["RequestLock", "RequestWait", "take_over_waiting"]
+__all__ = ["Readable", "RequestLock", "RequestWait", "take_over_waiting"]
 
-# So long requests are served one after the other before other tasks get a turn, those that take what was fetched among
-# them: a turn costs about 30 µs, and a fetch takes milliseconds.
+# For this long requests are served one after the other before other tasks get a turn. A turn costs about 30 µs, and a
+# fetch takes milliseconds.
 _TURN_S = 500e-6
+
+_POLLFD = struct.Struct("@ihh")  # <poll.h>
+_libc = ctypes.PyDLL(None)
+
+
+class Readable:
+    """Ask whether `fd` has something to read, or lost its other end, without releasing the GIL."""
+
+    __slots__ = ("_pollfd",)
+
+    def __init__(self, fd: int) -> None:
+        self._pollfd = ctypes.create_string_buffer(_POLLFD.pack(fd, POLLIN, 0), _POLLFD.size)
+
+    def __call__(self) -> bool:
+        return bool(_libc.poll(self._pollfd, ctypes.c_ulong(1), 0))
 
 
 class _Done:
-    """Has happened already: awaiting it makes no coroutine and no checkpoint."""
+    """An event that has happened: awaiting it makes no coroutine and no checkpoint."""
 
     def __await__(self) -> Generator[Any, None, None]:
         return _NOTHING
@@ -39,12 +52,12 @@ _DONE = _Done()
 
 
 class RequestLock:
-    """A lock that goes to whoever asks first, be others waiting or not: no task switch while one task is enough."""
+    """A lock that the first task to ask gets, even if others wait: one task can serve on without a switch."""
 
     def __init__(self) -> None:
         self._is_held = False
         self._waiting: list[trio.lowlevel.Task] = []
-        # One that was waiting will run next, and find the lock free unless the task that freed it came back for it.
+        # A waiting task will run next; it may find that the task that freed the lock has taken it again.
         self._is_one_woken = False
 
     def __aenter__(self) -> Awaitable[None]:
@@ -57,7 +70,7 @@ class RequestLock:
         self._is_held = False
         if self._waiting and not self._is_one_woken:
             self._is_one_woken = True
-            # The last that came: its stack and its request buffer are the warmest.
+            # The task that came last: its stack and its request buffer are the warmest.
             trio.lowlevel.reschedule(self._waiting.pop())
         return _DONE
 
@@ -76,9 +89,9 @@ class RequestLock:
 
 
 class RequestWait:
-    """`wait_readable` for one descriptor, which is a checkpoint only where there is nothing or the turn is over.
+    """`wait_readable` for one descriptor: a checkpoint only if no request is there or the turn is over.
 
-    libfuse reads next, so that `replies` are settled.
+    It settles `replies`, because libfuse reads next.
     """
 
     def __init__(self, replies: LargeReplies) -> None:
@@ -97,13 +110,13 @@ class RequestWait:
         if fd != self._fd:
             self._fd, self._is_readable = fd, Readable(fd)
         await trio.lowlevel.wait_readable(fd)
-        # Other tasks have answered meanwhile.
+        # Other tasks have answered since.
         self._replies.settle()
         self._turn_ends_s = perf_counter() + _TURN_S
 
 
 def take_over_waiting(replies: LargeReplies) -> None:
-    """To be called before `pyfuse3.init`: the lock that serves INIT is the one that all workers inherit."""
+    """Replace `pyfuse3.trio`, before `pyfuse3.init`: all workers inherit the lock that serves INIT."""
     lowlevel = SimpleNamespace(
         wait_readable=RequestWait(replies).wait_readable,
         notify_closing=trio.lowlevel.notify_closing,

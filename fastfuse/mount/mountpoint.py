@@ -1,6 +1,6 @@
-"""The place in the file system: is it free, is a dead mount in the way, how to unmount.
+"""Prepare, find and unmount the place of a mount in the file system.
 
-Everything is read from ``/proc/self/mountinfo`` first: ``stat`` of a mount whose daemon hangs would hang, too.
+Everything is read from ``/proc/self/mountinfo`` first, because ``stat`` of a hung mount would hang, too.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fastfuse.errors import MountError
 from fastfuse.mount.children import fork_child, is_over_within, wait_child
+from fastfuse.mount.sockets import addresses, control_prefix
 
 __all__ = [
     "SUBTYPE",
@@ -26,9 +27,7 @@ __all__ = [
     "find_mount",
     "is_dead",
     "is_mounted",
-    "listeners",
     "prepare_mountpoint",
-    "socket_prefix",
     "unmount",
 ]
 
@@ -40,10 +39,10 @@ _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
 # The kernel's own limit on links that lead to links (path_resolution(7)).
 _MAX_LINKS = 40
 
-# A live mount answers `statvfs` from memory; this is for a loaded machine.
+# A live mount answers `statvfs` from memory; the time is for a loaded machine.
 _ANSWER_WITHIN_S = 10.0
 
-# How `statvfs` fails on a mount whose connection has ended.
+# The errors of `statvfs` on a mount whose connection has ended.
 _DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
 
 # <sys/mount.h>
@@ -62,7 +61,7 @@ class MountEntry:
     file_system_type: str
     source: str
     owner_uid: int | None
-    # The folder of the file system that is seen there: another one than its root if it was bound there.
+    # The folder of the file system that the mount shows; a bind mount may show another one than the root.
     root: Path = Path("/")
 
     @property
@@ -71,58 +70,50 @@ class MountEntry:
 
 
 def fastfuse_mounts() -> list[Path]:
-    """Where fastfuse file systems are mounted, in order of mounting."""
+    """Return where fastfuse file systems are mounted, in order of mounting."""
     return [entry.path for entry in _entries() if entry.is_ours]
 
 
 def find_mount(path: Path) -> MountEntry | None:
-    """The topmost mount at exactly `path`, or None."""
+    """Return the topmost mount at exactly `path`, or None."""
     place = _resolved(path)
     return next((entry for entry in reversed(_entries()) if entry.path == place), None)
 
 
 def is_mounted(path: Path, device: str) -> bool:
-    """Whether the mount with this ``major:minor`` is at `path`, be it below another one."""
+    """Return whether the mount with this ``major:minor`` is at `path`, even if another one covers it."""
     place = _resolved(path)
     return any(entry.path == place and entry.device == device for entry in _entries())
 
 
 def is_dead(path: Path) -> bool:
-    """Whether nobody will ever answer for the mount at `path`; one that only hangs is not dead."""
+    """Return whether the connection of the mount at `path` has ended; a mount that only hangs is not dead."""
     return _errno_of_statvfs(path) in _DEAD
 
 
-def socket_prefix(device: str) -> str:
-    """How the name of each socket begins that the mount with this ``major:minor`` is asked through."""
-    return f"\0fastfuse-{device}-"
-
-
-def listeners(device: str) -> list[str]:
-    """The sockets of the mount with this ``major:minor``, proc_net(5); none, if nobody serves it."""
-    prefix = socket_prefix(device).replace("\0", "@")
-    names = {line.split(" ")[-1] for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()}
-    return sorted("\0" + name[1:] for name in names if name.startswith(prefix))
-
-
 def abort(path: Path, device: str) -> None:
-    """End the connection of the mount with this ``major:minor``, whoever holds it; readers that wait get an error.
+    """End the connection of the mount with this ``major:minor`` for every process; readers that wait get an error.
 
-    For a connection that does not end with its daemon: a process that tells the kernel what to forget may wait for a
-    reader who waits for an answer, and neither can be killed.
+    A connection may outlive its daemon: the process that sends notices may wait for a reader, the reader for an answer,
+    and neither can be killed.
     """
     try:
         (_CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
     except OSError as error:
-        # In most containers fusectl is not mounted, or read-only. A forced umount aborts first, busy or not.
+        # In most containers fusectl is not mounted, or is read-only. A forced umount aborts even a busy mount.
         entry = find_mount(path)
         if os.geteuid() == 0 and entry is not None and entry.device == device:
             ctypes.CDLL(None).umount2(os.fsencode(path), _MNT_FORCE)
         else:
-            _log.warning("whoever still reads from %s may hang: its connection cannot be ended (%s)", path, error)
+            _log.warning("programs that still read from %s may hang: its connection cannot be ended (%s)", path, error)
+
+
+def _is_served(entry: MountEntry) -> bool:
+    return bool(addresses(control_prefix(entry.device)))
 
 
 def _abort_if_there(entry: MountEntry) -> None:
-    # Asking it has taken a while: it may be gone by now, and its number another mount's.
+    # The probe has taken a while: the mount may be gone, and its number may be another mount's.
     if is_mounted(entry.path, entry.device):
         abort(entry.path, entry.device)
 
@@ -131,10 +122,10 @@ def prepare_mountpoint(path: Path, *, create_parents: bool) -> Path:
     """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
 
     A missing directory is created. Its parents are created only with `create_parents`: a missing parent is most likely
-    a mistyped one. A dead fastfuse mount of this user is cleared (L4); a live one, or anybody else's, is never touched.
+    mistyped. A dead fastfuse mount of this user is cleared (L4); a live one, or another user's, is never touched.
 
     Raises:
-        MountError: with what is wrong with the place and what to do about it.
+        MountError: the place cannot be used; the error says why and what to do.
     """
     entry = find_mount(path)
     if entry is not None:
@@ -156,12 +147,12 @@ def prepare_mountpoint(path: Path, *, create_parents: bool) -> Path:
 def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> None:
     """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
 
-    Lazily, readers of a mount that nobody serves any more get an error. With a `device` (``major:minor``) only that
-    mount is taken away, and no other one that is seen in its place; it is for the one who serves it.
+    With `lazy`, readers of a mount that no process serves get an error. With a `device` (``major:minor``) only that
+    mount is unmounted, and no other one at its place; the daemon passes its own.
 
     Raises:
         BusyMountError: files below it are open.
-        MountError: nothing of ours is mounted there, or it may not be unmounted.
+        MountError: no fastfuse file system is mounted there, or it may not be unmounted.
     """
     entry = find_mount(path)
     if entry is None:
@@ -172,7 +163,12 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
         )
     if not entry.is_ours:
         raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
-    if lazy and device is None and not listeners(entry.device) and _errno_of_statvfs(entry.path) is None:
+    if (
+        lazy
+        and device is None
+        and not addresses(control_prefix(entry.device))
+        and _errno_of_statvfs(entry.path) is None
+    ):
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return
@@ -197,7 +193,7 @@ def _create(path: Path, *, parents: bool) -> None:
             f"the mountpoint {path} cannot be created: {path.parent} does not exist", hint=f"mkdir -p {path}"
         ) from error
     except FileExistsError as error:
-        # A link that leads nowhere.
+        # A link to nothing.
         raise _no_directory_error(path) from error
     except OSError as error:
         raise MountError(
@@ -216,7 +212,7 @@ def _clear_dead_mount(entry: MountEntry) -> None:
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
         )
     number = _errno_of_statvfs(entry.path)
-    if number is None and entry.owner_uid == os.geteuid() and not listeners(entry.device):
+    if number is None and entry.owner_uid == os.geteuid() and not _is_served(entry):
         _abort_if_there(entry)
         number = errno.ENOTCONN
     if number is None:
@@ -240,18 +236,21 @@ def _clear_dead_mount(entry: MountEntry) -> None:
 
 
 def _errno_of_statvfs(path: Path) -> int | None:
-    """How a mount answers; None if it does not. Asked by a child: no signal ends a question to a daemon that hangs."""
+    """Probe the mount with statvfs and return its errno, 0 if it succeeds, or None if it does not answer.
+
+    A child process asks, because statvfs on a hung daemon cannot be interrupted.
+    """
 
     def ask() -> None:
         try:
-            os.statvfs(path)  # not stat: the kernel remembers the root's attributes and would answer for the dead
+            os.statvfs(path)  # not stat: the kernel caches the root's attributes and would answer for a dead mount
         except OSError as error:
             os._exit(error.errno or errno.EIO)
 
     child = fork_child(ask)
     if is_over_within(child, _ANSWER_WITHIN_S):
         return wait_child(child)
-    os.kill(child, signal.SIGKILL)  # and not waited for: it ends when the mount does
+    os.kill(child, signal.SIGKILL)  # not waited for: it ends with the mount
     return None
 
 
@@ -288,7 +287,7 @@ class BusyMountError(MountError):
 
 
 def _resolved(path: Path) -> Path:
-    """`path` without links. A mountpoint itself is not looked at: it may be dead, or its daemon may hang."""
+    """Return `path` without links. A mountpoint itself is not looked at: it may be dead, or its daemon may hang."""
     mountpoints = {entry.path for entry in _entries()}
     place = path.absolute()
     for _ in range(_MAX_LINKS):

@@ -9,25 +9,25 @@ _logger = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Tells the service manager how the mount is doing; with no socket it tells nobody.
+    """Reports to the service manager how the mount is doing; without a socket it does nothing.
 
     `socket_path` is the value of ``$NOTIFY_SOCKET``: a path, or ``@name`` for Linux's abstract namespace. A message
-    that cannot be delivered is logged and dropped: a mount that works is worth more than a manager that knows.
+    that cannot be delivered is logged and dropped.
     """
 
     def __init__(self, socket_path: str | None) -> None:
         self._socket_path = socket_path
 
     def ready(self) -> None:
-        """Start-up is over: what waits for this unit may start."""
+        """Report that the mount is ready: units that wait for it may start."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """Show `text` in ``systemctl status``; only its first line is sent, as a second one would be an assignment."""
+        """Show `text` in ``systemctl status``; only its first line is sent, because a second one could assign."""
         self._send("STATUS=" + "".join(text.splitlines()[:1]))
 
     def stopping(self) -> None:
-        """Shutting down has begun."""
+        """Report that the mount begins to shut down."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:
@@ -35,7 +35,7 @@ class Notifier:
             return
         address = "\0" + self._socket_path[1:] if self._socket_path.startswith("@") else self._socket_path
         try:
-            # A new socket each time: nothing to keep across the fork of a worker, and a mount sends a handful.
+            # A new socket each time, so that no worker inherits one; a mount sends a handful.
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 sender.sendto(message.encode(errors="replace"), address)
         except OSError as error:

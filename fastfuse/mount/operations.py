@@ -1,12 +1,12 @@
-"""The FUSE adapter: inode numbers, flags and tokens in, attributes, buffers and errnos out, and nothing else.
+"""Translate FUSE requests: inode numbers, flags and tokens in; attributes, buffers and errnos out.
 
-Every handler goes through `_answered`, because pyfuse3 lets any exception but `FUSEError` end the mount: there, what
-went wrong becomes an errno, is counted, and is logged if nobody foresaw it.
+Every handler goes through `_answered`, because any exception but `FUSEError` would end pyfuse3's mount. There it
+becomes an errno, is counted, and is logged if it was not foreseen.
 
-Forgets need no counting: a table is immutable and knows every inode until a refresh takes its place, and then the
-kernel looks up again what it is told is stale. `fh` is the inode number below that of the worker, so that a new worker
-understands the handles that its predecessors gave out, and knows that it has not counted them. Listing a directory
-goes on in the table that it began in, so that a refresh in between leaves nothing out.
+Forgets need no counting: a table is immutable and knows every inode until a refresh replaces it, and then the kernel
+is told which names are stale. A handle holds the number of its worker above the inode, so that a new worker understands
+the handles of its predecessors and knows that it has not counted them. A directory listing goes on in the table in
+which it began, so that a refresh in between leaves nothing out.
 """
 
 import errno
@@ -29,15 +29,15 @@ __all__ = ["MountOperations", "ReadEngine"]
 
 _log = logging.getLogger(__name__)
 
-# Nothing changes but by a refresh, which tells the kernel what to forget. Ten years, in seconds: the kernel clips what
-# its clock cannot count, and pyfuse3 has no "for ever".
+# Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
+# no "for ever".
 _FOREVER_S = 10 * 365 * 24 * 3600.0
 
-# Of the objects that were replaced or deleted since the listing so many are named in the log.
+# The log names this many of the objects that were replaced or deleted since the listing.
 _MAX_CHANGED_LOGGED = 20
 
-# In the handle of a file the inode, and above it the number of the worker; in the handle of a directory the inode, in
-# the resume offset of `readdir` the position, and above each the generation of its table.
+# The handle of a file is the inode and, above it, the number of the worker. The handle of a directory (inode) and the
+# resume offset of `readdir` (position) have the generation of the table above them.
 _INODE_BITS = 48
 _INODE_MASK = (1 << _INODE_BITS) - 1
 _WORKER_BITS = 15
@@ -45,8 +45,8 @@ _POSITION_BITS = 40
 
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
 _FILE_MODE = stat.S_IFREG | 0o444
-# st_blksize. `cp`, `cat` and Python's `open` read this much at a time: large enough that a request costs little beside
-# its bytes, small enough that a 10-byte read of a Python file object does not fetch megabytes.
+# st_blksize. `cp`, `cat` and Python's `open` read this much at a time: large enough that requests cost little, small
+# enough that a 10-byte read of a Python file object does not fetch megabytes.
 _BLOCK_BYTES = 128 * 1024
 _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
 _DOTS = 2  # "." and ".." come before the children in the offsets of readdir
@@ -54,7 +54,7 @@ _NAME_MAX = 255
 _STATFS_BLOCK_BYTES = 4096
 _STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
-# As much as the kernel asks for at once: more would keep the loop from its next request for longer than a reply does.
+# The most that the kernel asks for at once: storing more would delay the next request for longer than a reply does.
 _MOST_STORED_BYTES = 1 << 20
 
 _CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
@@ -65,18 +65,18 @@ _T = TypeVar("_T")
 
 
 class ReadEngine(Protocol):
-    """What the adapter needs of `fastfuse.readahead`."""
+    """The part of `fastfuse.readahead` that the handlers use."""
 
     def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool) -> Buffer | None:
-        """A handle of the file was opened; never fails. All of the file if that is here, and `takes_whole`."""
+        """Note an open of the file; return all of it if that is fetched and `takes_whole`. Never fails."""
         ...
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
-        """Exactly the bytes asked for, fewer only at the end of the file, or a `ReadError`."""
+        """Return exactly the bytes asked for, fewer only at the end of the file, or raise `ReadError`."""
         ...
 
     def release(self, inode: int) -> None:
-        """The last handle of the file was closed."""
+        """Note that the last handle of the file was closed."""
         ...
 
 
@@ -87,7 +87,7 @@ def _never(_: int) -> bool:
 def _answered(
     handler: Callable[Concatenate["MountOperations", _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate["MountOperations", _P], Coroutine[Any, Any, _T]]:
-    """Every outcome of `handler` is an answer to the kernel; no exception but `FUSEError` passes."""
+    """Turn every outcome of `handler` into an answer to the kernel; no exception but `FUSEError` passes."""
 
     async def answer(self: "MountOperations", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
@@ -105,7 +105,7 @@ def _answered(
             raise pyfuse3.FUSEError(errno.EIO) from error
         finally:
             self.replies.settle()  # libfuse writes the answer next
-        # Not for what is cancelled: a dying worker answers nothing, and the crash-loop guard goes by this count.
+        # A cancelled request is not counted: a dying worker answers nothing, and the crash-loop guard reads this count.
         self.count_answer()
         return result
 
@@ -113,7 +113,7 @@ def _answered(
 
 
 class MountOperations(InitialisedOperations):
-    """The handlers. Made by the supervisor before the table exists; a worker calls `serve` before its loop."""
+    """The handlers. The supervisor makes them before the table exists; a worker calls `serve` before its loop."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -121,7 +121,7 @@ class MountOperations(InitialisedOperations):
     def __init__(
         self, counters: Counters, *, uid: int, gid: int, umask: int = 0, direct_from_bytes: int | None = None
     ) -> None:
-        """Files of `direct_from_bytes` or more are read past the page cache; none if that is None."""
+        """Read files of `direct_from_bytes` or more past the page cache; none if that is None."""
         super().__init__()
         self._counters = counters
         self._uid = uid
@@ -131,15 +131,15 @@ class MountOperations(InitialisedOperations):
         self._direct_from_bytes = direct_from_bytes
         self._worker_bits = 0
         self._refs: dict[int, ObjectRef] = {}
-        # Of the handles that this worker gave out. What it hears of others when they are read, it cannot count.
+        # Counts of the handles that this worker gave out; then inodes of its predecessors' handles, seen when read.
         self._open_counts: dict[int, int] = {}
         self._inherited: set[int] = set()
         self._archived_logged: set[int] = set()
         self._changed_logged: set[int] = set()
-        # Attributes of open files that a refresh has taken out of the table.
+        # Attributes of open files that a refresh has removed from the table.
         self._retired: dict[int, Attributes] = {}
         self._generation = 0
-        # How many directories are open in the table of each generation, and the earlier ones of these tables.
+        # How many directories are open in the table of each generation, and the earlier tables that are still open.
         self._open_directories: Counter[int] = Counter()
         self._earlier_tables: dict[int, InodeTable] = {}
         self._requests_slot = counters.slot("fastfuse_requests")
@@ -151,18 +151,13 @@ class MountOperations(InitialisedOperations):
 
     @property
     def table(self) -> InodeTable:
-        """What is answered from now."""
+        """The table that answers now."""
         return self._table
 
-    def serve(
-        self,
-        table: InodeTable,
-        engine: ReadEngine,
-        may_store: Callable[[int], bool] = _never,
-    ) -> None:
-        """From now on answer from `table` and `engine`; a worker's first step.
+    def serve(self, table: InodeTable, engine: ReadEngine, may_store: Callable[[int], bool] = _never) -> None:
+        """Answer from `table` and `engine` from now on; a worker's first step.
 
-        `may_store` says of a process whether what it opens may be put into the page cache before it asks for it.
+        `may_store` returns whether a file that a process opens may be put into the page cache before a read.
         """
         self._table = table
         self._engine = engine
@@ -171,8 +166,7 @@ class MountOperations(InitialisedOperations):
         self._worker_bits = (respawns & ((1 << _WORKER_BITS) - 1)) << _INODE_BITS
 
     def swap(self, table: InodeTable) -> None:
-        """From now on answer from `table`; what is open keeps what it has (clause L6)."""
-        # The object of a handle stays, and so do its attributes.
+        """Answer from `table` from now on; open files and directories keep what they have (clause L6)."""
         for inode in self._refs:
             if inode in self._table and inode not in table:
                 self._retired[inode] = self._table.attributes(inode)
@@ -259,7 +253,7 @@ class MountOperations(InitialisedOperations):
         elif inode in self._open_counts:
             return
         self._engine.release(inode)
-        # Handles of dead workers may be left, and nobody knows how many: what the table cannot tell them is kept.
+        # An unknown number of dead workers' handles may be left: keep what the table no longer has for them.
         if inode in self._inherited and inode in self._retired:
             return
         self._refs.pop(inode, None)
@@ -276,11 +270,11 @@ class MountOperations(InitialisedOperations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         directory = fh & _INODE_MASK
         generation, start = start_id >> _POSITION_BITS, start_id & ((1 << _POSITION_BITS) - 1)
-        # From the beginning, and where a dead worker's table was, it is the table there is.
+        # The current table serves a listing from its beginning, and one that began under a dead worker.
         if start == 0 or generation not in self._earlier_tables:
             generation = self._generation
         table = self._earlier_tables.get(generation, self._table)
-        # What an earlier table says must not be remembered beyond the answer.
+        # The kernel must not cache entries of an earlier table.
         timeout_s = _FOREVER_S if table is self._table else 0.0
         base = generation << _POSITION_BITS
         entry = pyfuse3.EntryAttributes()  # readdir_reply copies it, so one serves for all
@@ -332,20 +326,16 @@ class MountOperations(InitialisedOperations):
         return list(self._xattrs(inode))
 
     def _store(self, inode: int, whole: Buffer) -> None:
-        """Put a file that was fetched before it was opened into the page cache: its reader then asks for nothing.
+        """Put a prefetched file into the page cache, so that its reader sends no read request.
 
-        Requires that this is the first handle. The kernel waits for pages that are locked, and so would every reader,
-        as one thread serves all; they are locked while a read of them is on its way, and a handle is released only
-        after the last of its reads. Nobody knows which handles a dead worker had given out, so that its successors
-        store nothing.
-
-        One reader of 39 KB files in the order of the listing got 1,756 a second without and 2,082 with it, 16 readers
-        who told their order 3,834 and 3,954, for 0.254 and 0.247 ms of CPU (medians, in turns).
+        Requires that this is the first handle. The kernel waits for locked pages here, which would stop the only thread
+        that serves; pages are locked while a read of them is under way, and a handle is released only after its last
+        read. A worker does not know the handles of a dead one, so successors store nothing.
         """
-        self.replies.settle()  # this, too, is written by libfuse
+        self.replies.settle()  # libfuse writes the notification, too
         try:
             pyfuse3.notify_store(inode, 0, whole)  # type: ignore[arg-type] # it takes any buffer
-        except OSError as error:  # its reader asks, and it is fetched again
+        except OSError as error:  # the reader sends a read request instead
             self._may_store = _never
             _log.info("files are not put into the page cache any more before they are read: %s", error)
         else:
@@ -358,7 +348,7 @@ class MountOperations(InitialisedOperations):
         return ref
 
     async def _require_restored(self, inode: int, ref: ObjectRef) -> None:
-        """A restored object is still listed with its archive class: only a GET tells, and one byte is enough."""
+        """Fetch one byte to find out whether the object is restored: a listing still has its archive class."""
         try:
             await self._engine.read(inode, ref, 0, 1)
         except BaseException as error:
@@ -411,7 +401,7 @@ class MountOperations(InitialisedOperations):
 
 
 def _absent() -> pyfuse3.EntryAttributes:
-    """A negative entry: inode 0 with a timeout lets the kernel remember that the name does not exist."""
+    """Return a negative entry: inode 0 with a timeout lets the kernel cache that the name does not exist."""
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = 0
     entry.entry_timeout = _FOREVER_S
@@ -426,7 +416,7 @@ def _refuse_change(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
     return _answered(refuse)
 
 
-# Clause R1. The kernel refuses most of these itself, the mount being `ro`; what it lets through is refused here.
+# Clause R1. The kernel refuses most of these itself, because the mount is `ro`; the handlers refuse the rest.
 for _name in (
     "create", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "setattr", "setxattr", "symlink", "unlink",
     "write",

@@ -1,9 +1,10 @@
-"""A refresh (clause L6): list again in the background, and tell the kernel what it has to forget.
+"""List the source in processes of their own: once before the mount, and again for each refresh (clause L6).
 
-Two short-lived processes, one after the other. The first makes the new index, gives whatever has not changed its old
-inode number, and writes down what has. In between the supervisor hands the new table to the worker. The second sends
+A lister makes the index in a memfd, reports through a pipe, and exits with its garbage. A refresh takes two
+short-lived processes, one after the other. The first makes the new index, gives unchanged files their old inode
+numbers, and writes down the changes. Then the supervisor hands the new table to the worker. The second process sends
 the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. Notices
-that it did not live to send are sent again with those of the next refresh.
+that it did not live to send are sent with those of the next refresh.
 """
 
 import json
@@ -18,18 +19,46 @@ from dataclasses import asdict, dataclass, replace
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.inodes.changes import take_over
-from fastfuse.index.make import make_index
+from fastfuse.index.make import IndexReport, make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.children import Fork, error_message, heard
+from fastfuse.mount.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
 from fastfuse.mount.control import RefreshReport
-from fastfuse.mount.notices import pack_notices
+from fastfuse.mount.protocol import pack_notices
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["NewTable", "Refresher"]
+__all__ = ["IndexReport", "NewTable", "Refresher", "run_lister"]
 
 _log = logging.getLogger(__name__)
+
+
+def run_lister(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig) -> tuple[int, IndexReport]:
+    """List in a new process; return the memfd with the snapshot, which the caller closes, and the report.
+
+    Raises:
+        FastfuseError: the lister raised it, or did not live to answer.
+    """
+    snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
+    reading_fd, writing_fd = os.pipe()
+    child = fork_child(
+        lambda: answer_on(writing_fd, lambda: asdict(make_index(source, origin, connection, snapshot_fd)))
+    )
+    os.close(writing_fd)
+    try:
+        with os.fdopen(reading_fd, "rb") as pipe:
+            answer = pipe.read()
+        exit_code, child = wait_child(child), 0
+        if not answer:
+            hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
+            raise ServiceError(f"the lister {how_it_ended(exit_code)}", hint=hint)
+        return snapshot_fd, IndexReport(**heard(answer))
+    except BaseException:
+        os.close(snapshot_fd)
+        if child:  # interrupted
+            os.kill(child, signal.SIGKILL)
+            wait_child(child)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,48 +79,48 @@ class _Refresh:
         self._source = source
         self._origin = origin
         self._connection = connection
-        # Notices of an earlier refresh, or -1; they stay the caller's.
+        # Notices of an earlier refresh, or -1; the caller closes them.
         self._unsent_fd = unsent_fd
-        # All that are to be sent, those of before first.
+        # All notices to send, the earlier ones first.
         self.notices_fd = -1
-        self._new_fd = self._told_fd = -1
-        # Of the process of the moment; 0 when there is none.
+        self._new_fd = self._answer_fd = -1
+        # The process that runs now, or 0.
         self.pid = 0
         self.exit_code = 0
 
     def start(self, fork: Fork, snapshot_fd: int) -> None:
-        """Start the first process. `snapshot_fd` is the table of today; it stays the caller's.
+        """Start the first process. `snapshot_fd` is the current table; the caller closes it.
 
         Raises:
-            FastfuseError, OSError: there is no room for it.
+            FastfuseError, OSError: there is no room for the process.
         """
         self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
         self.notices_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
-        self._told_fd, telling_fd = os.pipe()
+        self._answer_fd, writing_fd = os.pipe()
         try:
-            self.pid = fork(lambda: self._list(snapshot_fd, telling_fd))
+            self.pid = fork(lambda: answer_on(writing_fd, lambda: self._make(snapshot_fd)))
         finally:
-            os.close(telling_fd)
+            os.close(writing_fd)
 
     def ended(self, exit_code: int) -> None:
-        """The process of the moment is over."""
+        """Note that the process that ran has ended."""
         self.pid = 0
         self.exit_code = exit_code
 
     def listed(self) -> NewTable | None:
-        """What the first process has made, once, after its end.
+        """Return the result of the first process, once, after its end; else None.
 
         Raises:
-            FastfuseError: what kept it from a complete listing.
+            FastfuseError: the listing failed.
         """
-        if self.pid or self._told_fd < 0:
+        if self.pid or self._answer_fd < 0:
             return None
-        with os.fdopen(self._told_fd, "rb") as pipe:
-            told = pipe.read()
-        self._told_fd = -1
-        if not told:
-            raise ServiceError(f"the lister {self.how_it_ended()}")
-        answer = heard(told)
+        with os.fdopen(self._answer_fd, "rb") as pipe:
+            message = pipe.read()
+        self._answer_fd = -1
+        if not message:
+            raise ServiceError(f"the lister {how_it_ended(self.exit_code)}")
+        answer = heard(message)
         report = RefreshReport(**answer.pop("report"))
         new = NewTable(snapshot_fd=self._new_fd, report=report, **answer)
         self._new_fd = -1
@@ -101,34 +130,24 @@ class _Refresh:
         """Start the second process.
 
         Raises:
-            NoRoomError: there is no room for it.
+            NoRoomError: there is no room for the process.
         """
         self.pid = fork(lambda: send(_content(self.notices_fd)))
 
-    def how_it_ended(self) -> str:
-        """In words, of a process that failed."""
-        return f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else "failed (see the log)"
-
     def end(self) -> None:
-        """End what is still under way; nobody wants its result any more."""
+        """Kill the process that runs, and close everything."""
         if self.pid:
-            # Not waited for: a notice may wait for a reader, and that one for the end of the mount.
+            # Not waited for: a notice may wait for a reader, and the reader for the end of the mount.
             os.kill(self.pid, signal.SIGKILL)
             self.pid = 0
         self.close()
 
     def close(self) -> None:
-        """Close what it has open."""
-        for fd in (self._new_fd, self.notices_fd, self._told_fd):
+        """Close every descriptor of this refresh."""
+        for fd in (self._new_fd, self.notices_fd, self._answer_fd):
             if fd >= 0:
                 os.close(fd)
-        self._new_fd = self.notices_fd = self._told_fd = -1
-
-    def _list(self, old_fd: int, telling_fd: int) -> None:
-        try:
-            os.write(telling_fd, json.dumps(self._make(old_fd)).encode())
-        except FastfuseError as error:
-            os.write(telling_fd, error_message(error))
+        self._new_fd = self.notices_fd = self._answer_fd = -1
 
     def _make(self, old_fd: int) -> dict[str, object]:
         started_s = time.monotonic()
@@ -157,32 +176,32 @@ class _Refresh:
 
 
 class Refresher:
-    """The refreshes of one mount, one at a time, and who waits for them."""
+    """The refreshes of one mount, one at a time, and the clients that wait for them."""
 
     def __init__(self, source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fork: Fork) -> None:
         self._source = source
-        # A listing that was kept is what the mount has already.
+        # The mount already has any listing that was kept.
         self._origin = replace(origin, max_age_s=0.0)
         self._connection = connection
         self._fork = fork
         self._running: _Refresh | None = None
-        # Of a listing that ended well: the table is swapped.
+        # Of a listing that succeeded: the table is swapped.
         self._report: RefreshReport | None = None
         self._error: FastfuseError | None = None
-        # Notices that the kernel has not been given, because the process that was to do it died.
+        # Notices that the kernel did not get, because the process that sends them died.
         self._unsent_fd = -1
-        # Whoever waits for the refresh that runs, and for the one after it: what runs may have listed too early.
+        # Clients of the running refresh and of the next one: the running one may have listed too early for them.
         self._waiting: list[socket.socket] = []
         self._waiting_for_next: list[socket.socket] = []
         self._is_next_wanted = False
 
     @property
     def is_sending(self) -> bool:
-        """Whether the kernel is being told what to forget, in a process that may wait for readers."""
+        """Return whether a process sends notices to the kernel; it may wait for readers."""
         return self._running is not None and self._running.pid != 0 and self._report is not None
 
     def want(self, snapshot_fd: int, asking: socket.socket | None = None) -> None:
-        """Refresh the table in `snapshot_fd`, now or after the refresh that runs; tell `asking` how it went."""
+        """Refresh the table in `snapshot_fd`, now or after the running refresh; send `asking` the outcome."""
         if asking is not None:
             (self._waiting if self._running is None else self._waiting_for_next).append(asking)
         if self._running is None:
@@ -191,12 +210,12 @@ class Refresher:
             self._is_next_wanted = True
 
     def child_ended(self, pid: int, exit_code: int) -> None:
-        """Somebody reaped the process `pid`."""
+        """Note that the caller reaped the process `pid`."""
         if self._running is not None and pid == self._running.pid:
             self._running.ended(exit_code)
 
     def new_table(self) -> NewTable | None:
-        """The table of a listing that has just ended; to be swapped in before `send_notices`."""
+        """Return the table of a listing that has just ended; to be swapped in before `send_notices`."""
         if self._running is None or self._error is not None:
             return None
         try:
@@ -209,7 +228,7 @@ class Refresher:
         return new
 
     def send_notices(self, send: Callable[[bytes], None]) -> None:
-        """Have the kernel forget what is stale, in a process of its own that gives `send` the notices."""
+        """Have the kernel forget stale names and attributes: a new process passes the notices to `send`."""
         assert self._running is not None
         try:
             self._running.send_notices(self._fork, send)
@@ -217,11 +236,11 @@ class Refresher:
             self._error = _untold(error)
 
     def outcome(self, snapshot_fd: int) -> str:
-        """How the refresh ended that has just ended: ok or failed; empty if none has. The next one is started."""
+        """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""
         if self._running is None or self._running.pid:
             return ""
         if self._error is None and self._running.exit_code:
-            self._error = _untold(f"the process that tells it {self._running.how_it_ended()}")
+            self._error = _untold(f"the process that tells it {how_it_ended(self._running.exit_code)}")
         if self._error is not None:
             outcome, answer = "failed", error_message(self._error)
         else:
@@ -239,18 +258,18 @@ class Refresher:
         return outcome
 
     def close_connections(self) -> None:
-        """For a child: a copy of a connection would keep whoever waits from seeing its end."""
+        """Close every client's connection in a child: a copy would keep the client from seeing its end."""
         for connection in (*self._waiting, *self._waiting_for_next):
             connection.close()
 
     def close_files(self) -> None:
-        """For a child that has no part in refreshes: a copy would keep memory that they have done with."""
+        """Close the memfds in a child that does not refresh: a copy would keep their memory."""
         if self._running is not None:
             self._running.close()
         self._close_unsent()
 
     def close(self) -> None:
-        """End the refresh that runs; whoever waits is told nothing any more."""
+        """End the running refresh and hang up on every client."""
         if self._running is not None:
             _log.warning("%s was not refreshed: its connection to the kernel ends", self._source)
         self._forget()
@@ -259,7 +278,7 @@ class Refresher:
         self._is_next_wanted = False
 
     def _start(self, snapshot_fd: int) -> None:
-        """Start a refresh; one that cannot be started has failed, and `outcome` says so."""
+        """Start a refresh. One that cannot start has failed, and `outcome` returns that."""
         _log.info("refreshing %s", self._source)
         refresh = _Refresh(self._source, self._origin, self._connection, self._unsent_fd)
         try:
@@ -277,7 +296,7 @@ class Refresher:
             _log.error("%s was refreshed, but %s; %s", self._source, self._error, self._error.hint)
 
     def _keep_unsent(self) -> None:
-        """After the notices: keep all for the next refresh if not all were sent, and none that were."""
+        """Keep the notices for the next refresh unless all were sent."""
         assert self._running is not None
         self._close_unsent()
         if self._error is not None:
@@ -308,7 +327,7 @@ def _content(fd: int) -> bytes:
 
 def _answer(waiting: list[socket.socket], message: bytes) -> None:
     for connection in waiting:
-        with connection, suppress(OSError):  # whoever asked may have gone
+        with connection, suppress(OSError):  # the client may have gone
             connection.setblocking(False)
             connection.send(message)
             connection.shutdown(socket.SHUT_RDWR)  # even if a child still holds a copy

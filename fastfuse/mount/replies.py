@@ -1,26 +1,20 @@
-"""Large replies are written by threads: while the kernel copies one, the loop serves the next request.
+"""Write large replies from threads, so that the loop serves the next request while the kernel copies one.
 
-Copying 1 MiB into the page cache takes the kernel about 250 µs, in the call that writes the reply; pyfuse3 makes that
-call in the only thread that serves, and holds the GIL. One reader of large files then kept this thread busy for nine
-tenths of its time, six of them in copies, while other cores had nothing to do.
+The kernel copies 1 MiB into the page cache inside the call that writes the reply; pyfuse3 makes that call in the only
+thread that serves, and holds the GIL. When more replies wait than the threads write, the loop writes one itself,
+without the GIL.
 
-Where more replies come than the threads write, the loop writes one as they do, without the GIL, so that they can go on
-to the next ones meanwhile. When libfuse wrote these, which holds it, the threads slept for four fifths of the time, and
-the loop copied every other reply and came to nothing else. Four readers of 2 GiB each, on four shared cores (20 ms to
-the first byte, 90 MB/s a connection, medians of three runs in turns), got 1.47 GB/s so, and get 2.66.
+A reply needs the number of its request, which only libfuse knows. So `hand_over` gives libfuse an empty answer and puts
+a socket in the place of the session's descriptor. libfuse writes the head of the reply there; `settle` completes it
+with the length and the bytes. libfuse must get its descriptor back before it reads or writes anything else, so `settle`
+is called where another handler returns (`mount.operations`), before each request is read (`mount.loop`), and before
+trio waits.
 
-A reply needs the number of its request, which only libfuse knows. So libfuse is given an empty answer, and for this one
-reply a socket stands in the place of the session's descriptor: what it writes there is the head of the reply, and that
-goes to the kernel with the length and the bytes that belong to it.
-
-The place is taken when the handler of a read returns. Before libfuse can read or write anything else it has to be given
-back, so `settle` is called where another handler returns (`mount.operations`), before each request is read
-(`mount.loop`) and, as neither may happen for a while, before trio waits.
-
-A worker that loses a reply would leave its reader waiting for ever. One that dies is replaced, and the kernel asks its
-successor again: so what must not happen here ends the process.
+A worker that loses a reply would leave its reader waiting for ever. A worker that dies is replaced, and the kernel
+sends its successor the request again. Any failure that would lose a reply therefore ends the process.
 """
 
+import ctypes
 import errno
 import logging
 import os
@@ -35,46 +29,72 @@ from typing import NoReturn
 import trio
 
 from fastfuse.mount.protocol import OUT_HEADER
-from fastfuse.mount.syscalls import dup2, receive
 from fastfuse.objects import Buffer
 
 __all__ = ["LargeReplies", "threads_for"]
 
 _log = logging.getLogger(__name__)
 
-# Two threads that wake each other and pass the GIL on cost up to 150 µs of CPU time, more than copying a smaller one:
-# random reads of 256 KiB, four readers, were 2,060 a second without and 1,810 with it.
+# Passing a smaller reply to a thread costs more CPU time than copying it: docs/MEASUREMENTS.md, "Mount".
 _LEAST_BYTES = 512 << 10
-# Each that waits to be written keeps a part's memory from being used again, so the loop itself writes any more.
+# Each waiting reply pins the memory of a part, so the loop itself writes any more.
 _MOST_WAITING = 8
-# More are not known to be of use.
+# More threads are not known to help.
 _MOST_THREADS = 4
 
-# Nobody waits for the reply any more: the request was given up, or the mount is gone.
+# The errors when no reader waits for the reply any more: the request was interrupted, or the mount is gone.
 _UNWANTED = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
 
 
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.recv.restype = ctypes.c_ssize_t
+
+
+def dup2(fd: int, number: int) -> None:
+    """Call dup2(2) without releasing the GIL: taking it back would cost the loop 50 µs. Children inherit `number`."""
+    if _libc.dup2(fd, number) < 0:
+        raise _os_error()
+
+
+def receive(fd: int, most_bytes: int) -> bytes:
+    """Return the message that has come through the socket `fd`, without releasing the GIL.
+
+    Raises:
+        BlockingIOError: none has come.
+    """
+    buffer = ctypes.create_string_buffer(most_bytes)
+    count = _libc.recv(fd, buffer, ctypes.c_size_t(most_bytes), socket.MSG_DONTWAIT)
+    if count < 0:
+        raise _os_error()
+    return buffer.raw[:count]
+
+
+def _os_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
 def threads_for(cores: int) -> int:
-    """How many threads write replies: a core is left to the loop. None with one, where nothing goes on meanwhile."""
+    """Return how many threads write replies: all cores but the loop's, up to four; none on a single core."""
     return max(0, min(cores - 1, _MOST_THREADS))
 
 
 class LargeReplies(trio.abc.Instrument):
-    """The replies of one process. While it has no threads, all stays as libfuse has it."""
+    """The replies of one process. Without threads, libfuse writes all of them."""
 
     def __init__(self) -> None:
-        # Where libfuse's words go instead of the kernel; None without threads.
+        # Receives what libfuse writes instead of the kernel; None without threads.
         self._place: _Place | None = None
-        # Of the reply whose head libfuse is about to write, or has written.
+        # The bytes of the reply whose head libfuse is about to write, or has written.
         self._data: Buffer | None = None
         # Head and bytes of each; None ends a thread.
         self._queue: SimpleQueue[tuple[bytes, Buffer] | None] = SimpleQueue()
 
     @contextmanager
     def written_by(self, threads: int, session_fd: int) -> Iterator[None]:
-        """Hand over replies on the connection `session_fd`, in a trio run that does not end before.
+        """Write large replies on the connection `session_fd` from `threads`, inside one trio run.
 
-        To fewer threads, or to none, where there is no room for as many.
+        If the system has no room for as many threads, fewer or none write.
         """
         with closing(_Place(session_fd)) as place:
             writing = list(_started(threads, partial(self._write_all, place.device)))
@@ -94,9 +114,9 @@ class LargeReplies(trio.abc.Instrument):
                     thread.join()
 
     def hand_over(self, data: Buffer) -> Buffer:
-        """What the handler of a read returns in the place of `data`, and nothing may come between.
+        """Return what the handler of a read has to return at once in the place of `data`.
 
-        Requires that all before is settled.
+        Requires that every earlier reply is settled.
         """
         if len(data) < _LEAST_BYTES or self._place is None:
             return data
@@ -105,7 +125,7 @@ class LargeReplies(trio.abc.Instrument):
         return b""
 
     def settle(self) -> None:
-        """Give libfuse its descriptor back, and the reply to a thread if not too many wait for one."""
+        """Give libfuse its descriptor back and queue the reply; write it here if too many wait."""
         data = self._data
         if data is None:
             return
@@ -122,23 +142,23 @@ class LargeReplies(trio.abc.Instrument):
             _die("a reply is lost that libfuse has been asked for")
 
     def before_io_wait(self, timeout: float) -> None:
-        """See `settle`: trio calls this."""
+        """Settle before trio waits; trio calls this."""
         self.settle()
 
     def _write_all(self, device: int) -> None:
-        """What a thread does."""
+        """Write queued replies until None comes."""
         take = self._queue.get
         try:
             while (reply := take()) is not None:
                 _write(device, reply)
-                # Its memory is used again.
+                # Release its memory before the wait.
                 del reply
         except BaseException:  # noqa: BLE001 - nobody would hear of it
             _die("a thread that writes replies has failed")
 
 
 class _Place:
-    """The number of the session's descriptor, which is the connection's or a socket's in turns."""
+    """The session's descriptor number, which stands for the connection and for a socket in turns."""
 
     def __init__(self, session_fd: int) -> None:
         self._session_fd = session_fd
@@ -152,7 +172,7 @@ class _Place:
         dup2(self._stand_in_fd, self._session_fd)
 
     def give_back(self) -> tuple[int, int]:
-        """Error and number of the request that libfuse has answered meanwhile. `OSError` if it has not."""
+        """Return the error and the number of the request that libfuse has answered; `OSError` if it has not."""
         dup2(self.device, self._session_fd)
         _, error, request = OUT_HEADER.unpack(receive(self._heads_fd, OUT_HEADER.size))
         return error, request
@@ -184,7 +204,7 @@ def _write(device: int, reply: tuple[bytes, Buffer]) -> None:
 
 
 def _fail(device: int, head: bytes) -> None:
-    """End the request whose reply begins with `head`, unless the kernel has done so itself."""
+    """Answer EIO to the request whose reply begins with `head`, unless the kernel has ended it."""
     _, _, request = OUT_HEADER.unpack(head)
     try:
         os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, request))

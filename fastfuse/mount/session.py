@@ -1,18 +1,19 @@
-"""One FUSE session: mounted and initialised here, in the supervisor, and inherited by every worker.
+"""Mount and initialise one FUSE session in the supervisor; every worker inherits it.
 
-The kernel's INIT request is answered before the first fork, so that a worker can die and another go on with the same
-connection. libfuse writes the answer, but pyfuse3 lets nobody say `max_background` (the default of 12 requests starves
-four readers). So for this one request the session's descriptor is a socket pair: INIT is handed to libfuse through it,
-the answer is taken out, completed and written to the kernel.
+The kernel's INIT request is answered before the first fork, so that a new worker can go on with the connection of a
+dead one. libfuse writes the answer, but pyfuse3 cannot set `max_background`, whose default of 12 requests starves four
+readers. For this one request a socket pair stands in for the session's descriptor: INIT is passed to libfuse through
+it, and the answer is taken out, completed and written to the kernel.
 """
 
 import errno
+import logging
 import os
 import select
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -23,11 +24,12 @@ import trio
 from fastfuse.errors import MountError
 from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
-from fastfuse.mount.notices import send_notices
-from fastfuse.mount.protocol import OUT_HEADER
+from fastfuse.mount.protocol import OUT_HEADER, send_notices
 from fastfuse.mount.replies import LargeReplies
 
-__all__ = ["InitialisedOperations", "Session"]
+__all__ = ["InitialisedOperations", "Session", "raise_readahead"]
+
+_log = logging.getLogger(__name__)
 
 _DEVICE = Path("/dev/fuse")
 _DEVICE_NUMBER = os.makedev(10, 229)  # https://www.kernel.org/doc/html/latest/admin-guide/devices.html
@@ -45,11 +47,39 @@ _DIRECT_IO_ALLOW_MMAP = 1 << (36 - 32)  # bit of flags2; Linux 6.6
 _HAS_RESEND = 1 << (39 - 32)  # bit of flags2; Linux 6.9
 _NOTIFY_RESEND = 7
 
-# Requests of kernel readahead that may wait for us at once, over all readers: 64 readers of four 1 MiB requests.
+# Requests of kernel readahead that may wait at once, over all readers: 64 readers of four 1 MiB requests.
 _MAX_BACKGROUND_REQUESTS = 256
 _CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
+
+# Mount options cannot set the readahead (libfuse refuses ``max_readahead``); only the bdi's file in sysfs can.
+_BDI = Path("/sys/class/bdi")
+
+# Four requests of 1 MiB ahead of the reader hide one part's delivery: docs/MEASUREMENTS.md, "Mount".
+READ_AHEAD_KIB = 4096
+
+
+def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Path = _BDI) -> bool:
+    """Set the kernel's readahead of the mount with the bdi `device` (``major:minor``).
+
+    Return False and log with `level` if that is not permitted.
+    """
+    setting = directory / device / "read_ahead_kb"
+    try:
+        setting.write_text(str(READ_AHEAD_KIB))
+    except OSError as error:
+        _log.log(
+            level,
+            "the kernel reads ahead only 128 KiB, which costs readers of large files a third of their speed: "
+            "%s cannot be written (%s); let root write %d there, run where sysfs is writable, or, for files that are "
+            "read once and in pieces of 1 MiB or more, mount with --io direct",
+            setting,
+            error.strerror,
+            READ_AHEAD_KIB,
+        )
+        return False
+    return True
 
 
 class InitialisedOperations(pyfuse3.Operations):
@@ -73,13 +103,13 @@ class Session:
         self, mountpoint: Path, device: str, fd: int, *, can_resend: bool, can_map_direct: bool = False
     ) -> None:
         self._mountpoint = mountpoint
-        # ``major:minor``: tells this mount from another one at the same place, for as long as this one lives.
+        # ``major:minor``: tells this mount from another one at the same place while this one lives.
         self.device = device
-        # Whether requests that a dead worker had read can be asked for again (Linux >= 6.9).
+        # Whether the kernel can send again the requests that a dead worker had read (Linux >= 6.9).
         self.can_resend = can_resend
-        # Whether a file that is opened past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
+        # Whether a file that is read past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
         self.can_map_direct = can_map_direct
-        # On the device; what is read from it and written to it is libfuse's.
+        # libfuse reads requests from it and writes answers to it.
         self.fd = fd
 
     @classmethod
@@ -95,7 +125,7 @@ class Session:
         """Mount and answer INIT.
 
         Raises:
-            MountError: what the kernel or fusermount3 refused, and what to do about it.
+            MountError: the kernel or fusermount3 refused; the error says what to do.
         """
         _check_device()
         # libfuse splits options at commas, and pyfuse3 encodes them as ASCII.
@@ -111,7 +141,7 @@ class Session:
             except RuntimeError as error:
                 raise _mount_error(mountpoint, captured()) from error
         try:
-            # pyfuse3 keeps the descriptor to itself.
+            # pyfuse3 does not expose the descriptor.
             (fd,) = _fuse_fds() - fds_before
             flags2 = _shake_hands(operations, fd)
             entry = find_mount(mountpoint)
@@ -130,19 +160,19 @@ class Session:
 
     @property
     def is_connected(self) -> bool:
-        """Whether requests can still come; not when it was aborted, or unmounted and its last file closed."""
+        """Return whether requests can still come: not after an abort, or once unmounted with the last file closed."""
         poll = select.poll()
         poll.register(self.fd, 0)
         return not poll.poll(0)  # fuse_dev_poll: EPOLLERR
 
     @property
     def is_mounted(self) -> bool:
-        """Whether this mount is at its place, be it below another one."""
-        # The next mount may get the number of one that is gone. Ours, if it is there without its connection, is dead.
+        """Return whether this mount is at its place, even if another one covers it."""
+        # A later mount may have our number. If our connection has ended, the mount there is ours only if it is dead.
         return is_mounted(self._mountpoint, self.device) and (self.is_connected or is_dead(self._mountpoint))
 
     def unmount(self, *, lazy: bool = False) -> None:
-        """Take this mount away, and never another one; nothing to do if somebody else has.
+        """Unmount this mount, and never another one; do nothing if it is already unmounted.
 
         Raises:
             BusyMountError: files below it are open.
@@ -157,13 +187,13 @@ class Session:
                 raise
 
     def notify(self, notices: bytes) -> None:
-        """Send the kernel `notices`; waits for locks that readers hold, so not for who has to answer them."""
+        """Send the kernel `notices`. It waits for locks that readers hold, so the worker must not call it."""
         send_notices(self.fd, notices)
 
     def resend(self) -> bool:
         """Have the kernel queue again every request that was read and not answered.
 
-        False if it cannot (before Linux 6.9), or if the connection is gone.
+        Return False if it cannot (before Linux 6.9), or if the connection is gone.
         """
         if not self.can_resend or not self.is_connected:
             return False
@@ -176,12 +206,12 @@ class Session:
             abort(self._mountpoint, self.device)
 
     def close(self) -> None:
-        """Give up the connection; with no worker left, every request of the mount fails from now on."""
+        """Close the connection; without a worker, every request of the mount fails from now on."""
         pyfuse3.close(unmount=False)
 
 
 def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
-    """Serve INIT on the session's `fd`; returns the second word of what the kernel can do."""
+    """Serve INIT on the session's `fd` and return the second word of the kernel's capabilities."""
     device = os.dup(fd)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -195,7 +225,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)
-        # Nothing is ever written, so mapped pages cannot contradict what is read past them.
+        # The mount is read-only, so mapped pages cannot contradict bytes that are read past them.
         _set_flags(reply, _FLAGS_OFFSET, _INIT_EXT)
         _set_flags(reply, _FLAGS2_OFFSET, flags2 & _DIRECT_IO_ALLOW_MMAP)
         os.write(device, reply)
@@ -242,7 +272,7 @@ _CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --secu
 
 
 def _mount_error(mountpoint: Path, reason: str) -> MountError:
-    """Say what libfuse or fusermount3 printed, and what helps against it."""
+    """Return an error with what libfuse or fusermount3 printed, and what to do."""
     reason = reason.strip().splitlines()[-1] if reason.strip() else "libfuse gives no reason"
     reason = reason.removeprefix("fusermount3: ").removeprefix("fuse: ").removeprefix("error: ")
     if "fusermount3" in reason and "No such file" in reason:
@@ -257,21 +287,13 @@ def _mount_error(mountpoint: Path, reason: str) -> MountError:
 
 
 @contextmanager
-def _captured_stderr() -> Iterator["_Captured"]:
-    """libfuse and fusermount3 explain a refusal on standard error and nowhere else."""
+def _captured_stderr() -> Iterator[Callable[[], str]]:
+    """Capture standard error, where libfuse and fusermount3 explain a refusal."""
     saved = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
-            yield _Captured(file.fileno())
+            yield lambda: os.pread(file.fileno(), 1 << 16, 0).decode("utf-8", "replace")
         finally:
             os.dup2(saved, 2)
             os.close(saved)
-
-
-class _Captured:
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __call__(self) -> str:
-        return os.pread(self._fd, 1 << 16, 0).decode("utf-8", "replace")

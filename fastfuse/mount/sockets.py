@@ -1,8 +1,14 @@
-"""Abstract Unix sockets that belong to a mount: made by its supervisor, found by its device, trusted by credentials.
+"""Abstract Unix sockets of a mount: found by its device, trusted by credentials, and what hints say through theirs.
 
-The kernel takes them away with the last process that holds them, so nothing is left behind by a mount that is killed.
+The supervisor makes them. The kernel removes them with the last process that holds them, so a killed mount leaves
+nothing behind.
+
+A client of the hint socket is greeted with `SERVED`, or with `REFUSED` and the end. Then it sends paths below the
+mountpoint, each ended by a NUL, as fast as they are taken. If it shuts down its side (shutdown(2)), the order was
+whole, and the worker sends `TAKEN` once it has announced the last path. If it hangs up, the order is withdrawn.
 """
 
+import fcntl
 import os
 import secrets
 import socket
@@ -10,19 +16,49 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["addresses", "listen", "peer_uid"]
+__all__ = [
+    *("MAX_PATH_BYTES", "REFUSED", "SERVED", "TAKEN", "PathTooLongError", "addresses", "control_prefix"),
+    *("hint_prefix", "listen", "peer_uid", "split_paths"),
+]
+
+SERVED = b"+"
+REFUSED = b"-"
+TAKEN = b"."
+
+# A key has no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html).
+MAX_PATH_BYTES = 1024
 
 _PEER = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 
 
-def listen(prefix: str, *, backlog: int) -> socket.socket:
-    """A socket for `addresses` to find; its accept never waits.
+class PathTooLongError(Exception):
+    """A client of the hint socket sent a path that is longer than any key."""
 
-    Nobody can take its name before us: it ends in what cannot be guessed.
+
+def control_prefix(device: str) -> str:
+    """Return the prefix of the sockets that take refreshes for the mount with this ``major:minor``."""
+    return f"fastfuse-{device}"
+
+
+def hint_prefix(device: str) -> str:
+    """Return the prefix of the sockets that take hints for the mount with this ``major:minor``."""
+    return f"fastfuse-hints-{device}"
+
+
+def listen(prefix: str, *, backlog: int, raises_sigio: bool = False) -> socket.socket:
+    """Return a new socket for `addresses` to find; its accept never waits.
+
+    With `raises_sigio`, each connection to it is a SIGIO of this process.
+
+    Its name ends in a random part, so that nobody can take it before us. A mount may get the device number of
+    one whose last process is still ending, so several sockets may share a prefix.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         listener.bind(f"\0{prefix}-{os.getpid()}-{secrets.token_hex(8)}")
+        if raises_sigio:
+            fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
         listener.listen(backlog)
     except BaseException:
         listener.close()
@@ -31,7 +67,7 @@ def listen(prefix: str, *, backlog: int) -> socket.socket:
 
 
 def addresses(prefix: str) -> list[str]:
-    """The sockets of that name in this network namespace (proc_net(5)), whoever made them."""
+    """Return the sockets with `prefix` in this network namespace (proc_net(5)), whoever made them."""
     lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     paths = {line.split(" ")[-1] for line in lines}
     return sorted("\0" + path[1:] for path in paths if path.startswith(f"@{prefix}-"))
@@ -44,6 +80,18 @@ class _Connection(Protocol):
 
 
 def peer_uid(connection: _Connection) -> int:
-    """Who is at the other end; of a listener's connections, who listens there."""
+    """Return the user at the other end; for a client's connection, the user who listens there."""
     _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return int(uid)
+
+
+def split_paths(rest: bytes, received: bytes) -> tuple[list[bytes], bytes]:
+    """Return the paths that end in `received`, and the `rest` to put before what is received next.
+
+    Raises:
+        PathTooLongError: a path is longer than any key.
+    """
+    *paths, rest = (rest + received).split(b"\0")
+    if any(len(path) > MAX_PATH_BYTES for path in (*paths, rest)):
+        raise PathTooLongError(f"a path has more than {MAX_PATH_BYTES} bytes")
+    return paths, rest

@@ -1,12 +1,13 @@
-"""The process that must not die: lists, mounts, keeps a worker alive, and takes everything down in order.
+"""Own one mount from its listing to its end: list, mount, keep a worker alive, and take everything down in order.
 
-Small and single-threaded on purpose, because it forks for as long as it lives: no thread, no S3 client, no trio run
-is alive in it when it does. Its signals are blocked and taken one at a time with ``sigtimedwait``, so there are no
-handlers and no races between them; that somebody connects to its socket is a signal (SIGIO), too.
+This process must not die. It is small and single-threaded because it forks for as long as it lives: no thread, no S3
+client and no trio run is alive in it when it forks. Its signals are blocked and taken one at a time with
+``sigtimedwait``, so there are no handlers and no races between them; a connection to its socket is a signal (SIGIO),
+too.
 
-States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled in `serving` and `draining`
-alike; the mount is given up only after five deaths in a minute without a single request answered in between. Refreshes
-run beside `serving`, in processes of their own.
+States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled alike in `serving` and
+`draining`; the supervisor gives up only after five deaths in a minute without an answered request in between.
+Refreshes run beside `serving`, in processes of their own.
 """
 
 import logging
@@ -24,14 +25,12 @@ from fastfuse.mount.children import NoRoomError, fork_child, heard, wait_child
 from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.hint_taker import listen_for_hints
-from fastfuse.mount.kernel import raise_readahead
-from fastfuse.mount.lister_process import run_lister
 from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.mount.mountpoint import BusyMountError, prepare_mountpoint
 from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.refresh import NewTable, Refresher
-from fastfuse.mount.session import Session
+from fastfuse.mount.refresh import NewTable, Refresher, run_lister
+from fastfuse.mount.session import Session, raise_readahead
 from fastfuse.mount.worker import READY, SWAPPED, WorkerTask, run_worker
 from fastfuse.readahead import ReadaheadConfig
 
@@ -42,11 +41,11 @@ _log = logging.getLogger(__name__)
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
-# While files are open the kernel says EBUSY, and it tells nobody when they are closed.
+# While files are open the kernel says EBUSY, and it does not signal when they are closed.
 _UNMOUNT_RETRY_S = 0.2
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
-# A limit on processes or descriptors is often met for moments only; until it is not, the kernel keeps what is asked.
+# A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
 _ROOM_WITHIN_S = 60.0
 _ROOM_RETRY_S = 1.0
 
@@ -62,9 +61,9 @@ def run(
 ) -> int:
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
-    `ready` is called once the first open would work (clause L1). Whoever made `counters` before this process was
-    forked can read what is counted. Where every file is read, the first large ones are fetched before anybody asks, but
-    not before `begin_fd` is readable, if it is given.
+    `ready` is called once the first open would work (clause L1). A process that made `counters` before it forked this
+    one can read them. If every file will be read, the first large ones are prefetched, but not before `begin_fd` is
+    readable, if it is given.
 
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
@@ -99,18 +98,18 @@ class Supervisor:
         self._snapshot_fd = -1
         self._worker_pid = 0
         self._worker_exit_code = 0
-        # Where the worker takes newer tables from.
+        # Takes newer tables to the worker.
         self._tables: socket.socket | None = None
         self._metrics_pid = 0
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = DeathRecord()
         self._control: socket.socket | None = None
-        # Not accepted from here: who announces files while no worker lives waits for the next one.
+        # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
         self._refresher = Refresher(settings.source, settings.origin, settings.connection, self._fork)
 
     def run(self, ready: Callable[[], None]) -> int:
-        """See `run`."""
+        """Mount and serve, as the function `run` says."""
         settings = self._settings
         self._mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
         try:
@@ -118,8 +117,8 @@ class Supervisor:
                 self._start_metrics(*settings.metrics_listen)
             self._notifier.status(f"listing {settings.source}")
             self._index()
-            # From here on there is something to take down again, so signals wait for `_serve`. They stay blocked after
-            # it: the process is about to exit, and one signal too many must not turn its exit code into a death.
+            # From here on there is something to take down, so signals wait for `_serve`. They stay blocked after it:
+            # a late signal must not replace the exit code.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self._mount()
@@ -175,10 +174,10 @@ class Supervisor:
         try:
             self._hints = listen_for_hints(self._session.device)
         except OSError as error:
-            _log.warning("nobody can announce files with 'fastfuse hint' or fastfuse.hints: no socket: %s", error)
+            _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
 
     def _fork(self, work: Callable[[], object], *, kept: socket.socket | None = None) -> int:
-        """A child without the supervisor's own sockets but `kept`: a copy would keep others from seeing their end."""
+        """Fork a child that closes our sockets but `kept`: a copy would keep clients from seeing their end."""
 
         def without_sockets() -> None:
             for ours in (self._control, self._tables, self._hints):
@@ -190,7 +189,7 @@ class Supervisor:
         return fork_child(without_sockets)
 
     def _start_worker(self) -> None:
-        """Fork a worker and wait until it serves, or raise what it could not start with."""
+        """Fork a worker and wait until it serves, or raise the error that it reports."""
         if self._tables is not None:
             self._tables.close()
         self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -219,13 +218,13 @@ class Supervisor:
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
                 self._worker_pid = self._fork(work, kept=self._hints)
-            told = pipe.read()
-        if told == READY:
+            answer = pipe.read()
+        if answer == READY:
             return
         wait_child(self._worker_pid)
         self._worker_pid = 0
-        if told:
-            heard(told)
+        if answer:
+            heard(answer)
         raise ServiceError("the worker died before it could serve", hint="see the log")
 
     def _serve(self) -> None:
@@ -244,7 +243,7 @@ class Supervisor:
             self._go_on_with_refresh()
 
     def _has_lost_its_terminal(self) -> bool:
-        """Whether SIGHUP means what it says: nobody is there any more to interrupt a mount in the foreground."""
+        """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
         return self._has_terminal and not os.isatty(sys.stderr.fileno())
 
     def _go_on_with_refresh(self) -> None:
@@ -257,7 +256,7 @@ class Supervisor:
             self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
 
     def _swap(self, new: NewTable) -> None:
-        """Have the worker answer from another table; one that is dead or hangs is replaced by one that does."""
+        """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
         assert self._tables is not None
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
@@ -272,10 +271,10 @@ class Supervisor:
             os.kill(self._worker_pid, signal.SIGKILL)
 
     def _drain(self) -> None:
-        """Clause L2: no more opens; what is open can be read up to the grace period, unless a second signal comes."""
+        """Refuse new opens and serve open files for the grace period, or until a second signal (clause L2)."""
         assert self._session is not None
         _log.info("stopping: waiting up to %g s for open files", self._settings.grace_s)
-        # First, so that whoever hears of the end finds no open taken after it.
+        # First: no open may succeed after the end was reported.
         self._counters.set(self._counters.slot("fastfuse_draining"), 1)
         self._notifier.stopping()
         deadline_s = time.monotonic() + self._settings.grace_s
@@ -295,7 +294,7 @@ class Supervisor:
             _log.warning("detaching %s: reading files that are still open fails from now on", self._mountpoint)
 
     def _ends_by(self, until_s: float) -> bool:
-        """Keep a worker alive until then; True once the mount has ended, or a second signal says not to wait for it."""
+        """Keep a worker alive until `until_s`; return True once the mount has ended or a second signal comes."""
         while (left_s := until_s - time.monotonic()) > 0:
             caught = signal.sigtimedwait(_SIGNALS, left_s)
             if caught is not None and caught.si_signo in _STOPPING:
@@ -306,7 +305,7 @@ class Supervisor:
         return False
 
     def _worker_has_exited(self) -> bool:
-        """Reap what has ended; True if the worker did."""
+        """Reap every child that has ended; return whether the worker did."""
         has_exited = False
         while True:
             try:
@@ -325,19 +324,19 @@ class Supervisor:
                 self._refresher.child_ended(pid, os.waitstatus_to_exitcode(status))
 
     def _replace_worker(self) -> bool:
-        """Start another worker after a death; False if the mount is gone and none is needed.
+        """Start another worker after a death; return False if the mount is gone and none is needed.
 
-        It goes on with the connection, or with a new one if that was aborted (``umount -f``, or `abort` in fusectl) or
-        if the kernel cannot ask again (before Linux 6.9).
+        It continues the connection, or a new one if that was aborted (``umount -f``, or `abort` in fusectl) or if the
+        kernel cannot resend requests (before Linux 6.9).
 
         Raises:
-            FastfuseError: the workers die one after the other and nothing gets served, or none can be started.
+            FastfuseError: one worker dies after the other and no request is served, or none can be started.
         """
         code = self._worker_exit_code
         how = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
         while True:
             assert self._session is not None
-            # Before the next worker reads anything, or it would be sent its own requests a second time.
+            # Before the next worker reads anything, or its own requests would be sent to it twice.
             can_go_on = self._session.resend()
             if not can_go_on and not self._in_time(self._is_mounted):
                 _log.info("%s was unmounted", self._mountpoint)
@@ -357,10 +356,10 @@ class Supervisor:
         return self._session.is_mounted
 
     def _in_time(self, attempt: Callable[[], _T]) -> _T:
-        """What `attempt` returns once there is room for the process that it needs.
+        """Call `attempt` until there is room for the process that it needs, and return its result.
 
         Raises:
-            NoRoomError: there was none for a minute, or we are told to stop, and nothing can be served until then.
+            NoRoomError: there was no room for a minute, or a signal says to stop.
         """
         until_s = time.monotonic() + _ROOM_WITHIN_S
         while True:
@@ -373,35 +372,33 @@ class Supervisor:
             signal.sigtimedwait((), _ROOM_RETRY_S)
 
     def _note_death(self, how: str) -> None:
-        """Count a death and wait before the next attempt; raise if there is no point in one."""
+        """Count a death and pause before the next start; raise `ServiceError` in a crash loop."""
         pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=self._counters.get("fastfuse_requests"))
         _log.warning("the worker died: %s; starting another", how)
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
-        # Waits for no signal at all, so it is a pause that misses none.
+        # The empty set makes it a pause that misses no signal.
         signal.sigtimedwait((), pause_s)
 
     def _mount_again(self) -> None:
         _log.warning("mounting %s again: files that are open now fail, new opens work", self._mountpoint)
         self._disconnect()
-        # Nobody is told of the end of what was open.
+        # The releases of open files never come.
         self._counters.set(self._counters.slot("fastfuse_open_files"), 0)
         self._mount()
 
     def _disconnect(self) -> None:
-        """Detach the mount and end the connection; whoever still waits for an answer gets an error.
+        """Detach the mount and end the connection; readers that wait for an answer get an error.
 
         Raises:
-            MountError: the mount may not be taken away.
+            MountError: the mount may not be unmounted.
         """
-        # What was forked since the mount holds copies of its connection.
+        # First: processes that were forked since the mount hold copies of its connection.
         is_sending = self._refresher.is_sending
         self._refresher.close()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._hints is not None:
-            self._hints.close()
-            self._hints = None
+        for listener in (self._control, self._hints):
+            if listener is not None:
+                listener.close()
+        self._control = self._hints = None
         if self._session is not None:
             session, self._session = self._session, None
             try:
@@ -412,7 +409,7 @@ class Supervisor:
                 session.close()
 
     def _take_down(self) -> int:
-        """Leave nothing behind, however far the start had come; returns the exit code."""
+        """Remove everything, however far the start had come, and return the exit code."""
         exit_code = 0
         try:
             self._disconnect()
@@ -420,7 +417,6 @@ class Supervisor:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
         if self._worker_pid:
-            # It ends by itself where nobody reads any more, but nobody waits for what it does until then.
             os.kill(self._worker_pid, signal.SIGKILL)
             wait_child(self._worker_pid)
         if self._tables is not None:
@@ -430,7 +426,7 @@ class Supervisor:
 
 
 def _tune_kernel(session: Session, io: PageCacheUse) -> None:
-    # Whoever has chosen need not be warned.
+    # A user who chose --io need not be warned.
     raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
     if io == PageCacheUse.DIRECT and not session.can_map_direct:
         _log.warning(

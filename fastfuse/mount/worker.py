@@ -1,27 +1,10 @@
-"""The process that serves: maps the table, owns the S3 clients and the read engine, and may die at any time.
+"""Serve requests: map the table, own the S3 client and the read engine, and die at any time without loss.
 
-Everything here can be rebuilt, so nothing here is told to anybody but through the shared counters. The supervisor's
-signals are not for the worker: it lives until its session ends, or until it is killed. After a refresh it is handed
-another table, through a socket.
+The worker's state can be rebuilt, so it reports only through the shared counters. It ignores the supervisor's signals:
+it lives until its session ends, or until it is killed. After a refresh it is handed another table through a socket.
 
-One process and one thread take the requests and answer them; what is large, other threads write (`mount.replies`).
-What more would bring was measured on four shared cores against a second process, and against an own loop (`readv`,
-`struct`, `writev`, which lets other threads run while the kernel copies) with the same handlers, without and with a
-thread that writes large replies. Best of four alternating runs from an engine that has every byte, in thousands a
-second: small files by eight readers, 1 MiB reads of one reader and of four; then the same while 16 threads receive from
-sockets.
-
-========================  =======  ====  =====  =======  ====  =====
-pyfuse3 with trio's lock     10.8   4.0    6.2      8.3   4.1    4.7
-pyfuse3, `mount.loop`        18.7   3.8    6.5     14.3   5.2    5.9
-own loop                     28.4   4.2    7.8     22.3   4.4    6.1
-own loop, writing thread        -     -      -     20.8   4.7    6.1
-own loop, two processes      31.3   5.8   11.7     22.7   5.3    9.1
-========================  =======  ====  =====  =======  ====  =====
-
-Through a whole mount nothing of an own loop or a second process is left for small files, of which the client takes
-several times the CPU of all answers: 1172 and 1226 (own loop) a second. The ceiling of one thread is 18,000, five times
-what four cores fetch; parts shared between processes are worth their while where fetching comes near it.
+One thread takes the requests and answers them; other threads write large replies (`mount.replies`). A second process,
+or a loop of our own, gained nothing through a whole mount (docs/MEASUREMENTS.md, "Mount").
 """
 
 import gc
@@ -55,29 +38,29 @@ from fastfuse.s3.trimmed import Trimmer
 
 __all__ = ["READY", "SWAPPED", "WorkerTask", "run_worker"]
 
-# What the worker writes to its supervisor's pipe once it takes requests.
+# The worker writes this to its supervisor's pipe once it takes requests,
 READY = b"{}"
 
-# And to the socket once it answers from the table that it was handed there.
+# and this to the socket once it answers from the table that came through it.
 SWAPPED = b"swapped"
 
-# With all tasks busy pyfuse3 serves nothing, not even another file (D6): more than the kernel may have waiting
-# in the background (mount/session.py) and a thread each of any sane data loader on top.
+# With all tasks busy pyfuse3 serves no other file (D6). This is more than the kernel's background requests
+# (mount/session.py) and a thread for each reader of any sane data loader.
 _MAX_TASKS = 2048
 
-# So many that have nothing to do stay: one that begins and ends with every request that waits for a fetch costs 10 to
-# 20 µs of CPU. Each holds a request buffer of 1 MiB, of which a request touches a page.
+# Idle tasks that stay, because starting one for each request that waits for a fetch costs 10 to 20 µs of CPU. Each
+# holds a request buffer of 1 MiB, of which a request touches a page.
 _IDLE_TASKS = 16
 
 _MEASURE_EVERY_S = 1.0
 
-# By thread: in which group it is takes 30 µs to see. One that is moved to another keeps what was seen first.
+# By thread: reading its cgroup takes 30 µs. A thread that is moved to another cgroup keeps the first answer.
 _MAX_REMEMBERED_READERS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
-    """What a worker is forked for."""
+    """Everything that a worker is forked with."""
 
     operations: MountOperations
     counters: Counters
@@ -86,23 +69,23 @@ class WorkerTask:
     snapshot_fd: int
     # The connection to the kernel.
     session_fd: int
-    # Is told `READY`, or the error that keeps the worker from serving.
+    # Gets `READY`, or the error that keeps the worker from serving.
     ready_fd: int
-    # Descriptors of newer snapshots come through this, and are answered with `SWAPPED`.
+    # Brings descriptors of newer snapshots; each is answered with `SWAPPED`.
     tables: socket.socket
-    # Whoever of `hint_uids` connects here may announce files (None: everybody).
+    # Where the users `hint_uids` may announce files (None: everybody).
     hints: socket.socket | None
     hint_uids: frozenset[int] | None
-    # The first large files are not fetched, and connections not prepared, before it is readable, if it is given.
+    # If given: prefetch no large file, and prepare no connection, before it is readable.
     begin_fd: int | None
 
 
 def run_worker(task: WorkerTask) -> None:
-    """Serve the inherited session until it ends; to be called in a process that was just forked."""
+    """Serve the inherited session until it ends; the caller has just forked this process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor decides
     tune_malloc()
-    # What is here stays: 75,000 objects, which a full collection looked through in 45 ms, and no reader was served.
+    # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
     try:
         trio.run(_serve, task)
@@ -139,9 +122,9 @@ def _serve_table(
     engine: ReadEngine,
     may_store: Callable[[int], bool],
 ) -> list[str]:
-    """Answer from the snapshot in `snapshot_fd`, which is closed, and return its buckets.
+    """Answer from the snapshot in `snapshot_fd`, close that, and return the table's buckets.
 
-    Nobody else refers to the table, so that its mapping goes when another takes its place.
+    No other reference to the table remains, so that its mapping goes when another replaces it.
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
@@ -150,10 +133,10 @@ def _serve_table(
 
 
 async def _begin(task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str]) -> None:
-    """Do what the first reads would otherwise wait for, which costs CPU time that others may need until `begin_fd`."""
+    """Prefetch and connect for the first reads, once `begin_fd` says that nothing else needs the CPU time."""
     if task.begin_fd is not None:
         await trio.lowlevel.wait_readable(task.begin_fd)
-    # Where a worker has died, readers are in the middle of what they read.
+    # After a worker died, readers are in the middle of their files.
     if not task.counters.get("fastfuse_worker_respawns"):
         engine.begin()
     async with trio.open_nursery() as nursery:
@@ -162,7 +145,7 @@ async def _begin(task: WorkerTask, engine: ReadEngine, client: S3Client, buckets
 
 
 async def _prepare(client: S3Client, bucket: str) -> None:
-    """Leave it to the first read to say what goes wrong."""
+    """Prepare the connections of `bucket`; the first read reports what goes wrong."""
     with suppress(FastfuseError):
         await client.prepare(bucket)
 
@@ -172,14 +155,14 @@ async def _take_tables(tables: socket.socket, operations: MountOperations) -> No
         await trio.lowlevel.wait_readable(tables)
         _, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
         if not descriptors:
-            return  # the supervisor is dead, and so will we be
+            return  # the supervisor is dead, and this process follows
         operations.swap(open_snapshot(descriptors[0]).table)
         os.close(descriptors[0])
         tables.send(SWAPPED)
 
 
 async def _measure_pool(engine: ReadEngine, counters: Counters) -> None:
-    """Keep the gauge of the parts' memory; a scrape every few seconds needs it no fresher, and reads are not slowed."""
+    """Update the gauge of the parts' memory every second, so that no read has to."""
     slot = counters.slot("fastfuse_pool_bytes")
     while True:
         pool = engine.statistics().pool

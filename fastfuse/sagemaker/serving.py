@@ -18,9 +18,9 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
-from fastfuse.mount.lister_process import IndexReport, run_lister
 from fastfuse.mount.mount_settings import MountSettings
 from fastfuse.mount.mountpoint import find_mount
+from fastfuse.mount.refresh import IndexReport, run_lister
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, TrainingJob
 from fastfuse.sagemaker.download import (

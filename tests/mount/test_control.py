@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import MountError
-from fastfuse.mount import control
+from fastfuse.mount import control, sockets
 from fastfuse.mount.children import error_message
 from fastfuse.mount.control import RefreshReport, accept_request, listen, request_refresh
-from fastfuse.mount.mountpoint import MountEntry, listeners
+from fastfuse.mount.mountpoint import MountEntry
+from fastfuse.mount.sockets import addresses, control_prefix
 
 DEVICE = f"test:{os.getpid()}"
 
@@ -85,8 +86,10 @@ def test_requests_are_taken_one_after_the_other_without_waiting() -> None:
 
 def test_a_mount_has_a_socket_although_the_one_before_at_its_number_is_still_there() -> None:
     with listen(DEVICE) as first, listen(DEVICE) as second:
-        assert listeners(DEVICE) == sorted(listener.getsockname().decode() for listener in (first, second))
-    assert listeners(DEVICE) == []
+        assert addresses(control_prefix(DEVICE)) == sorted(
+            listener.getsockname().decode() for listener in (first, second)
+        )
+    assert addresses(control_prefix(DEVICE)) == []
 
 
 def test_a_request_for_which_there_is_no_descriptor_has_to_wait(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,7 +112,7 @@ def test_a_request_for_which_there_is_no_descriptor_has_to_wait(caplog: pytest.L
 def test_somebody_elses_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen(DEVICE) as listener, socket.socket(socket.AF_UNIX) as client:
         client.connect(listener.getsockname())
-        monkeypatch.setattr(control, "_PEER", _Stranger("3i"))
+        monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
         assert accept_request(listener) is None
         assert client.recv(1) == b""
 
@@ -125,7 +128,7 @@ def test_an_impostor_is_not_believed(mountpoint: Path, monkeypatch: pytest.Monke
     report = {"added": 1, "removed": 0, "replaced": 0, "files": 1, "elapsed_s": 0.1}
     with answering(json.dumps(report).encode()):
         assert request_refresh(mountpoint) == RefreshReport(**report)  # type: ignore[arg-type]
-    monkeypatch.setattr(control, "_PEER", _Stranger("3i"))
+    monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
     with answering(json.dumps(report).encode()), pytest.raises(MountError, match="does not answer"):
         request_refresh(mountpoint)
 

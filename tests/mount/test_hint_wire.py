@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.mount.hint_wire import MAX_PATH_BYTES, PathTooLongError, split_paths
+from fastfuse.mount.sockets import MAX_PATH_BYTES, PathTooLongError, split_paths
 
 names = st.binary(max_size=20).map(lambda name: name.replace(b"\0", b"/"))
 

@@ -15,7 +15,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.mount import hint_taker as hints
 from fastfuse.mount.hint_taker import HintTaker, listen_for_hints
-from fastfuse.mount.hint_wire import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
+from fastfuse.mount.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
 from tests.mount.waiting import PATIENCE_S
 
 DEVICE = f"test-hints:{os.getpid()}"

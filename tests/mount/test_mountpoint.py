@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,9 +26,9 @@ from fastfuse.mount.mountpoint import (
     is_dead,
     is_mounted,
     prepare_mountpoint,
-    socket_prefix,
     unmount,
 )
+from fastfuse.mount.sockets import control_prefix, listen
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.mounting import ENVIRONMENT, fuse_connections, mounted, run_fastfuse
 
@@ -343,10 +342,8 @@ def test_a_mount_that_does_not_answer_is_left_alone_where_somebody_may_serve_it_
 ) -> None:
     entry = find_mount(hanging)
     assert entry is not None
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{socket_prefix(entry.device)}1")
-        with pytest.raises(MountError, match="does not answer"):
-            prepare_mountpoint(hanging, create_parents=False)
+    with listen(control_prefix(entry.device), backlog=1), pytest.raises(MountError, match="does not answer"):
+        prepare_mountpoint(hanging, create_parents=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(MountError, match="does not answer"):
         prepare_mountpoint(hanging, create_parents=False)
@@ -362,7 +359,7 @@ def test_a_connection_that_may_not_be_ended_is_complained_of(
     entry = find_mount(hanging)
     assert entry is not None
     mountpoint.abort(hanging, entry.device)
-    assert f"whoever still reads from {hanging} may hang: its connection cannot be ended" in caplog.text
+    assert f"programs that still read from {hanging} may hang: its connection cannot be ended" in caplog.text
     assert find_mount(hanging) == entry
 
 

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from fastfuse.index.inodes.changes import Changes
-from fastfuse.mount.notices import pack_notices, send_notices
+from fastfuse.mount.protocol import pack_notices, send_notices
 
 
 def test_each_notice_is_a_message_of_the_protocol() -> None:

@@ -3,7 +3,8 @@ import socket
 
 import pytest
 
-from fastfuse.mount.syscalls import Readable, dup2, receive
+from fastfuse.mount.loop import Readable
+from fastfuse.mount.replies import dup2, receive
 from tests.descriptors import open_descriptors
 
 
