@@ -206,16 +206,16 @@ PartOf = Annotated[
     str | None,
     typer.Option(
         "--shard", envvar="FASTFUSE_SHARD", metavar="I/N", rich_help_panel=_SOURCE,
-        help="Show part I of N, counted from 1: of the objects, or of the lines of an augmented manifest. The N parts "
-        "have nothing in common and are everything together, as SageMaker's ShardedByS3Key promises; which part has "
-        "what is fastfuse's own rule. A part may be empty.",
+        help="Show shard I of N, counted from 1: of the objects, or of the lines of an augmented manifest. The N "
+        "shards have nothing in common and are everything together, as SageMaker's ShardedByS3Key promises; which "
+        "shard has what is fastfuse's own rule. A shard may be empty.",
     ),
 ]  # fmt: skip
 DividedBy = Annotated[
     ShardBy | None,
     typer.Option(
         "--shard-by", envvar="FASTFUSE_SHARD_BY", rich_help_panel=_SOURCE,
-        help="Make parts of as many objects each ('count', the default), or of about as many bytes.",
+        help="Make shards of as many objects each ('count', the default), or of about as many bytes.",
     ),
 ]  # fmt: skip
 

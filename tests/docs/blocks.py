@@ -7,7 +7,7 @@ from pathlib import Path
 __all__ = ["COMMANDS", "PAGES", "ROOT", "Block", "blocks_of", "split_console"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/USAGE.md", "docs/MEASUREMENTS.md", "docs/METRICS.md", "docs/SEMANTICS.md")
+PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 # The languages of blocks that hold commands: a script, and a session with a prompt and what it prints.
 COMMANDS = ("sh", "console")
 

@@ -152,4 +152,4 @@ def test_every_command_block_is_run_by_somebody() -> None:
 
 
 def test_every_block_has_a_language() -> None:
-    assert {block.language for page in PAGES for block in blocks_of(page)} <= {*COMMANDS, "python", "fstab"}
+    assert {block.language for page in PAGES for block in blocks_of(page)} <= {*COMMANDS, "python", "fstab", "text"}

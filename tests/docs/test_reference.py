@@ -1,6 +1,7 @@
 """The pages say what the code does: their tables and options are compared with it."""
 
 import re
+from typing import Any
 
 import pytest
 import typer.main
@@ -11,8 +12,11 @@ from tests.docs.blocks import PAGES, ROOT
 
 TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
 
-# Options of docker, install, systemctl, rclone, find and the bench.
-OTHERS = {"--epochs", "--device", "--cap-add", "--security-opt", "--name", "--now", "--no-checksum", "--runs", "--help"}
+# Options of docker, systemctl, pip, setuptools, rclone, a training script and the bench.
+OTHERS = {
+    *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
+    *("--no-checksum", "--epochs", "--help", "--runs", "--profiles", "--workloads", "--candidates"),
+}
 
 
 def test_readme_is_read_in_one_sitting() -> None:
@@ -24,9 +28,38 @@ def test_the_table_of_metrics_is_complete() -> None:
     assert rows == {metric.name + ("" if metric.is_gauge else "_total"): metric.help for metric in METRICS}
 
 
+def test_the_table_of_label_values_is_complete() -> None:
+    rows = re.findall(r"^\| `(\w+)` of `(\w+)_total` \| (.*) \|$", TEXTS["docs/METRICS.md"], re.MULTILINE)
+    values = {(name, label): re.findall(r"`(\w+)`", text) for label, name, text in rows}
+    assert values == {(metric.name, metric.label): [*metric.values] for metric in METRICS if metric.label}
+
+
+def _parameters(command: str) -> list[Any]:
+    parameters: list[Any] = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    return parameters
+
+
 def _options(command: str) -> set[str]:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return {name for parameter in commands[command].params for name in parameter.opts if name.startswith("--")}
+    return {name for parameter in _parameters(command) for name in parameter.opts if name.startswith("--")}
+
+
+def _shown_default(default: object) -> str:
+    if default is None:
+        return "–"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, float):
+        return f"{default:g}"
+    return str(default)
+
+
+def test_the_table_of_options_is_complete() -> None:
+    rows = re.findall(r"^\| `(-[^`]+)` \| ([^|]*) \|", TEXTS["docs/USAGE.md"], re.MULTILINE)
+    assert {name.replace("\\", ""): default for name, default in rows} == {
+        " ".join(filter(None, (parameter.opts[0], parameter.metavar))): _shown_default(parameter.default)
+        for parameter in _parameters("mount")
+        if parameter.param_type_name == "option"
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
