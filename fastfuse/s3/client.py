@@ -209,7 +209,7 @@ class S3Client:
             self._slots.release()
 
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        route, credentials = await self._prepared(ref.bucket)
+        route, credentials = await self._prepared(ref.bucket, is_read=True)
         async with self._slots:
             # The server may close an idle connection at this very moment: then it has not begun to answer.
             while (connection := route.fresh_connection()) is not None:
@@ -301,21 +301,22 @@ class S3Client:
             raise final  # the lister answers it, with fewer requests
         raise RetryableError(final, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended))
 
-    async def _ask_region(self, bucket: str, route: Route) -> str:
+    async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:
         """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.
 
         A server of one's own that names none gets `DEFAULT_REGION`.
 
         Raises:
-            SourceError: there is no such bucket.
-            ConfigurationError: AWS names no region.
-            ServiceError: nothing answers.
+            SourceError, ConfigurationError, ServiceError: no such bucket, no region from AWS, no answer.
+            RetryableError: nothing answers a read (`is_read`), which tries again itself.
         """
+        if is_read:
+            return await self._ask_region_once(bucket, route, is_read=True)
         with trio.move_on_after(_REGION_DEADLINE_S):
-            return await retrying(partial(self._ask_region_once, bucket, route))
+            return await retrying(partial(self._ask_region_once, bucket, route, is_read=False))
         raise self.session.command_error(failure_of_reply(408, ""), bucket, "", DEFAULT_REGION)
 
-    async def _ask_region_once(self, bucket: str, route: Route) -> str:
+    async def _ask_region_once(self, bucket: str, route: Route, *, is_read: bool) -> str:
         try:
             # Unsigned: S3 names the region on 200, 301, 400 and 403 alike, and a signature would need the region.
             connection, head = await self._routes.ask(
@@ -333,7 +334,7 @@ class S3Client:
             return failure.region
         final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
         if failure.kind in (Kind.BUSY, Kind.UNREACHABLE, Kind.TLS):
-            raise RetryableError(final, attempts=attempts(failure.kind, is_read=False))
+            raise RetryableError(final, attempts=attempts(failure.kind, is_read=is_read))
         if self.session.endpoint_url is not None:
             return DEFAULT_REGION
         if failure.kind is Kind.CHANGED:
@@ -343,13 +344,13 @@ class S3Client:
             hint="Name it with --region.",
         )
 
-    async def _prepared(self, bucket: str) -> tuple[Route, Credentials | None]:
+    async def _prepared(self, bucket: str, *, is_read: bool = False) -> tuple[Route, Credentials | None]:
         """Return how to reach `bucket` and what to sign with."""
         if self._closed:
             raise RuntimeError("the client is closed")
         source = self.session.credentials
         credentials = None if source is None else await source.current()
-        return await self._routes.find(bucket), credentials
+        return await self._routes.find(bucket, is_read=is_read), credentials
 
     async def _refusal(
         self,
@@ -361,10 +362,7 @@ class S3Client:
         *,
         has_body: bool = True,
     ) -> tuple[Failure, bool]:
-        """Return what the service replied in place of what was asked for, and whether its reason is removed now.
-
-        New credentials or the right region remove it.
-        """
+        """Return why the service refused, and whether new credentials or the right region remove the reason now."""
         document = b""
         # Without a document that can be read, the status tells enough.
         with suppress(BadReplyHeadError, OSError):
@@ -377,7 +375,9 @@ class S3Client:
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
             return failure, await self._routes.correct(bucket, failure.region, route)
-        return failure, await self.session.replace_refused(credentials, failure.kind)
+        # A HEAD answered 403 does not tell a denied object from revoked keys.
+        kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
+        return failure, await self.session.replace_refused(credentials, kind)
 
     def _put_back(self, route: Route, connection: Connection) -> None:
         if self._closed:

@@ -35,6 +35,8 @@ from fastfuse.s3.proxies import ProxyRefusalError
 from fastfuse.s3.tls import CertificateError, TlsError
 
 __all__ = [
+    "CODES",
+    "STATUSES",
     "Failure",
     "Kind",
     "failure_of_exception",
@@ -51,7 +53,7 @@ __all__ = [
 class Kind(Enum):
     """What went wrong, by what can be done about it."""
 
-    # docs/SEMANTICS.md has the table of what each kind leads to.
+    # docs/SEMANTICS.md has the table of what each kind leads to; tests/s3/test_retries.py generates it.
 
     BUSY = auto()  # throttled, 5xx, cut off: try again
     UNREACHABLE = auto()
@@ -81,7 +83,7 @@ class Failure:
 
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-_KIND_OF_CODE = {
+CODES = {
     "AccessDenied": Kind.DENIED,
     "AllAccessDisabled": Kind.DENIED,
     "AuthorizationHeaderMalformed": Kind.WRONG_REGION,
@@ -105,7 +107,7 @@ _KIND_OF_CODE = {
     "Throttling": Kind.BUSY,
     "TokenRefreshRequired": Kind.EXPIRED,
 }
-_KIND_OF_STATUS = {
+STATUSES = {
     301: Kind.WRONG_REGION,
     307: Kind.WRONG_REGION,
     401: Kind.DENIED,
@@ -125,7 +127,7 @@ _TARGET = re.compile(r"[a-z]{1,8}://[A-Za-z0-9.\[\]:-]{1,128}(?![^/?#])", re.ASC
 def failure_of_reply(status: int, code: str, region: str = "", location: str = "") -> Failure:
     """Classify an HTTP reply; `code` is S3's error code, or empty, and `location` where a redirect points to."""
     code = code if _WORD.fullmatch(code) and not code.isdecimal() else ""
-    kind = _KIND_OF_CODE.get(code) or _KIND_OF_STATUS.get(status)
+    kind = CODES.get(code) or STATUSES.get(status)
     if kind is None:
         # 501 is final by definition; every other 5xx may be a passing fault of the service.
         kind = Kind.BUSY if 500 <= status < 600 and status != 501 else Kind.OTHER

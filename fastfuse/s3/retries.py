@@ -39,8 +39,10 @@ def attempts(kind: Kind, *, is_read: bool, is_mended: bool = False) -> int:
     A mount that serves reads outlives an outage of the network; a command that starts does not wait for one. If the
     reason of the failure `is_mended`, by new credentials say, only the deadline counts.
     """
-    outlives = is_mended or (is_read and kind is Kind.UNREACHABLE)
-    return UNTIL_DEADLINE if outlives else _ATTEMPTS.get(kind, 1)
+    if is_mended:
+        # A denied object stays denied, whichever credentials a program makes up for each call.
+        return _A_FEW if kind is Kind.DENIED else UNTIL_DEADLINE
+    return UNTIL_DEADLINE if is_read and kind is Kind.UNREACHABLE else _ATTEMPTS.get(kind, 1)
 
 
 class RetryableError(Exception):

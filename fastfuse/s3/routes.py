@@ -92,14 +92,19 @@ class Routes:
     """The routes to all buckets that `session` reaches, each found on first use."""
 
     def __init__(
-        self, session: S3Session, watch: StallWatch, ask_region: Callable[[str, Route], Awaitable[str]]
+        self, session: S3Session, watch: StallWatch, ask_region: Callable[[str, Route, bool], Awaitable[str]]
     ) -> None:
-        """`ask_region` asks the service for the region of a bucket over a route to `DEFAULT_REGION`."""
+        """`ask_region` asks the service for the region of a bucket over a route to `DEFAULT_REGION`.
+
+        Its last argument tells whether a read waits for the answer.
+        """
         self._session = session
         self._watch = watch
         self._ask_region = ask_region
         self._receivers = Receivers()
-        self._opening = trio.Lock()
+        # One for each bucket: a search that waits for one service delays no other bucket.
+        self._searches: dict[str, trio.Lock] = {}
+        self._tls_lock = trio.Lock()
         self._routes: dict[str, Route] = {}
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
@@ -112,18 +117,19 @@ class Routes:
         """Return the route to `bucket` if it has been found."""
         return self._routes.get(bucket)
 
-    async def find(self, bucket: str) -> Route:
+    async def find(self, bucket: str, *, is_read: bool = False) -> Route:
         """Return the route to `bucket`. A checkpoint only on first use.
 
         Raises:
             ConfigurationError, SourceError, ServiceError: there is none; as `S3Client.list`.
+            RetryableError: a read (`is_read`) may look for the region again.
         """
         route = self._routes.get(bucket)
         if route is None:
-            async with self._opening:
+            async with self._searches.setdefault(bucket, trio.Lock()):
                 route = self._routes.get(bucket)
                 if route is None:
-                    route = self._routes[bucket] = await self._make(bucket, await self._region(bucket))
+                    route = self._routes[bucket] = await self._make(bucket, await self._region(bucket, is_read))
         return route
 
     async def correct(self, bucket: str, region: str, route: Route) -> bool:
@@ -186,14 +192,14 @@ class Routes:
             while idle:
                 idle.pop().close()
 
-    async def _region(self, bucket: str) -> str:
+    async def _region(self, bucket: str, is_read: bool) -> str:
         region = self._session.configured_region
         if region:
             return region
         arn = bucket.split(":", 5)
         if len(arn) == 6:  # its region is the access point's
             return arn[3] or DEFAULT_REGION
-        return await self._ask_region(bucket, await self._make(bucket, DEFAULT_REGION))
+        return await self._ask_region(bucket, await self._make(bucket, DEFAULT_REGION), is_read)
 
     async def _make(self, bucket: str, region: str) -> Route:
         session = self._session
@@ -203,16 +209,8 @@ class Routes:
                 "The proxy for the S3 endpoint is reached over TLS itself, which is not supported for https endpoints.",
                 hint="Name the proxy with http:// in https_proxy: what goes through it is encrypted all the same.",
             )
-        if _uses_tls(endpoint) and self._tls is None:
-            certificate, private_key = client_certificate(session) or (None, None)
-            make = partial(
-                TlsContext, authorities=session.authorities, certificate=certificate, private_key=private_key
-            )
-            try:
-                # In a thread: reading the authorities takes 20 ms.
-                self._tls = await trio.to_thread.run_sync(make)
-            except OSError as error:
-                raise bad_ca_bundle(session) from error
+        if _uses_tls(endpoint):
+            await self._make_tls()
         proxy, origin, lines = endpoint.proxy, "", ""
         if proxy is not None and endpoint.scheme == "http":
             origin = f"http://{endpoint.host_header}"
@@ -228,6 +226,21 @@ class Routes:
             lists=Signer(endpoint, list_headers),
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
         )
+
+    async def _make_tls(self) -> None:
+        async with self._tls_lock:
+            if self._tls is not None:
+                return
+            session = self._session
+            certificate, private_key = client_certificate(session) or (None, None)
+            make = partial(
+                TlsContext, authorities=session.authorities, certificate=certificate, private_key=private_key
+            )
+            try:
+                # In a thread: reading the authorities takes 20 ms.
+                self._tls = await trio.to_thread.run_sync(make)
+            except OSError as error:
+                raise bad_ca_bundle(session) from error
 
 
 def _uses_tls(endpoint: Endpoint) -> bool:

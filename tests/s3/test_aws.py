@@ -1,3 +1,4 @@
+import errno
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,20 @@ import pytest
 import trio
 
 from fastfuse.errors import ConfigurationError, ServiceError, SourceError
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, connect
 from fastfuse.s3.endpoints import Endpoint
+from fastfuse.s3.failures import Kind
+from fastfuse.s3.retries import attempts
 from fastfuse.testing import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.s3.canned import canned_server
+from tests.s3.places import client_of
 
 AWS = ConnectionConfig()
+REF = ObjectRef("bucket", "key", 1000, '"e"')
 OWN = ConnectionConfig(endpoint_url="https://s3.example.com")
 
 
@@ -178,6 +184,50 @@ async def test_a_search_for_a_region_ends(monkeypatch: pytest.MonkeyPatch) -> No
         config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ServiceError, match=r"at http://127\.0\.0\.1:\d+ failed to list the bucket 'bucket'"):
             await region_of(config)
+
+
+def found(path: str) -> tuple[int, dict[str, str], bytes]:
+    """Answer a HEAD with the bucket's region, and a GET with the first bytes of its object."""
+    if not path.endswith("/key"):
+        return 200, {"x-amz-bucket-region": "r"}, b""
+    return 206, {"ETag": REF.etag, "Content-Range": "bytes 0-9/1000"}, b"0123456789"
+
+
+async def test_a_read_outlives_an_outage_in_the_search_for_a_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastfuse.s3.retries.FIRST_PAUSE_S", 0.0)
+    refusals = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
+
+    async def connect_later(endpoint: Endpoint, **options: Any) -> Connection:  # noqa: ANN401
+        if next(refusals, None) is not None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        return await connect(endpoint, **options)
+
+    monkeypatch.setattr("fastfuse.s3.routes.connect", connect_later)
+    with canned_server(found) as server:
+        client = client_of(ConnectionConfig(endpoint_url=server.url, sign_request=False))
+        assert bytes(await client.get(REF, 0, 10)) == b"0123456789"
+        await client.aclose()
+
+
+async def test_the_search_for_a_region_delays_no_other_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_waiting, may_go_on = trio.Event(), trio.Event()
+
+    async def connect_in_turn(endpoint: Endpoint, **options: Any) -> Connection:  # noqa: ANN401
+        if not is_waiting.is_set():
+            is_waiting.set()
+            await may_go_on.wait()
+        return await connect(endpoint, **options)
+
+    monkeypatch.setattr("fastfuse.s3.routes.connect", connect_in_turn)
+    with canned_server(found) as server:
+        client = client_of(ConnectionConfig(endpoint_url=server.url, sign_request=False))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.prepare, "slow")
+            await is_waiting.wait()
+            with trio.fail_after(20):
+                assert bytes(await client.get(REF, 0, 10)) == b"0123456789"
+            may_go_on.set()
+        await client.aclose()
 
 
 async def unconnected(*_: object, **__: object) -> Connection:

@@ -1,12 +1,15 @@
+import errno
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 from fastfuse.errors import UnavailableError
-from fastfuse.s3.failures import Kind
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.failures import CODES, STATUSES, Failure, Kind, read_error
 from fastfuse.s3.retries import LONGEST_PAUSE_S, UNTIL_DEADLINE, RetryableError, attempts, retrying
 
 
@@ -82,6 +85,39 @@ async def test_a_failure_that_has_happened_and_is_final_is_raised_without_an_att
     with pytest.raises(UnavailableError, match="final"):
         await retrying(attempt, failed=RetryableError(UnavailableError("final"), attempts=1))
     assert made == []
+
+
+def policy_table() -> str:
+    """Generate the table of the retry policy, as docs/SEMANTICS.md shows it."""
+    lines = [
+        "| failure | replies that mean it | a read is tried | a command is tried | the reader gets |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in Kind:
+        codes = [f"`{code}`" for code, its_kind in sorted(CODES.items()) if its_kind is kind]
+        statuses = [str(status) for status, its_kind in sorted(STATUSES.items()) if its_kind is kind]
+        if kind is Kind.BUSY:
+            statuses.append("5xx but 501")
+        error = read_error(Failure(kind=kind, detail=""), ObjectRef("bucket", "key", 1, ""))
+        counts = [_shown_count(attempts(kind, is_read=is_read)) for is_read in (True, False)]
+        replies = ", ".join(codes + statuses) or "–"
+        lines.append(f"| {kind.name.lower()} | {replies} | {' | '.join(counts)} | `{errno.errorcode[error.errno]}` |")
+    return "\n".join(lines)
+
+
+def _shown_count(count: int) -> str:
+    return "until its deadline" if count == UNTIL_DEADLINE else "once" if count == 1 else f"{count} times"
+
+
+def test_the_page_shows_the_policy() -> None:
+    page = (Path(__file__).parents[2] / "docs/SEMANTICS.md").read_text()
+    assert f"\n\n{policy_table()}\n\n" in page, f"docs/SEMANTICS.md should have this table:\n{policy_table()}"
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_was_mended_is_tried_again_and_a_denied_object_a_few_times_only(kind: Kind) -> None:
+    expected = 4 if kind is Kind.DENIED else UNTIL_DEADLINE
+    assert attempts(kind, is_read=False, is_mended=True) == expected
 
 
 @pytest.mark.parametrize("is_read", [True, False])
