@@ -73,32 +73,29 @@ def if_unmodified_since(ref: ObjectRef) -> datetime | None:
 
 
 def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None, total_bytes: int | None) -> None:
-    """Refuses a reply that is of another version of `ref`, or that does not say of which.
+    """Refuse a reply that is of another version of `ref`, or that does not say of which.
 
-    Needed beside If-Match and If-Unmodified-Since: there are servers that ignore these headers.
+    If-Match and If-Unmodified-Since do not suffice: there are servers that ignore them.
     """
+    name, sent = ("ETag", etag) if ref.etag else ("Last-Modified", modified)
+    # Before the size: a page that a proxy or a portal sends has none, and the object did not change.
+    if not sent and (ref.etag or ref.modified_ns):
+        raise BadReplyError(
+            f"The reply for {ref.key!r} has no {name}, so it may be of another version of the object.",
+            hint="Check that no proxy or sign-in page answers in place of the S3 service.",
+        )
     if total_bytes is not None and total_bytes != ref.size_bytes:
         raise ObjectChangedError(
             f"{ref.key!r} has changed: it was listed with {ref.size_bytes} bytes and now has {total_bytes}."
         )
-    if not ref.etag:
-        _check_time(ref, modified)
-        return
-    if not etag:
-        raise BadReplyError(f"The reply for {ref.key!r} has no ETag, so it may be of another version of the object.")
-    if _bare(etag) != _bare(ref.etag):
-        raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its ETag is another one.")
-
-
-def _check_time(ref: ObjectRef, modified: datetime | None) -> None:
-    """Last-Modified has whole seconds, and a listing may have fractions of them."""
-    if not ref.modified_ns:
-        return
-    if modified is None:
-        raise BadReplyError(f"The reply for {ref.key!r} has no Last-Modified, so it may be of another version of it.")
-    listed = _EPOCH + timedelta(microseconds=ref.modified_ns // 1000)
-    if abs(modified - listed) >= timedelta(seconds=1):
-        raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its time is another one.")
+    if ref.etag:
+        if _bare(etag or "") != _bare(ref.etag):
+            raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its ETag is another one.")
+    elif ref.modified_ns and modified is not None:
+        # Last-Modified has whole seconds, and a listing may have fractions of them.
+        listed = _EPOCH + timedelta(microseconds=ref.modified_ns // 1000)
+        if abs(modified - listed) >= timedelta(seconds=1):
+            raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its time is another one.")
 
 
 def check_length(ref: ObjectRef, *, wanted_bytes: int, got_bytes: int) -> None:

@@ -397,7 +397,11 @@ _VERSIONS = [
         NOT_ASKED,
         NOT_ASKED,
     ),
-    Row("another page in place of an object", _refuse("200 OK", b"<html>Sign in</html>"), EIO | ESTALE, EIO, EIO),
+    Row(
+        "a sign-in page in place of an object",
+        _refuse("200 OK", b"<html>Sign in</html>", b"Content-Type: text/html"),
+        EIO,
+    ),
     *(
         Row(f"status {status} in place of 206", _reply(_of_status(status)), EIO)
         for status in ("202 Accepted", "203 Transformed", "226 IM Used")
