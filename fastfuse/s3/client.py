@@ -51,7 +51,7 @@ from fastfuse.s3.failures import (
 )
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.retries import RetryableError, attempts, retrying
-from fastfuse.s3.routes import NotConnectedError, Route, Routes, unanswered
+from fastfuse.s3.routes import NotConnectedError, Route, Routes
 from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["LIST_DEADLINE_S", "MAX_PAGE_BYTES", "S3Client"]
@@ -199,48 +199,46 @@ class S3Client:
         """
         route, source = self._routes.known(ref.bucket), self.session.credentials
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
-        connection = route.fresh_connection() if route is not None and is_ready else None
-        if route is None or connection is None:
+        if route is None or not is_ready or not route.idle:
+            return None
+        credentials = source.latest if source else None
+        request = _get_request(route, credentials, ref, start, end)
+        connection = route.fresh_connection()
+        if connection is None:
             return None
         self._slots.acquire_nowait()
         try:
-            return await self._get_over(connection, route, source.latest if source else None, ref, start, end)
+            head = await connection.ask(request, self._read_watch, expected_bytes=end - start)
+            if head is None:
+                return None
+            return await self._receive(connection, head, route, credentials, ref, start, end)
+        except (BadReplyHeadError, OSError) as error:
+            raise _read_failure(error, ref) from error
         finally:
             self._slots.release()
 
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         route, credentials = await self._prepared(ref.bucket, is_read=True)
         async with self._slots:
-            # The server may close an idle connection at this very moment: then it has not begun to answer.
-            while (connection := route.fresh_connection()) is not None:
-                data = await self._get_over(connection, route, credentials, ref, start, end)
-                if data is not None:
-                    return data
+            request = _get_request(route, credentials, ref, start, end)
             try:
-                connection = await self._routes.connect(route)
-            except OSError as error:
-                raise _broken_read(error, ref, is_connected=False) from error
-            data = await self._get_over(connection, route, credentials, ref, start, end)
-        if data is None:
-            raise _broken_read(unanswered(), ref, is_connected=True)
-        return data
+                connection, head = await self._routes.ask(route, request, self._read_watch, expected_bytes=end - start)
+                return await self._receive(connection, head, route, credentials, ref, start, end)
+            except (BadReplyHeadError, OSError) as error:
+                raise _read_failure(error, ref) from error
 
-    async def _get_over(
+    async def _receive(
         self,
         connection: Connection,
+        head: ReplyHead,
         route: Route,
         credentials: Credentials | None,
         ref: ObjectRef,
         start: int,
         end: int,
-    ) -> Buffer | None:
-        """Return the range; None where the connection ended before the server answered."""
+    ) -> Buffer:
+        """Return the range that the reply with this `head` brings, and put back `connection`."""
         try:
-            lines = f"range: bytes={start}-{end - 1}\r\n{condition_line(ref)}"
-            request = route.request("GET", credentials, key=ref.key, lines=lines)
-            head = await connection.ask(request, self._read_watch, expected_bytes=end - start)
-            if head is None:
-                return None
             if head.status not in (200, 206):
                 failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
                 count = attempts(failure.kind, is_read=True, is_mended=is_mended)
@@ -254,10 +252,6 @@ class S3Client:
             # The head told no length. More than a range is wrong; more than the beginning of an object is not.
             if head.body_bytes is None and "content-range" in head.headers and not await connection.is_at_end():
                 raise BadReplyError(f"The service sent more of {ref.key!r} than the {len(data)} bytes asked for.")
-        except BadReplyHeadError as error:
-            raise BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.") from error
-        except OSError as error:
-            raise _broken_read(error, ref, is_connected=True) from error
         finally:
             self._put_back(route, connection)
         return data.toreadonly()
@@ -289,10 +283,8 @@ class S3Client:
                     )
             except BadReplyHeadError as error:
                 raise _no_service(route, error) from error
-            except NotConnectedError as error:
-                failure = failure_of_network(error.reason, is_connected=False)
             except OSError as error:
-                failure = failure_of_network(error, is_connected=True)
+                failure = _failure_of(error)
             finally:
                 if connection is not None:
                     self._put_back(route, connection)
@@ -326,10 +318,8 @@ class S3Client:
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
         except BadReplyHeadError as error:
             raise _no_service(route, error) from error
-        except NotConnectedError as error:
-            failure = failure_of_network(error.reason, is_connected=False)
         except OSError as error:
-            failure = failure_of_network(error, is_connected=True)
+            failure = _failure_of(error)
         if failure.region:
             return failure.region
         final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
@@ -418,8 +408,21 @@ async def _skip(connection: Connection, size_bytes: int, ref: ObjectRef) -> None
         size_bytes -= count
 
 
-def _broken_read(error: OSError, ref: ObjectRef, *, is_connected: bool) -> RetryableError:
-    failure = failure_of_network(error, is_connected=is_connected)
+def _get_request(route: Route, credentials: Credentials | None, ref: ObjectRef, start: int, end: int) -> bytes:
+    lines = f"range: bytes={start}-{end - 1}\r\n{condition_line(ref)}"
+    return route.request("GET", credentials, key=ref.key, lines=lines)
+
+
+def _failure_of(error: OSError) -> Failure:
+    if isinstance(error, NotConnectedError):
+        return failure_of_network(error.reason, is_connected=False)
+    return failure_of_network(error, is_connected=True)
+
+
+def _read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Exception:
+    if isinstance(error, BadReplyHeadError):
+        return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
+    failure = _failure_of(error)
     return RetryableError(read_error(failure, ref), attempts=attempts(failure.kind, is_read=True))
 
 

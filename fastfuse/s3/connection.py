@@ -177,6 +177,8 @@ class Connection:
     ) -> ReplyHead | None:
         """Send `request` and return the head of the reply, or None where the connection ended before it began.
 
+        Where it returns no head, it closes the connection.
+
         `expected_bytes` is the expected length of the body; `has_body` is false for a HEAD, whose reply tells of a
         body that does not follow.
 
@@ -193,8 +195,9 @@ class Connection:
             head = await self._receive_head(
                 _FIRST_BYTES if expected_bytes <= TASK_BYTES else _FIRST_BYTES_BEFORE_THREAD
             )
-        except (BrokenPipeError, ConnectionResetError):
-            if self._has_begun:
+        except BaseException as error:
+            self.close()
+            if self._has_begun or not isinstance(error, BrokenPipeError | ConnectionResetError):
                 raise
             return None
         finally:

@@ -26,7 +26,7 @@ from fastfuse.s3.sse import customer_key_headers
 from fastfuse.s3.stalls import StallWatch
 from fastfuse.s3.tls import TlsContext
 
-__all__ = ["NotConnectedError", "Route", "Routes", "unanswered"]
+__all__ = ["NotConnectedError", "Route", "Routes"]
 
 _log = logging.getLogger(__name__)
 
@@ -75,17 +75,12 @@ class Route:
             connection.close()
 
 
-class NotConnectedError(Exception):
+class NotConnectedError(OSError):
     """There was no connection to ask over, for this `reason`."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
         self.reason = reason
-
-
-def unanswered() -> ConnectionResetError:
-    """Return the error of a request that even a new connection brought no answer to."""
-    return ConnectionResetError("the connection was closed without an answer")
 
 
 class Routes:
@@ -159,9 +154,11 @@ class Routes:
         )
 
     async def ask(
-        self, route: Route, request: bytes, watch: StallWatch, *, has_body: bool
+        self, route: Route, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
     ) -> tuple[Connection, ReplyHead]:
-        """Send a LIST or a HEAD; return the connection, the caller's now, and the head of the reply.
+        """Send `request`; return the connection, the caller's now, and the head of the reply.
+
+        The server may close an idle connection at this very moment; then another one carries the request.
 
         Raises:
             NotConnectedError: there is no connection.
@@ -176,15 +173,10 @@ class Routes:
                     connection = await self.connect(route)
                 except OSError as error:
                     raise NotConnectedError(error) from error
-            try:
-                head = await connection.ask(request, watch, has_body=has_body)
-            except BaseException:
-                connection.close()
-                raise
+            head = await connection.ask(request, watch, expected_bytes=expected_bytes, has_body=has_body)
             if head is not None:
                 return connection, head
-            connection.close()
-        raise unanswered()
+        raise ConnectionResetError("the connection was closed without an answer")
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -336,10 +336,10 @@ async def test_a_connection_is_told_how_long_a_body_is_expected(
     told, ask = [], Connection.ask
 
     async def listen(
-        self: Connection, request: bytes, watch: StallWatch, *, expected_bytes: int = 0
+        self: Connection, request: bytes, watch: StallWatch, *, expected_bytes: int, has_body: bool
     ) -> ReplyHead | None:
         told.append(expected_bytes)
-        return await ask(self, request, watch, expected_bytes=expected_bytes)
+        return await ask(self, request, watch, expected_bytes=expected_bytes, has_body=has_body)
 
     monkeypatch.setattr(Connection, "ask", listen)
     with served() as (_, reader):
