@@ -1,1 +1,1 @@
-"""Reads and lists S3 over sockets of its own; only the credentials, the configuration and the rules are botocore's."""
+"""An S3 client over sockets of its own. Credentials, configuration and endpoint rules come from botocore."""

@@ -27,9 +27,9 @@ from fastfuse.s3.transport import OriginFormSession
 
 __all__ = ["DEFAULT_REGION", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
 
-# What S3-compatible servers sign with when they name no region of their own.
+# S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
-# A region becomes part of a host, and of what is signed.
+# A region becomes part of a host name and of the string to sign.
 _REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def stall_timeout_s(config: ConnectionConfig) -> float:
 
 
 class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
-    """Shares with the other sessions of this process what is the same for all: models and botocore's own handlers."""
+    """A session that shares models and botocore's own handlers with the other sessions of this process."""
 
     def __init__(self, profile: str | None) -> None:
         super().__init__(profile=profile, event_hooks=copy.copy(_handlers()), include_builtin_handlers=False)
@@ -56,7 +56,7 @@ class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
 
 @cache
 def _handlers() -> AioHierarchicalEmitter:
-    """Registered one by one, these 120 take a third of what a short listing takes: 5 ms."""
+    """Return botocore's 120 handlers; registering them one by one takes 5 ms, a third of a short listing."""
     handlers = AioHierarchicalEmitter()
     AioSession(event_hooks=handlers)
     return handlers
@@ -68,12 +68,12 @@ def _loader(data_path: str | None) -> Loader:
 
 
 class S3Session:
-    """How to reach the S3 service of `config`. Constructing it does no I/O."""
+    """Knows how to reach the S3 service of `config`. Constructing it does no I/O."""
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
         self.aws = self._new_session()
-        # Where credentials come from: another one after the service has refused those of this one.
+        # Resolves the credentials. A new session takes its place after the service has refused them.
         self._chain = self.aws
         self.credentials = (
             CredentialSource(self._resolve, start_over=self._forget_credentials) if config.sign_request else None
@@ -83,7 +83,7 @@ class S3Session:
         session = _Session(profile=self.config.profile)
         session.set_default_client_config(AioConfig(http_session_cls=OriginFormSession))
         if self.config.ca_bundle is not None:
-            # Like the AWS CLI: for the services that issue credentials, too.
+            # As in the AWS CLI, it holds for the services that issue credentials, too.
             session.set_config_variable("ca_bundle", self.config.ca_bundle)
         return session
 
@@ -141,7 +141,7 @@ class S3Session:
         return dict(self.setting("s3") or {})
 
     def setting(self, name: str) -> Any:  # noqa: ANN401 - botocore's settings have no common type
-        """One of botocore's configuration variables. Raises `ConfigurationError` for an unreadable profile."""
+        """Return one of botocore's configuration variables. Raises `ConfigurationError` for an unreadable profile."""
         return self._read(lambda: self.aws.get_config_variable(name))
 
     @property
@@ -198,7 +198,7 @@ class S3Session:
 
 
 def bad_ca_bundle(session: S3Session) -> ConfigurationError:
-    """For the `OSError` (an `ssl.SSLError`, too) with which a TLS context refuses its certificates."""
+    """Return the error for the `OSError` or `ssl.SSLError` with which a TLS context refuses its certificates."""
     return ConfigurationError(
         f"The CA bundle {str(session.ca_bundle)!r} cannot be read as certificates in PEM.",
         hint="Correct --ca-bundle or AWS_CA_BUNDLE.",

@@ -14,7 +14,7 @@ __all__ = ["ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionConfig:
-    """How to reach one S3 service. ``None`` leaves the choice to the AWS configuration files and environment."""
+    """The settings that reach one S3 service. ``None`` leaves the choice to the AWS configuration and environment."""
 
     endpoint_url: str | None = None
     region: str | None = None
@@ -91,11 +91,11 @@ class PageSource(Protocol):
 
 
 class ObjectSource(RangeReader, Protocol):
-    """Objects that somebody named, of any bucket."""
+    """Looks up single objects of any bucket."""
 
     @property
     def max_connections(self) -> int:
-        """How many requests are worth having in flight."""
+        """The number of requests that are worth having in flight."""
         ...
 
     async def head(self, bucket: str, key: str) -> ObjectRef:

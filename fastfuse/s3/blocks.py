@@ -1,4 +1,4 @@
-"""Places in a row of equal units, for pieces of any length: the buddy method (Knuth, TAOCP 1, 2.5), pure.
+"""Allocates pieces of any length in a row of equal units by the buddy method (Knuth, TAOCP 1, 2.5). Pure.
 
 A free block has a power of two of units and lies at a multiple of its length; it is halved until a piece fits, and
 joined with its other half as soon as that is free, too. What a piece leaves of its block is free for others.
@@ -13,14 +13,14 @@ class Blocks:
     """`[0, count)` in pieces of `most` units at most. Invariant: free blocks are joined as far as they can be."""
 
     def __init__(self, count: int, most: int) -> None:
-        # By order, the logarithm of the length; in each the block that became free last at the end.
+        # The free blocks by order, the logarithm of their length. The block that became free last is at the end.
         self._free: list[dict[int, None]] = [{} for _ in range(_order(most) + 1)]
         longest = 1 << _order(most)
         for start in range((count - 1) // longest * longest, -1, -longest):
             self.give(start, min(longest, count - start))
 
     def take(self, length: int) -> int | None:
-        """Where `length` units are free, which are the caller's now; None if nowhere. The smallest block that does."""
+        """Take `length` units from the smallest block that holds them; return their start, or None if none does."""
         order = _order(length)
         found = next((larger for larger in range(order, len(self._free)) if self._free[larger]), None)
         if found is None:
@@ -30,10 +30,10 @@ class Blocks:
         return start
 
     def give(self, start: int, length: int) -> None:
-        """These units are free."""
+        """Free these units."""
         end = start + length
         while start < end:
-            # The longest that may lie here.
+            # The longest block that may begin here.
             order = min(
                 (start & -start).bit_length() - 1 if start else end.bit_length(), (end - start).bit_length() - 1
             )
@@ -42,7 +42,7 @@ class Blocks:
             start += 1 << order
 
     def free(self) -> Iterator[tuple[int, int]]:
-        """``(start, length)`` of what is free, long blocks first, and of those what was free longest."""
+        """Yield ``(start, length)`` of the free blocks: the longest first, among equals the first to become free."""
         for order in reversed(range(len(self._free))):
             for start in self._free[order]:
                 yield start, 1 << order

@@ -1,17 +1,17 @@
-"""Memory for the bytes of replies, used again before more of it is touched.
+"""Memory for the bytes of replies; free memory is used again before new memory is touched.
 
-What a part costs is not its place but its first use: the kernel clears each page, and on many virtual machines the host
-has to find it first. And a thread that receives into new pages holds up whoever asks the system for memory meanwhile:
-with 26 GETs of 8 MiB beginning at once, the event loop stood still for 20 to 100 ms in ``malloc``. So parts come from
-one mapping that is made at the start: one reader of 1 GiB took 0.44 CPU seconds per GB with it, and 0.6 to 0.9 without.
+The first use of a page is what costs: the kernel clears it, and on many virtual machines the host has to find it first.
+A thread that receives into new pages also delays every thread that asks the system for memory: 26 GETs of 8 MiB that
+began at once stopped the event loop for 20 to 100 ms in ``malloc``. Parts therefore come from one mapping that is made
+at the start: one reader of 1 GiB took 0.44 CPU seconds per GB with it, and 0.6 to 0.9 without.
 
-Not in huge pages: free memory of that size has mostly not been used before, and the host has to find all of it. One
-reader of 1 GiB from cold got 1.62 GB/s without and 1.40 GB/s with them (medians of eight runs in turns).
+The mapping has no huge pages: most free memory of that size has never been used, and the host has to find all of it.
+One reader of 1 GiB from cold got 1.62 GB/s without and 1.40 GB/s with them (medians of eight runs in turns).
 
-Whoever lends pages themselves to the kernel, as ``vmsplice`` does, must never write to them again, for nobody tells
-how long they are read. That is what `is_written_once` is for: what is given back has no pages any more, its next use
-gets new ones, and those that are lent stay as they are. (Huge pages brought nothing here either: Pipe mode had 0.73
-of the speed of raw GETs twice without, and 0.69 and 0.76 with them.)
+A caller that lends pages to the kernel, as ``vmsplice`` does, must never write to them again, because the kernel does
+not say when it has read them. With `is_written_once` a buffer that is given back loses its pages: its next use gets new
+ones, and the lent pages stay as they are. (Huge pages brought nothing here either: Pipe mode had 0.73 of the speed of
+raw GETs twice without, and 0.69 and 0.76 with them.)
 """
 
 import mmap
@@ -28,19 +28,19 @@ from fastfuse.s3.trimmed import Trimmer
 
 __all__ = ["PartBuffers"]
 
-# Of the mapping, what can be taken at the least: the smallest part of a large file. Small objects are the C library's.
+# The least that can be taken from the mapping: the smallest part of a large file. Smaller buffers come from malloc.
 _UNIT_BYTES = 128 << 10
-# So much of the limit may be lost to units that are not filled, and so much again to what the C library keeps of small
-# buffers: together about as much as a target of 1 GiB leaves beside the parts.
+# This share of the limit may be lost to units that are not filled, and as much again to what the C library keeps of
+# small buffers: together about as much as a target of 1 GiB leaves beside the parts.
 _LOSS_DIVISOR = 32
 
 
 class PartBuffers:
-    """Buffers of any size; a buffer is given back when nobody refers to it any more.
+    """Hands out buffers of any size; a buffer is given back when nobody refers to it any more.
 
-    Those of at least a unit and at most `part_bytes` lie in the mapping, as far as `limit_bytes` go, unless too much
-    of their last units would be left over. What is free, units and the memory of other buffers, keeps its pages as long
-    as these and all buffers in use are not more than `limit_bytes` together.
+    Buffers of at least a unit and at most `part_bytes` lie in the mapping, up to `limit_bytes`, unless too much of
+    their last units would be left over. Free units and free memory of other buffers keep their pages as long as these
+    and all buffers in use are not more than `limit_bytes` together.
     """
 
     def __init__(
@@ -52,25 +52,24 @@ class PartBuffers:
         self._part_bytes = part_bytes
         self._limit_bytes = limit_bytes
         self._most_lost_bytes = limit_bytes // _LOSS_DIVISOR
-        # What is left over of units in use; and buffers from the C library, with what it keeps for more of them.
+        # The unused ends of units in use; the buffers from the C library, without and with what it keeps for more.
         self._left_over_bytes = 0
         self._small_bytes = self._small_resident_bytes = 0
         self._names = count()
-        # By name: what tells when a buffer is gone.
+        # The weak references that report when a buffer is gone, by its name.
         self._watches: dict[int, weakref.ref[object]] = {}
-        # Name, size and first unit of those that are gone. Whoever drops the last reference, a thread too, only appends
-        # here.
+        # Name, size and first unit of the buffers that are gone. The thread that drops the last reference only appends.
         self._gone: deque[tuple[int, int, int | None]] = deque()
         units = limit_bytes // _UNIT_BYTES if part_bytes else 0
         self._arena = self._map(units)
         self._arena_address = 0 if self._arena is None else _address(memoryview(self._arena))
         self._blocks = Blocks(units, _units(part_bytes))
-        # Which units have pages, and how many.
+        # The units that have pages, and their number.
         self._has_pages = bytearray(units)
         self._warm_units = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """A buffer to write to, with whatever was in it before."""
+        """Return a buffer to write to. It holds whatever was in it before."""
         self._take_back()
         start = self._blocks.take(_units(size_bytes)) if self._suits_arena(size_bytes) else None
         if start is None:
@@ -89,7 +88,7 @@ class PartBuffers:
         return buffer.data
 
     def lent_from(self, data: memoryview) -> int:
-        """The address of `data`, a piece of a buffer taken here; 0 if its pages may be written to again."""
+        """Return the address of `data`, a piece of a buffer taken here, or 0 if its pages may be written to again."""
         if not self._is_written_once or self._arena is None:
             return 0
         address = _address(data)
@@ -101,7 +100,7 @@ class PartBuffers:
 
     @property
     def resident_bytes(self) -> int:
-        """Of buffers in use, and of what is free and has its pages."""
+        """The bytes of the buffers in use and of the free memory that has its pages."""
         self._take_back()
         return self._resident_bytes()
 
@@ -113,7 +112,7 @@ class PartBuffers:
             return None
         try:
             return mmap.mmap(-1, units * _UNIT_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError:  # no room for it in the address space, or none that may be promised
+        except OSError:  # no room in the address space, or overcommit refuses it
             return None
 
     def _suits_arena(self, size_bytes: int) -> bool:
@@ -158,7 +157,7 @@ class PartBuffers:
                 self._forget_pages(start, min(end - start, _units(excess_bytes)))
 
     def _warm(self, start: int, length: int) -> None:
-        """They will have pages."""
+        """Note that these units will have pages."""
         self._warm_units += length - self._has_pages.count(1, start, start + length)
         self._has_pages[start : start + length] = b"\1" * length
 

@@ -1,4 +1,4 @@
-"""Which version is asked for, and checks that a reply's bytes are those that were asked for (semantics D1, D2)."""
+"""Asks for the listed version, and checks that a reply's bytes are those that were asked for (semantics D1, D2)."""
 
 import re
 import zlib
@@ -27,12 +27,12 @@ __all__ = [
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_PER_S = 10**9
-# Of what a file system has for sizes and times.
+# The largest size, and the largest time in nanoseconds, that a file system can hold.
 _LARGEST = 2**63 - 1
-# What would end a header, or what no header can carry (RFC 9110, 5.5).
+# These would end a header, or no header can carry them (RFC 9110, 5.5).
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT_RANGE = re.compile(r"\s*bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)\s*", re.IGNORECASE | re.ASCII)
-# Of an error document; a text that holds more than such a word is none to show.
+# The elements of an error document that may be shown. A text that holds more than such a word is not shown.
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
 _REGION = re.compile(rb"<Region>\s*([A-Za-z0-9._-]{1,64})\s*</Region>")
 
@@ -43,7 +43,7 @@ def check_range_arguments(ref: ObjectRef, start: int, end: int) -> None:
 
 
 def parse_content_range(value: str) -> tuple[int, int, int | None] | None:
-    """``(start, end, total)`` with exclusive end; total is None for ``*``; None if this is not a Content-Range."""
+    """Return ``(start, end, total)`` with exclusive end, total None for ``*``; None if this is not a Content-Range."""
     match = _CONTENT_RANGE.fullmatch(value)
     if match is None:
         return None
@@ -52,7 +52,7 @@ def parse_content_range(value: str) -> tuple[int, int, int | None] | None:
 
 
 def if_match_value(ref: ObjectRef) -> str:
-    """The listed ETag as a header value; empty where none was listed.
+    """Return the listed ETag as a header value; empty where none was listed.
 
     Raises `BadReplyError` for one that no header can carry.
     """
@@ -63,9 +63,9 @@ def if_match_value(ref: ObjectRef) -> str:
 
 
 def if_unmodified_since(ref: ObjectRef) -> datetime | None:
-    """What is asked for in place of If-Match where no ETag was listed, if a time was.
+    """Return the time that takes the place of If-Match where no ETag was listed, if a time was.
 
-    Rounded up: the header has whole seconds, and some servers compare it with the fraction that they list.
+    The time is rounded up: the header has whole seconds, and some servers compare it with the fraction that they list.
     """
     if ref.etag or not ref.modified_ns:
         return None
@@ -78,7 +78,7 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
     If-Match and If-Unmodified-Since do not suffice: there are servers that ignore them.
     """
     name, sent = ("ETag", etag) if ref.etag else ("Last-Modified", modified)
-    # Before the size: a page that a proxy or a portal sends has none, and the object did not change.
+    # Checked before the size: the page of a proxy or a portal has none of them, and the object did not change.
     if not sent and (ref.etag or ref.modified_ns):
         raise BadReplyError(
             f"The reply for {ref.key!r} has no {name}, so it may be of another version of the object.",
@@ -108,19 +108,19 @@ def _bare(etag: str) -> str:
 
 
 def error_code(document: bytes | bytearray) -> str:
-    """S3's code in an error document; empty where there is none."""
+    """Return S3's code in an error document; empty where there is none."""
     found = _CODE.search(document)
     return found[1].decode() if found else ""
 
 
 def error_region(document: bytes | bytearray) -> str:
-    """The region that an error document names; empty where it names none."""
+    """Return the region that an error document names; empty where it names none."""
     found = _REGION.search(document)
     return found[1].decode() if found else ""
 
 
 def is_whole_page(body: bytes) -> bool:
-    """Whether `body` is a listing from its beginning to its end."""
+    """Return whether `body` is a listing from its beginning to its end."""
     return b"<ListBucketResult" in body[:512] and body.rstrip().endswith((b"ListBucketResult>", b"/>"))
 
 
@@ -158,7 +158,7 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
 
 
 def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
-    """Return the object that the reply to a HEAD describes; None unless it tells length and time."""
+    """Return the object that the reply to a HEAD describes; None unless it has a length and a time."""
     size_bytes, modified = head.body_bytes, _modified(head)
     if size_bytes is None or modified is None:
         return None
@@ -185,7 +185,7 @@ def _modified(head: ReplyHead) -> datetime | None:
 def unzipped(head: ReplyHead, document: bytes, most_bytes: int) -> bytes:
     """Return an XML document as it was before its Content-Encoding, its first `most_bytes` at most.
 
-    A document that is not what its encoding says comes as it is: nothing in it will be understood.
+    A document that is not encoded as it says is returned as it came.
     """
     if head.headers.get("content-encoding", "").lower() not in ("gzip", "deflate"):
         return document

@@ -2,8 +2,8 @@
 
 A client's own copies are what a read costs, so bytes go straight from the socket into the part's memory. Each verb
 sends a signed request over a connection to its bucket (`routes`, `connection`), checks that the reply is of the listed
-version and of the right length (`replies`), and classifies what went wrong (`failures`), which `retries` tries again
-until the deadline. Uploads are not here: see `upload`.
+version and of the right length (`checks`), and classifies what went wrong (`failures`); `retries` decides whether it is
+tried again until the deadline. Uploads are in `upload`.
 """
 
 from contextlib import suppress
@@ -56,18 +56,18 @@ from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["LIST_DEADLINE_S", "MAX_PAGE_BYTES", "S3Client"]
 
-# A LIST over many delete markers was seen to take 120 s before its first byte (xuanwo.io, 2025-02).
+# A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
-# One page with all its retries; a listing that cannot get a page for so long has no service to wait for.
+# The deadline of one page, retries included. A service that sends no page for so long is gone.
 LIST_DEADLINE_S = 300.0
 # A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.
 MAX_PAGE_BYTES = 8 << 20
 # A longer error document is not read.
 _MAX_ERROR_BYTES = 64 << 10
-# A server that ignores Range sends the object from its start: this much is read past before a read is refused.
+# A server that ignores Range sends the object from its start. A read that would skip more than this is refused.
 _LONGEST_SKIP_BYTES = 64 << 20
 _SKIPPED_AT_ONCE_BYTES = 256 << 10
-# The search for a bucket's region, retries included: it delays the start of the mount.
+# The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
 
 _OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
@@ -99,14 +99,14 @@ class S3Client:
 
     @property
     def max_connections(self) -> int:
-        """How many requests are worth having in flight."""
+        """The number of requests that are worth having in flight."""
         return self.session.config.max_connections
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Return the bytes from `start` to `end` (exclusive) of the listed version; see `RangeReader.get`.
 
-        Raises `ReadError` only, beside `ValueError` for a range that is not inside the object. Cancelling it stops
-        the request.
+        Raises only `ReadError`, and `ValueError` for a range that is not inside the object. Cancelling stops the
+        request.
         """
         check_range_arguments(ref, start, end)
         try:
@@ -153,7 +153,7 @@ class S3Client:
         optional = {"start-after": start_after, "continuation-token": continuation_token, "delimiter": delimiter}
         asked = {"list-type": "2", "prefix": prefix, "max-keys": str(max_keys), "encoding-type": "url"}
         asked |= {name: value for name, value in optional.items() if value}
-        # In the order in which they are signed.
+        # The signature needs this order.
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
         with trio.move_on_after(LIST_DEADLINE_S):
             _, page = await retrying(partial(self._ask_once, bucket, query=query))
@@ -195,7 +195,7 @@ class S3Client:
     async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> Buffer | None:
         """Return a small range over an idle connection, or None where there is none or the server has closed it.
 
-        No deadline guards it, for its connection's watch does: a cancel scope costs as much as sending and receiving.
+        The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
         """
         route, source = self._routes.known(ref.bucket), self.session.credentials
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
@@ -237,7 +237,7 @@ class S3Client:
         start: int,
         end: int,
     ) -> Buffer:
-        """Return the range that the reply with this `head` brings, and put back `connection`."""
+        """Receive the range behind this `head` of a reply, and put back `connection`."""
         try:
             if head.status not in (200, 206):
                 failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
@@ -249,7 +249,7 @@ class S3Client:
             data = self._buffers.take(end - start)
             if await connection.read_into(data) < len(data):
                 raise ConnectionResetError("the connection was cut off")
-            # The head told no length. More than a range is wrong; more than the beginning of an object is not.
+            # The head has no length. More bytes than the range are wrong; more than the beginning of an object are not.
             if head.body_bytes is None and "content-range" in head.headers and not await connection.is_at_end():
                 raise BadReplyError(f"The service sent more of {ref.key!r} than the {len(data)} bytes asked for.")
         finally:
@@ -290,7 +290,7 @@ class S3Client:
                     self._put_back(route, connection)
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
         if query and failure.is_throttled:
-            raise final  # the lister answers it, with fewer requests
+            raise final  # the lister then sends fewer requests
         raise RetryableError(final, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended))
 
     async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:
@@ -354,7 +354,7 @@ class S3Client:
     ) -> tuple[Failure, bool]:
         """Return why the service refused, and whether new credentials or the right region remove the reason now."""
         document = b""
-        # Without a document that can be read, the status tells enough.
+        # Where no document can be read, the status suffices.
         with suppress(BadReplyHeadError, OSError):
             if has_body:
                 document = unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)

@@ -24,18 +24,18 @@ from fastfuse.s3.tls import TlsConnection, TlsContext
 
 __all__ = ["TASK_BYTES", "Connection", "connect"]
 
-# The task receives a body of this size itself: a hop to a thread and back costs as much as copying it.
+# The task itself receives a body of at most this size: a hop to a thread and back costs as much as copying it.
 TASK_BYTES = 256 << 10
 # One call for the head and the beginning of the body, or for all of a small object. What comes with the head of a
 # long body is copied, so less is taken there.
 _FIRST_BYTES = 64 << 10
 _FIRST_BYTES_BEFORE_THREAD = 4 << 10
-# A thread that waits for all of a long body sleeps until so much is there (SO_RCVLOWAT) instead of waking with each
+# A thread that waits for all of a long body sleeps until so much has come (SO_RCVLOWAT) instead of waking with each
 # packet: 3 ms at 90 MB/s. See docs/MEASUREMENTS.md, "low-water mark".
 _WAKING_BYTES = 256 << 10
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
-# MSG_WAITALL adds up its waits for each packet, so one call that times out says nothing of the last packet. Several
-# calls without a byte, of an equal part of the time each, do.
+# MSG_WAITALL adds up its waits for each packet, so one call that times out does not prove a stall. Several calls
+# without a byte, each with an equal part of the time, do.
 _SILENT_CALLS = 4
 # A server sends one or two (100, 103) before the reply itself.
 _MAX_INTERIM_REPLIES = 8
@@ -116,12 +116,12 @@ async def _secured(sock: socket.socket, context: TlsContext, host: str) -> TlsCo
 
 
 class Connection:
-    """Carries one request at a time, and gives up a reply that stalls with `TimeoutError`.
+    """Carries one request at a time, and ends a reply that stalls with `TimeoutError`.
 
     Its watch ends the wait for a head and for a short body. A thread that receives a long body ends it after a
     silence; the caller's deadline ends a body that drips for ever.
 
-    After any exception, a cancellation too, it is of no more use: close it.
+    After any exception, a cancellation too, the connection cannot be used again: close it.
     """
 
     def __init__(self, sock: socket.socket, tls: TlsConnection | None, receivers: Receivers) -> None:
@@ -135,9 +135,9 @@ class Connection:
         self._asked_s = 0.0
         # The bytes of the reply's body that came with its head, as they came.
         self._begun = memoryview(b"")
-        # How much of the body is still to come: less than 0 if more came than was told, None while that is unknown.
+        # The bytes of the body that are still to come; below 0 if more came than the head says, None while unknown.
         self._left_bytes: int | None = 0
-        # For a body whose length is not told: what takes its chunks apart, and pieces of it that nobody took yet.
+        # For a body of unknown length: the decoder of its chunks, and the pieces that nobody took yet.
         self._decoder: BodyDecoder | None = None
         self._pieces: list[memoryview] = []
         self._is_persistent = True
@@ -147,7 +147,7 @@ class Connection:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the last reply was received and taken to its end, and the server takes another request."""
+        """True if the last reply was received and taken to its end, and the server takes another request."""
         return self._is_persistent and self._left_bytes == 0 and not self._pieces and not self._is_stalled
 
     def is_fresh(self) -> bool:
@@ -177,10 +177,8 @@ class Connection:
     ) -> ReplyHead | None:
         """Send `request` and return the head of the reply, or None where the connection ended before it began.
 
-        Where it returns no head, it closes the connection.
-
-        `expected_bytes` is the expected length of the body; `has_body` is false for a HEAD, whose reply tells of a
-        body that does not follow.
+        The connection is closed unless a head is returned. `expected_bytes` is the expected length of the body;
+        `has_body` is false for a HEAD, whose reply describes a body that does not follow.
 
         Raises:
             BadReplyHeadError: what came is not HTTP/1.1.
@@ -220,7 +218,7 @@ class Connection:
             if not chunk:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             self._has_begun = True
-            received = received + chunk if received else chunk  # mostly it is all of it
+            received = received + chunk if received else chunk  # usually the whole head comes at once
             if not received.startswith(_HTTP) and not _HTTP.startswith(received):
                 raise BadReplyHeadError("no status line of HTTP/1.1")
             while (end := received.find(b"\r\n\r\n")) >= 0:
@@ -266,7 +264,7 @@ class Connection:
         return bytes(whole[:most_bytes])
 
     async def is_at_end(self) -> bool:
-        """Return whether a body of untold length ends here; it is received up to its end, or one piece more."""
+        """Return whether a body of unknown length ends here; receive up to its end, or one piece more."""
         return not await self._has_more()
 
     def close(self) -> None:
@@ -274,7 +272,7 @@ class Connection:
         if self._is_closed:
             return
         self._is_closed = True
-        # First of all, for a thread that is just about to receive.
+        # Set first, for a thread that is just about to receive.
         with contextlib.suppress(OSError):  # the other side was first
             self._sock.shutdown(socket.SHUT_RDWR)
         if not self._is_in_thread:
@@ -292,7 +290,7 @@ class Connection:
         return done
 
     async def _has_more(self) -> bool:
-        """Return whether a body of untold length has a piece that nobody took, received now if need be.
+        """Return whether a body of unknown length has another piece; receive one if need be.
 
         Raises:
             OSError: the connection stalled, or ended before the last chunk.
@@ -324,13 +322,13 @@ class Connection:
 
     async def _receive(self, most_bytes: int) -> bytes:
         while True:
-            # An answer takes its time: to receive before the wait would be a call for nothing.
+            # The reply has not come yet: a call before the wait would receive nothing.
             if self._tls is None or self._tls.is_quiet:
                 await self._wait(trio.lowlevel.wait_readable)
             try:
                 return self._stream.recv(most_bytes)
             except BlockingIOError:
-                # TLS: the record has not come to its end.
+                # The end of the TLS record has not come yet.
                 if self._tls is not None and not self._tls.is_quiet:
                     await self._wait(trio.lowlevel.wait_readable)
 
@@ -380,7 +378,7 @@ class Connection:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     async def _receive_in_thread(self, data: memoryview) -> int:
-        # Already now: until it ends, a thread may be about to receive, so nobody else closes the socket.
+        # Set before the thread starts: from now on only the thread may close the socket.
         self._is_in_thread = True
         try:
             return await self._receivers.run(partial(self._receive_all, data))
@@ -406,9 +404,9 @@ class Connection:
 
 
 def _receive_plain(sock: socket.socket, data: memoryview) -> int:
-    """Receive in two calls, if the connection lives so long."""
+    """Receive in two calls, unless the connection ends before."""
     done = silent_calls = 0
-    # The last bytes have none behind them that would wake anybody.
+    # Nothing follows the last bytes, so they alone have to wake the thread.
     for waking_bytes, end in ((_WAKING_BYTES, len(data) - _WAKING_BYTES), (1, len(data))):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking_bytes)
         while done < end:

@@ -21,22 +21,22 @@ from fastfuse.s3.failures import resolution_error, safe_cause
 __all__ = ["CredentialSource", "Credentials", "resolve_credentials"]
 
 logger = logging.getLogger(__name__)
-# Its warnings of a failed refresh come with a traceback, in which what a credential process printed may stand. What
-# it raises, and what it does not, is told here.
+# Its warnings of a failed refresh have a traceback, which may show the output of a credential process. This module
+# logs those failures itself.
 logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
 
-# botocore itself refreshes only in the last 15 minutes (`_DEFAULT_ADVISORY_REFRESH_TIMEOUT`): asking earlier is idle.
-# The 30 s keep us inside that window whatever the clocks' rounding.
+# botocore refreshes only in the last 15 minutes (`_DEFAULT_ADVISORY_REFRESH_TIMEOUT`): asking earlier is useless.
+# The 30 s keep us inside that window however the clocks round.
 _RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
 # A renewal that failed is tried again after half of the time left, but not in a tight loop.
 _LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
-# No header can carry it.
+# No header can carry these.
 _UNSENDABLE = re.compile(r"[^\x20-\x7e]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a request is signed with. `expires_at` is None for keys that do not expire. The repr shows no secret."""
+    """The keys that sign a request. `expires_at` is None for keys that do not expire. The repr shows no secret."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -71,7 +71,7 @@ async def resolve_credentials(session: AioSession) -> Credentials:
         access_key=frozen.access_key,
         secret_key=frozen.secret_key,
         token=frozen.token,
-        # botocore tells the expiry of refreshable credentials by this attribute only.
+        # Only this attribute has the expiry of botocore's refreshable credentials.
         expires_at=getattr(found, "_expiry_time", None),
     )
 
@@ -97,7 +97,7 @@ class CredentialSource:
 
     @property
     def is_current(self) -> bool:
-        """Whether `latest` is there, and not to be renewed yet."""
+        """True if there are `latest` credentials, and they need not be renewed yet."""
         return self.latest is not None and not self._is_due()
 
     async def current(self) -> Credentials:
@@ -154,7 +154,7 @@ class CredentialSource:
             self._renew_at = self._now() + max(left / 2, _LEAST_RENEWAL_PAUSE)
             logger.warning("Renewing the AWS credentials failed, %d s before they expire: %s", left.seconds, error)
             return
-        if fresh == old:  # so botocore answers a failure until ten minutes before the expiry
+        if fresh == old:  # botocore returns the old ones after a failure, until ten minutes before the expiry
             logger.warning("The AWS credentials were not renewed yet; they expire at %s", old.expires_at)
         self._keep(fresh)
 

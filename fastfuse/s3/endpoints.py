@@ -24,17 +24,17 @@ from fastfuse.s3.proxies import DEFAULT_PORTS, Proxy, is_host, proxy_for
 __all__ = ["Endpoint", "client_certificate", "resolve_endpoint"]
 
 _RULES = "endpoint-rule-set-1"
-# A region becomes part of a host, and of what is signed.
+# A region becomes part of a host name and of the string to sign.
 _REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Buckets of S3 Express One Zone and the access points to them.
 _DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")
-# What a path may hold as it is: it was encoded by whoever wrote the endpoint's URL.
+# The path of an endpoint's URL may hold these as they are: its author has encoded it.
 _SAFE_IN_PATH = "/~%!$&'()*+,;=:@"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the objects of one bucket are, and how requests there are signed."""
+    """The address of one bucket's objects, and how requests there are signed."""
 
     scheme: str
     # The host to connect to and to verify, in lower case; an IPv6 address without brackets.
@@ -42,7 +42,7 @@ class Endpoint:
     port: int
     # The value of the Host header: an IPv6 address in brackets, the port unless it is the scheme's own.
     host_header: str
-    # What precedes "/key", URL-encoded as it is sent and signed: "", "/base", "/bucket" or "/base/bucket".
+    # The path before "/key", URL-encoded as it is sent and signed: "", "/base", "/bucket" or "/base/bucket".
     base_path: str
     region: str
     signing_name: str
@@ -107,7 +107,7 @@ def _check_bucket(bucket: str) -> None:
 
 @cache
 def _rules(loader: Loader) -> EndpointProvider:
-    # Not load_service_model: it looks through the folders of all services first, which takes as long as the rest.
+    # load_service_model looks through the folders of all services first, which takes as long as the rest.
     version = loader.determine_latest_version("s3", _RULES)
     return EndpointProvider(loader.load_data(f"s3/{version}/{_RULES}"), loader.load_data("partitions"))
 
@@ -134,7 +134,7 @@ def _parameters(session: S3Session, bucket: str, region: str) -> dict[str, Any]:
         "UseDualStack": url is None and bool(dual_stack),
         "Accelerate": accelerate,
         "ForcePathStyle": path_style,
-        # Unlike botocore, and like the AWS CLI: the global host only where it is asked for. A VPC's private names
+        # As in the AWS CLI, and unlike in botocore, the global host is used only on request. A VPC's private names
         # for S3 do not cover it.
         "UseGlobalEndpoint": plain_region == "us-east-1" and s3.get("us_east_1_regional_endpoint") == "legacy",
         "UseArnRegion": s3.get("use_arn_region", True),
@@ -147,7 +147,7 @@ def _endpoint(url: str, region: str, signing_name: str) -> Endpoint:
     parts = urlsplit(url)
     host = parts.hostname or ""
     shown = f"[{host}]" if ":" in host else host
-    # The rules put an access point before any host: of "point.[::1]" only the address would be left.
+    # The rules put an access point's name before any host, but nothing can stand before an address.
     if not is_host(host) or not parts.netloc.lower().startswith(shown):
         raise ConfigurationError(
             f"The S3 endpoint's host {parts.netloc!r} is not a host name.",

@@ -1,4 +1,4 @@
-"""Classifies what goes wrong between here and the service, and makes the errors of it that users and readers see.
+"""Classifies what goes wrong between here and the service, and makes the errors that users and readers see.
 
 Every failure becomes a `Failure` of one `Kind`, whether the service refused a request, the network broke or botocore
 found no credentials. A message consists of the status, the error code and names that the user gave. It never quotes
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class Kind(Enum):
-    """What went wrong, by what can be done about it."""
+    """A class of failures, by what can be done about them."""
 
     # docs/SEMANTICS.md has the table of what each kind leads to; tests/s3/test_retries.py generates it.
 
@@ -73,7 +73,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """`detail` is safe to show; `region` is the right one where the service named it."""
+    """One failure. `detail` is safe to show; `region` is the right one where the service named it."""
 
     kind: Kind
     detail: str
@@ -118,7 +118,7 @@ STATUSES = {
     416: Kind.CHANGED,
     429: Kind.BUSY,
 }
-# Codes and regions are shown to the user: nothing but such words may pass.
+# Codes and regions are shown to the user, so only such words pass.
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 # The scheme and host of a redirect, without a user name or path.
 _TARGET = re.compile(r"[a-z]{1,8}://[A-Za-z0-9.\[\]:-]{1,128}(?![^/?#])", re.ASCII)
@@ -137,7 +137,7 @@ def failure_of_reply(status: int, code: str, region: str = "", location: str = "
     is_throttled = kind is Kind.BUSY and status in {429, 503}
     detail = f"{status} {code}".strip()
     if 300 <= status < 400 and not region:
-        # Nobody follows it: requests, and what they are signed with, go to the hosts of the endpoint rules only.
+        # No redirect is followed: signed requests go to the hosts of the endpoint rules only.
         target = _TARGET.match(location)
         detail += f", a redirect to {target[0]!r}, which is not followed" if target else ""
     return Failure(kind=kind, detail=detail, region=region, is_throttled=is_throttled)
@@ -202,7 +202,7 @@ def _failure_of_client_error(error: ClientError) -> Failure:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost plain cause in words: botocore's own text may hold a whole request URL."""
+    """Return the innermost plain cause in words: botocore's own text may hold a whole request URL."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"certificate verification failed: {cause.verify_message}"
@@ -212,7 +212,7 @@ def _reason(error: BaseException) -> str:
             return _system_text(cause)
     if isinstance(error, boto.ConnectTimeoutError):
         return "no answer in time"
-    # botocore's wrapper says nothing; what it wraps (httpx2's RemoteProtocolError, say) does by its name.
+    # botocore's wrapper says nothing; the name of the wrapped error (httpx2's RemoteProtocolError, say) does.
     return type([*_causes(error)][-1]).__name__
 
 
@@ -225,7 +225,7 @@ def _system_text(error: OSError) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """`error` and what is behind it, along botocore's ``error=`` argument and Python's own two links."""
+    """Yield `error` and its causes, along botocore's ``error=`` argument and Python's own two links."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop(0)
@@ -242,7 +242,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def safe_cause(error: Exception) -> Exception | None:
-    """`error` for ``raise ... from``, unless it holds a reply's or a credential process's own text."""
+    """Return `error` for ``raise ... from``, or None if it holds a reply's or a credential process's own text."""
     return None if isinstance(error, ClientError | boto.CredentialRetrievalError) else error
 
 
@@ -358,7 +358,7 @@ def resolution_error(error: Exception) -> FastfuseError:
 
 
 def _named_file(error: OSError) -> str:
-    """The token file or credential program that is missing or that may not be used."""
+    """Return the reason, and the token file or credential program that is missing or may not be used."""
     reason = error.strerror or type(error).__name__
     return f"{reason}: {error.filename!r}" if error.filename else reason
 

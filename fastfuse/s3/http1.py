@@ -1,6 +1,6 @@
-"""HTTP/1.1 replies from bytes (RFC 9112): the head, and bodies that come in chunks.
+"""Parses HTTP/1.1 replies (RFC 9112): the head, and bodies that come in chunks.
 
-What a server sends is hostile input. Every length is bounded, and a reply that two readers could understand
+Whatever a server sends is hostile input. Every length is bounded, and a reply that two readers could understand
 differently is refused: a repeated length, a length beside chunks, a folded line. This module does no I/O.
 """
 
@@ -15,15 +15,15 @@ _MAX_HEADERS = 256
 # A chunk's size takes 16 digits at most. Extensions and trailers have no use here.
 _MAX_CHUNK_LINE_BYTES = 1 << 10
 _MAX_TRAILER_BYTES = 16 << 10
-# What frames the chunks may be as long as the body, and so much longer: a server whose chunks have one byte each
-# would cost a second of CPU time for each megabyte.
+# The framing of the chunks may be longer than the body by this much: a server whose chunks have one byte each would
+# cost a second of CPU time for each megabyte.
 _MAX_EXTRA_FRAMING_BYTES = 16 << 10
 
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .{0,256})?", re.ASCII)
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(r"[0-9]{1,19}", re.ASCII)
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?")
-# The client decides by these; with two different ones it would decide by chance.
+# The client decides by these headers. If one came twice with two values, it would decide by chance.
 _SINGLE = frozenset(
     {
         "content-encoding",
@@ -45,12 +45,12 @@ class BadReplyHeadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """`headers` by their names in lower case."""
+    """The head of a reply. `headers` has the names in lower case."""
 
     status: int
     headers: dict[str, str]
     is_persistent: bool
-    # The length of the body, or None where only chunks or the connection's end tell it.
+    # The length of the body, or None where only the last chunk or the connection's end shows it.
     body_bytes: int | None
     is_chunked: bool = False
 
@@ -109,13 +109,13 @@ class BodyDecoder:
 
     def __init__(self) -> None:
         self._rest = b""
-        # How much of the chunk is still to come; its line end follows.
+        # The bytes of the chunk that are still to come; its line end follows.
         self._left_bytes = 0
         self._is_in_chunk = self._is_in_trailer = False
         self._trailer_bytes = 0
-        # How much longer the framing is than the body so far.
+        # The length of the framing so far, less that of the body.
         self._extra_framing_bytes = 0
-        # Whether the last chunk and the empty line behind it have come; what follows is not this body's.
+        # True once the last chunk and the empty line behind it have come. Later bytes do not belong to this body.
         self.is_done = False
         self.excess_bytes = 0
 
@@ -140,7 +140,7 @@ class BodyDecoder:
             line, at_next = _line(view, at)
             if line is None:
                 self._rest = bytes(view[at:])
-                if len(self._rest) > _MAX_CHUNK_LINE_BYTES + 1:  # a line of the longest, and the half of its end
+                if len(self._rest) > _MAX_CHUNK_LINE_BYTES + 1:  # the longest line, and half of its line end
                     raise BadReplyHeadError("a chunk's line without an end")
                 return pieces
             self._take_line(line)

@@ -1,4 +1,4 @@
-"""S3 in memory: for tests of what is above the seam, and held to the same contract as the real clients."""
+"""S3 in memory, for tests of what is above the seam. It passes the contract test of the real client."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ class MemoryStore:
             self.put(key, data)
 
     def put(self, key: str, data: bytes) -> ObjectRef:
-        """Creates or replaces the object and returns what a listing would now say of it."""
+        """Create or replace the object, and return it as a listing would describe it now."""
         modified_s = self._objects[key].modified_s + 1 if key in self._objects else _MODIFIED_S
         self._objects[key] = _Object(data, f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', modified_s)
         return self.ref(key)
@@ -52,10 +52,10 @@ class MemoryStore:
         return ObjectRef(self.bucket, key, len(found.data), found.etag, found.modified_s * 10**9)
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        """See `RangeReader.get`."""
+        """Implement `RangeReader.get`."""
         check_range_arguments(ref, start, end)
         await trio.lowlevel.checkpoint()
-        if_match_value(ref)  # refuses what the real clients could not send
+        if_match_value(ref)  # refuses an ETag that the real client could not send
         found = self._objects.get(ref.key) if ref.bucket == self.bucket else None
         if found is None:
             raise ObjectChangedError(f"{ref.key!r} was deleted since it was listed.")
@@ -72,7 +72,7 @@ class MemoryStore:
         delimiter: str = "",
         max_keys: int = 1000,
     ) -> bytes:
-        """See `PageSource.list`. A continuation token is the last name of the page before."""
+        """Implement `PageSource.list`. A continuation token is the last name of the page before."""
         await trio.lowlevel.checkpoint()
         after = continuation_token or start_after
         names = list(self._names_after(prefix, after, delimiter))
@@ -89,7 +89,7 @@ class MemoryStore:
         ).encode()
 
     def _names_after(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, bool]]:
-        """``(name, is_common_prefix)`` in order, each name greater than `after`."""
+        """Yield ``(name, is_common_prefix)`` in order, each name greater than `after`."""
         last = after
         for key in sorted(self._objects):
             if not key.startswith(prefix):

@@ -1,9 +1,9 @@
 """Threads that receive long bodies, each in one or two calls without the GIL.
 
-trio's own are started by `threading.Thread`, which waits until the new one runs. That one wants the GIL, as do all that
-have received something, so each start kept the event loop for 1 ms: where the first parts of a job came over thirty
-connections at once, 35 ms went by before it took any of them. Here nobody waits for a thread, and what many have done
-meanwhile is taken in one turn of the loop.
+trio starts its threads by `threading.Thread`, which waits until the new thread runs. The new thread waits for the GIL,
+as does every thread that has received something, so each start stopped the event loop for 1 ms: where the first parts
+of a job came over thirty connections at once, 35 ms went by before the loop took any of them. Here the loop never waits
+for a thread, and takes the results of many threads in one turn.
 """
 
 import errno
@@ -17,7 +17,7 @@ import trio
 
 __all__ = ["NoThreadError", "Receivers"]
 
-# As trio's.
+# trio's own threads end after this time, too.
 _IDLE_S = 10.0
 
 
@@ -26,7 +26,7 @@ class NoThreadError(OSError):
 
 
 class _Job:
-    """`task` waits for what `work` returns or raises; None once it was cancelled."""
+    """One call of `work`. `task` waits for its result or error, and is None once it was cancelled."""
 
     __slots__ = ("count", "error", "task", "work")
 
@@ -38,23 +38,23 @@ class _Job:
 
 
 class Receivers:
-    """A thread for each work at once; those without any end after a while. For one run of trio.
+    """Runs each call in a thread of its own, for one run of trio. A thread that is idle for long ends.
 
-    Only the event loop decides how many there are.
+    Only the event loop starts threads and decides how many there are.
     """
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
-        # None ends a thread. Not a SimpleQueue: where another thread is faster, its `get` may wait for ever (CPython
-        # 3.11 goes on with what is left of the timeout, and takes less than nothing for no timeout).
+        # None ends a thread. A SimpleQueue would not do: where another thread is faster, its `get` may wait for ever
+        # (CPython 3.11 goes on with the rest of the timeout, and takes a negative rest for no timeout).
         self._jobs: Queue[_Job | None] = Queue()
         self._finished: deque[_Job] = deque()
-        # Whether `_take_finished` is about to be called.
+        # True while `_take_finished` is about to be called.
         self._is_told = False
         self._threads = self._busy = 0
 
     async def run(self, work: Callable[[], int]) -> int:
-        """What `work` returns, or raises, in a thread; who cancels this sees to it that it ends.
+        """Call `work` in a thread and return or raise as it does. A caller that is cancelled has to make `work` end.
 
         Raises:
             NoThreadError: `work` will not be called.
@@ -76,7 +76,7 @@ class Receivers:
         try:
             raise error
         finally:
-            # Its traceback, which it refers to, has this frame, and that of `work` the part's memory.
+            # The error refers to its traceback, and that to this frame and to the part's memory in the frame of `work`.
             del error
 
     def _start(self) -> None:
@@ -85,12 +85,12 @@ class Receivers:
         except RuntimeError as error:
             if not self._threads:
                 raise NoThreadError(errno.EAGAIN, "no room for a thread; see ulimit -u and pids.max") from error
-            # Those that are here do it when they can.
+            # The threads that exist will take the job.
         else:
             self._threads += 1
 
     def _serve(self, token: trio.lowlevel.TrioToken) -> None:
-        # Of a run that is over no thread is left once it has had nothing to do.
+        # Once the run of trio is over, an idle thread ends here.
         with suppress(trio.RunFinishedError):
             while True:
                 try:
@@ -102,17 +102,17 @@ class Receivers:
                     return
                 try:
                     job.count = job.work()
-                except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
+                except BaseException as error:  # noqa: BLE001 - the waiting task raises it
                     job.error = error
                 self._finished.append(job)
-                # The part's memory is used again.
+                # It keeps the part's memory from being used again.
                 del job
                 if not self._is_told:
                     self._is_told = True
                     token.run_sync_soon(self._take_finished)
 
     def _take_finished(self) -> None:
-        # First of all: whoever finishes from now on tells it again.
+        # Reset first: a thread that finishes from now on has to announce it again.
         self._is_told = False
         while self._finished:
             job = self._finished.popleft()
@@ -121,7 +121,7 @@ class Receivers:
                 trio.lowlevel.reschedule(job.task)
 
     def _take_leave(self) -> None:
-        """A thread has had nothing to do for long."""
+        """End a thread, because one has had nothing to do for long."""
         if self._busy < self._threads:
             self._threads -= 1
             self._jobs.put(None)

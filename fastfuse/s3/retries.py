@@ -1,4 +1,4 @@
-"""The one retry policy: which failures are tried again, how often, and after which pauses.
+"""The one retry policy: it decides which failures are tried again, how often, and after which pauses.
 
 botocore's own retries are off, for uploads too: they stop at a response's headers (a GET cut off in its body is not
 retried) and share a quota that a burst of 503 drains for every file at once.
@@ -18,9 +18,9 @@ __all__ = ["LONGEST_PAUSE_S", "UNTIL_DEADLINE", "RetryableError", "attempts", "r
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
-# The deadline ends these, not a count: a busy service recovers within it.
+# The deadline ends these attempts, not a count: a busy service recovers within it.
 UNTIL_DEADLINE = 1000
-# Three pauses: an address that does not answer, by a mistyped --endpoint-url say, is reported within two seconds.
+# Three pauses: an address that does not answer, of a mistyped --endpoint-url say, is reported within two seconds.
 _A_FEW = 4
 _ATTEMPTS = {
     Kind.BUSY: UNTIL_DEADLINE,

@@ -1,4 +1,4 @@
-"""How requests reach each bucket: its region, its address, its signers, and the connections that wait for another use.
+"""Finds how requests reach each bucket: its region, address and signers, and connections that wait for another use.
 
 A bucket's address comes from botocore's endpoint rules (`endpoints`). The service may correct the region of a bucket
 once; the rules derive the host from the region, so nothing that a server sends leads to another host.
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How requests reach one bucket."""
+    """The way of requests to one bucket."""
 
     endpoint: Endpoint
-    # What precedes the path in the request line: nothing, or for a plain HTTP proxy the scheme and host.
+    # The text before the path in the request line: empty, or for a plain HTTP proxy the scheme and host.
     origin: str
     # Header lines that are the same for all requests and not signed.
     lines: str
@@ -97,14 +97,14 @@ class Routes:
         self._watch = watch
         self._ask_region = ask_region
         self._receivers = Receivers()
-        # One for each bucket: a search that waits for one service delays no other bucket.
+        # Each bucket has its own lock, so that a search that waits for a service delays no other bucket.
         self._searches: dict[str, trio.Lock] = {}
         self._tls_lock = trio.Lock()
         self._routes: dict[str, Route] = {}
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
         self._tls: TlsContext | None = None
-        # What every request for an object carries; None before the first route, as a file may have to be read for it.
+        # The headers of every request for an object; None before the first route, for a key file may have to be read.
         self._object_headers: dict[str, str] | None = None
         self._corrected: set[str] = set()
 
@@ -156,7 +156,7 @@ class Routes:
     async def ask(
         self, route: Route, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
     ) -> tuple[Connection, ReplyHead]:
-        """Send `request`; return the connection, the caller's now, and the head of the reply.
+        """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
         The server may close an idle connection at this very moment; then another one carries the request.
 
@@ -229,7 +229,7 @@ class Routes:
                 TlsContext, authorities=session.authorities, certificate=certificate, private_key=private_key
             )
             try:
-                # In a thread: reading the authorities takes 20 ms.
+                # Reading the authorities takes 20 ms, so a thread does it.
                 self._tls = await trio.to_thread.run_sync(make)
             except OSError as error:
                 raise bad_ca_bundle(session) from error

@@ -1,4 +1,4 @@
-"""Ends the waits of connections that bring nothing."""
+"""Ends the wait of a connection over which nothing comes."""
 
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class StallWatch:
         """Whatever comes meanwhile, the wait for a reply ends after `most_s`."""
         self.stall_s = stall_s
         self._most_s = most_s
-        # Since when, on trio's clock, the longest first.
+        # The time on trio's clock since when each waits, the earliest first.
         self._waiting: dict[Stallable, float] = {}
         self._is_running = False
 
@@ -33,7 +33,7 @@ class StallWatch:
         now_s = self._waiting[connection] = trio.current_time()
         if not self._is_running:
             self._is_running = True
-            # Nobody's nursery: connections outlive the tasks that use them. It ends with the run if not before.
+            # A system task, because connections outlive the tasks that use them. It ends with the run if not before.
             trio.lowlevel.spawn_system_task(self._run)
         return now_s
 
@@ -41,7 +41,7 @@ class StallWatch:
         """Note that bytes came of the reply that `connection` has awaited since `began_s`."""
         now_s = trio.current_time()
         if now_s + self.stall_s < began_s + self._most_s and self._waiting.pop(connection, None) is not None:
-            self._waiting[connection] = now_s  # behind those that wait for longer; one just given up stays so
+            self._waiting[connection] = now_s  # put behind those that wait for longer; a stalled one stays stalled
 
     def end(self, connection: Stallable) -> None:
         """Note that `connection` does not wait any more. Idempotent."""

@@ -1,6 +1,6 @@
 """aiobotocore's HTTP session with the request line that every other client sends.
 
-It carries what this package leaves to aiobotocore: uploads, and the requests for credentials.
+It carries the requests that this package leaves to aiobotocore: uploads, and requests for credentials.
 """
 
 import httpx2
@@ -22,7 +22,7 @@ class OriginFormSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has 
 
 
 async def _use_origin_form(request: httpx2.Request) -> None:
-    # Absent behind a proxy: there the absolute form is right, and aiobotocore keeps it under another name.
+    # It is absent behind a proxy, where the absolute form is right; aiobotocore keeps that under another name.
     target: bytes = request.extensions.get("target", b"")
     if target.startswith((b"http://", b"https://")):
         _scheme, _, _authority, path = target.split(b"/", 3)

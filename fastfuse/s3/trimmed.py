@@ -1,9 +1,9 @@
 """Keeps a process within its memory while parts of all sizes come and go.
 
-The C library keeps what it is given back, which makes the next part cheap, and keeps more than it uses where sizes
-change: what was one part of 8 MiB has to be many of 300 KiB now, with a client's own buffers between them. With 64
-files and a target of 128 MiB it had 94 MiB that nobody used. So the process's memory is looked at as buffers
-are taken, and what is free goes back to the system where it is too much: 2 to 20 ms each time.
+The C library keeps freed memory, which makes the next part cheap. It keeps more than it uses where sizes change: the
+memory of one part of 8 MiB has to serve many of 300 KiB, with a client's own buffers between them. With 64 files and a
+target of 128 MiB it kept 94 MiB that nobody used. The trimmer therefore looks at the process's memory as buffers are
+taken, and gives free memory back to the system where there is too much, which takes 2 to 20 ms.
 """
 
 import mmap
@@ -15,20 +15,20 @@ from fastfuse.malloc import trim_malloc
 __all__ = ["Trimmer", "private_bytes"]
 
 # A look is four system calls, at each of which the other threads may take the GIL: up to 300 µs of the loop's time
-# where they receive and reply at 2 GB/s, and 8 MiB take 3,500.
+# where they receive and reply at 2 GB/s. 8 MiB take 3,500 µs.
 _LEAST_LOOK_EVERY_BYTES = 4 << 20
 _MOST_LOOK_EVERY_BYTES = 32 << 20
 _LOOKS_PER_LIMIT = 64
-# So much is not worth a trim: sockets' buffers in Python, a thread's stack more.
+# Less than this is not worth a trim: sockets' buffers in Python, or the stack of one more thread.
 _SLACK_BYTES = 8 << 20
-# The next trim comes when there may be something to gain again.
+# The share of the limit to take before the next trim: until then there is little to gain.
 _PATIENCE_DIVISOR = 8
 
 _STATM = Path("/proc/self/statm")
 
 
 def private_bytes() -> int:
-    """What this process has resident of memory that is no file's and nobody else's; proc(5)."""
+    """Return the bytes of resident memory that belong to no file and to no other process; proc(5)."""
     _, resident, shared, *_ = _STATM.read_text().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
@@ -60,5 +60,5 @@ class Trimmer:
             if self._used_bytes() > self._most_bytes:
                 self._trim()
                 self._left_bytes = self._patience_bytes
-                # What could not be given back is in use, by others than the parts.
+                # Memory that could not be given back is in use, but not by parts.
                 self._most_bytes = max(self._most_bytes, self._used_bytes() + _SLACK_BYTES)

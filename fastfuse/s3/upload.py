@@ -1,4 +1,4 @@
-"""Writes whole objects through aiobotocore: index files, and what else a command stores in S3.
+"""Writes whole objects through aiobotocore: index files and whatever else a command stores in S3.
 
 Uploads are few and large, so a kept library serves them. Its retries are off; `retries` is the one policy.
 """
@@ -31,10 +31,10 @@ __all__ = ["upload"]
 
 _log = logging.getLogger(__name__)
 
-# One part of an upload that is made in parts: S3 takes no smaller ones than 5 MiB, and 10,000 of them.
+# The size of one part of a multipart upload. S3 takes at least 5 MiB a part, and 10,000 parts.
 _UPLOAD_PART_BYTES = 64 << 20
 _UPLOADS_IN_FLIGHT = 4
-# A whole upload part has this long, with its retries.
+# The deadline of one request, of a whole part too, retries included.
 _UPLOAD_DEADLINE_S = 300.0
 
 
@@ -51,7 +51,7 @@ async def upload(client: S3Client, fd: int, bucket: str, key: str) -> None:
 
 class _Writer:
     def __init__(self, session: S3Session, exits: AsyncExitStack, bucket: str, key: str, region: str) -> None:
-        """The clients that this opens are closed with `exits`."""
+        """Open no client yet; `exits` closes those that are opened later."""
         self._session = session
         self._exits = exits
         self._opening = trio.Lock()
@@ -101,7 +101,7 @@ class _Writer:
             raise
 
     async def _abort(self, upload_id: str) -> None:
-        """Abort the upload. Parts that stay behind cost money; that is no reason to hide why the upload failed."""
+        """Abort the upload. A failure is only logged: the caller raises why the upload failed."""
         deadline_s = self._session.config.deadline_s
         with trio.CancelScope(shield=True):
             try:
@@ -129,7 +129,7 @@ class _Writer:
             count = attempts(failure.kind, is_read=False, is_mended=is_mended)
             final = self._session.command_error(failure, self._bucket, self._key, self._region, operation="write")
             raise RetryableError(final, attempts=count) from safe_cause(error)
-        except ValueError as error:  # botocore's, for a header that is not what it should be
+        except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply
 

@@ -1,4 +1,4 @@
-"""Reads whole objects: index files, inventories and what else is read once and not through a mount."""
+"""Reads whole objects: index files, inventories and whatever else is read once and not through a mount."""
 
 import os
 
@@ -72,7 +72,7 @@ def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _command_error(error: ReadError) -> FastfuseError:
-    """Return the error of a read as one that stops a command."""
+    """Return the error that stops a command, for the error of a read."""
     if isinstance(error, ObjectChangedError):
         return SourceError(str(error), hint=error.hint)
     return (AccessError if isinstance(error, ObjectDeniedError) else ServiceError)(str(error), hint=error.hint)
