@@ -1,1 +1,1 @@
-"""The command line: commands, options, configuration, output. The only floor that reads the environment."""
+"""The command line: commands, options, configuration and output. No other floor reads the environment."""

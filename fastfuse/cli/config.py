@@ -1,4 +1,4 @@
-"""From what the user wrote, options and environment alike, to the frozen configuration of each component.
+"""Turns options and environment variables into the frozen configuration of each component.
 
 Every check that needs no network is made here, before anything is mounted, and fails with one sentence.
 """
@@ -46,7 +46,7 @@ CHANNELS_ROOT: Final = Path("/opt/ml/input/data")
 # SageMaker's own rule for ChannelName.
 _CHANNEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-# What a fast host needs in flight (64 parts of 8 MiB) eight times over; more is better left to the page cache.
+# Eight times what a fast host needs in flight (64 parts of 8 MiB). The page cache makes better use of the rest.
 MAXIMUM_DEFAULT_MEMORY_BYTES: Final = 4 * GIB
 # One part being read and three on their way: with fewer the reader waits for every part.
 MINIMUM_PARTS: Final = 4
@@ -60,13 +60,13 @@ _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _AWS_REGION: Final = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 _ANY_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
-# With one of these botocore talks to another service than AWS, whose regions may have any name.
+# If one of these is set, botocore talks to another service than AWS, whose regions may have any name.
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """What `fastfuse demo` makes, reads and leaves behind."""
+    """The settings of `fastfuse demo`: what it makes, reads and leaves behind."""
 
     # The data set of the built-in server: sequential shards, and many small files.
     shard_count: int
@@ -79,14 +79,14 @@ class DemoSettings:
     # Read this instead of the built-in server's data set.
     source: S3Uri | None
     connection: ConnectionConfig
-    # What the processes that the demo starts inherit; not shown, for it may hold credentials.
+    # The environment of the processes that the demo starts. It may hold credentials, so it is not shown.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: int | None) -> int:
-    """The memory target: `text` as a size or as a percentage of what is there, or by default a quarter of it.
+    """Return the memory target: `text`, a size or a percentage of the available memory, or by default a quarter of it.
 
-    What is there is the RAM or the cgroup's limit, whichever is less.
+    The available memory is the RAM or the cgroup's limit, whichever is less.
 
     Raises:
         ConfigurationError: no size and no percentage, under the minimum, or more than there is.
@@ -112,9 +112,9 @@ def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: in
 
 
 def job_memory_bytes(text: str | None, minimum_bytes: int) -> int:
-    """The memory target of all channels of a job: as `memory_target_bytes`, of this machine.
+    """Return the memory target of all channels of a job: as `memory_target_bytes`, for this machine.
 
-    By default it is also what so many channels need at least, if that is not more than half of what is there.
+    By default it is at least `minimum_bytes`, which the channels need, but no more than half of the available memory.
 
     Raises:
         ConfigurationError: as `memory_target_bytes`.
@@ -127,7 +127,7 @@ def job_memory_bytes(text: str | None, minimum_bytes: int) -> int:
 
 
 def parse_part_size(text: str, memory_bytes: int) -> int:
-    """Bytes of one part, with enough of them in a memory target of `memory_bytes`.
+    """Return the bytes of one part, of which a memory target of `memory_bytes` has to hold enough.
 
     Raises:
         ConfigurationError: out of range, not a multiple of the page size, or too large for the memory target.
@@ -149,9 +149,9 @@ def parse_part_size(text: str, memory_bytes: int) -> int:
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """``PORT``, ``:PORT``, ``HOST:PORT`` or ``[ADDRESS]:PORT`` as (host, port), on loopback where no host is given.
+    """Parse ``PORT``, ``:PORT``, ``HOST:PORT`` or ``[ADDRESS]:PORT`` as (host, port); the default host is loopback.
 
-    Port 0 is any that is free; the log tells which.
+    Port 0 takes a free one, which the log names.
 
     Raises:
         ConfigurationError: `text` is none of these, or the port is none.
@@ -167,7 +167,7 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 
 
 def channel_mountpoint(channel: str) -> Path:
-    """Where `channel` is mounted by default.
+    """Return the default mountpoint of `channel`.
 
     Raises:
         ConfigurationError: `channel` cannot be the name of one.
@@ -193,7 +193,7 @@ def connection_config(
     max_connections: int = 128,
     environ: Mapping[str, str] = os.environ,
 ) -> ConnectionConfig:
-    """The connection's options, checked one by one and against each other; `environ` is only asked for an endpoint.
+    """Return the connection's options, checked one by one and together; `environ` is only asked for an endpoint.
 
     Raises:
         ConfigurationError: an option that cannot be right, or two that contradict each other.
@@ -249,7 +249,7 @@ def index_origin(
     shard_by: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> IndexOrigin:
-    """Where an index comes from and what of it is shown; `environ` is asked for the user's cache directory.
+    """Return where an index comes from and what of it is shown; `environ` is asked for the user's cache directory.
 
     Raises:
         ConfigurationError: an option that cannot be right, or two that contradict each other.
@@ -291,7 +291,7 @@ def index_origin(
 
 
 def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The directory of kept listings; None for a user without a home."""
+    """Return the directory of kept listings; None for a user without a home."""
     if given is not None:
         return given.absolute()
     # systemd.exec(5), CacheDirectory=; then the XDG base directory specification, which ignores relative paths.
@@ -303,7 +303,7 @@ def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def parse_index_place(text: str) -> Path | S3Uri:
-    """A file, or an object of S3.
+    """Return the file or the object of S3 that `text` names.
 
     Raises:
         ConfigurationError: an S3 URI that names no object.
@@ -317,7 +317,7 @@ def parse_index_place(text: str) -> Path | S3Uri:
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """``90``, ``90s``, ``15m``, ``12h`` or ``7d`` in seconds.
+    """Parse ``90``, ``90s``, ``15m``, ``12h`` or ``7d`` as seconds.
 
     Raises:
         ConfigurationError: `text` is none of these.
@@ -337,7 +337,7 @@ def _check_endpoint(url: str) -> None:
     if not usable:
         raise ConfigurationError("--endpoint-url is not an http or https URL", hint="write it as https://HOST[:PORT]")
     if parts.username is not None or parts.query or parts.fragment:
-        # The URL itself is not repeated: what is wrong with it may be a secret.
+        # The message does not repeat the URL: it may hold a secret.
         raise ConfigurationError(
             "--endpoint-url holds more than a host, a port and a path",
             hint="credentials belong in a profile or in the environment, never in the URL",
@@ -372,7 +372,7 @@ def mount_settings(
     metrics_listen: str | None = None,
     notify_socket: str | None = None,
 ) -> MountSettings:
-    """The settings of one mount; reads the machine's RAM and cgroup, the user's id, and the working directory.
+    """Return the settings of one mount. Reads the machine's RAM and cgroup, the user's id, and the working directory.
 
     Raises:
         ConfigurationError: an option that cannot be right, or two that contradict each other.
@@ -402,7 +402,7 @@ def mount_settings(
         gid=os.getgid() if gid is None else gid,
         umask=int(umask, 8),
         allow_other=allow_other,
-        # A channel's place is ours to make, whoever names it; elsewhere a missing parent is a mistyped one.
+        # fastfuse creates the parents of a channel's place. Elsewhere a missing parent is probably mistyped.
         create_parents=place.parent == CHANNELS_ROOT,
         mount_options=tuple(mount_options),
         grace_s=grace_s,
@@ -427,7 +427,7 @@ def demo_settings(
     connection: ConnectionConfig,
     environ: Mapping[str, str] = os.environ,
 ) -> DemoSettings:
-    """The demo's options, checked.
+    """Return the demo's options, checked.
 
     Raises:
         ConfigurationError: a size or an S3 URI that is none.

@@ -1,8 +1,8 @@
 """``--daemon``: a child without a terminal, and a parent that waits until the child is ready or has failed.
 
-The parent is to be forked before anything starts a thread. The child's standard streams are ``/dev/null`` from the
-start, not from readiness on: whatever it forks before that would keep the caller's terminal or pipe open for ever.
-Until it is ready its lines go to the parent's stderr through a pipe; a NUL ends them.
+The parent must fork before anything starts a thread. The child's standard streams are ``/dev/null`` from the start: a
+process that it forks before it is ready would otherwise keep the caller's terminal or pipe open for ever. Until it is
+ready its lines go to the parent's stderr through a pipe; a NUL ends them.
 """
 
 import io
@@ -21,19 +21,19 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class Startup:
-    """The child's side: what it says until `ready` or `fail`, one of which is called once."""
+    """The child's end of the pipe to its parent. Call `ready` or `fail`, one of them, once."""
 
     def __init__(self, pipe_fd: int) -> None:
         self._pipe = os.fdopen(pipe_fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
         self._relay = _Relay(self._pipe)
 
     def relay_logs(self, formatter: logging.Formatter) -> None:
-        """Show log records to whoever started the daemon, besides where they go anyway."""
+        """Show log records to the user who started the daemon, too."""
         self._relay.setFormatter(formatter)
         logging.getLogger().addHandler(self._relay)
 
     def fail(self, text: str) -> None:
-        """Show why there will be no mount, as the last thing; the exit code is the child's own."""
+        """Show why there will be no mount, and close the pipe; the parent exits with the child's exit code."""
         self._end(text + "\n")
 
     def ready(self) -> None:
@@ -46,17 +46,15 @@ class Startup:
 
 
 class _Relay(logging.StreamHandler):  # type: ignore[type-arg]
-    """Stops once the pipe is closed, or its other end: a process forked before readiness holds a copy of ours."""
+    """Stops once either end of the pipe is closed: a process forked before readiness holds a copy of our end."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         logging.getLogger().removeHandler(self)
 
 
 def open_standard_streams() -> None:
-    """Let standard streams that we were started without be ``/dev/null``: no file that is opened later takes a number
-    that others write to.
-    """
-    # Looked at first: who has all of them needs no ``/dev/null``, which may be missing where `/dev` is made by hand.
+    """Open ``/dev/null`` for standard streams that are closed, so that no file opened later takes their numbers."""
+    # Checked first: where all are open, ``/dev/null`` is not needed. It may be missing where `/dev` is made by hand.
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -66,14 +64,14 @@ def open_standard_streams() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    # Python does so for standard error: a name that the terminal's encoding does not have must not end a command.
+    # As Python does for standard error: a name that the terminal's encoding does not have must not end a command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def fork() -> Startup:
     """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code."""
-    # It may have been ignored where we were started: the kernel would reap the child, and nobody learn how it ended.
+    # The caller may ignore SIGCHLD. Then the kernel would reap the child, and its exit code would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     reader, writer = os.pipe()
     child = os.fork()
@@ -82,7 +80,7 @@ def fork() -> Startup:
         _wait(child, reader)
     os.close(reader)
     os.setsid()
-    # Nothing that is mounted where we were started is kept busy by us.
+    # The daemon must not keep the file system of the caller's working directory busy.
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -92,9 +90,9 @@ def fork() -> Startup:
 
 
 def _wait(child: int, reader: int) -> NoReturn:
-    # Told to end, we end the child as well: it left our process group, so nothing sent to that reaches it.
+    # A signal that ends the parent has to end the child, too, which has left the process group.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # The pipe's end alone would not do: a process that the child left behind may hold the other end open.
+    # Reading the pipe alone would not do: a process that the child left behind may hold its other end open.
     child_fd = os.pidfd_open(child)
     try:
         while True:

@@ -15,8 +15,8 @@ from fastfuse.errors import ConfigurationError
 
 __all__ = ["expand", "helper_arguments"]
 
-# For mount(8), systemd or the boot order, or without effect on a read-only mount that has neither set-uid files nor
-# devices. `rw` is what mount(8) says for `defaults`.
+# Options for mount(8), systemd or the boot order, and options without effect on a read-only mount that has neither
+# set-uid files nor devices. mount(8) writes `rw` for `defaults`.
 # fmt: off
 _IGNORED: Final = frozenset({
     "ro", "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group",
@@ -26,7 +26,7 @@ _IGNORED: Final = frozenset({
 })
 # fmt: on
 _IGNORED_PREFIXES: Final = ("x-", "X-")
-# What libfuse 3.14 takes in its own `-o` (lib/mount.c, checked one by one); SELinux labels go on to the kernel.
+# The options that libfuse 3.14 takes in its own `-o` (lib/mount.c). SELinux labels go on to the kernel.
 # fmt: off
 _KERNEL: Final = frozenset({
     "nodev", "nosuid", "noexec", "exec", "noatime", "atime", "sync", "async", "dirsync", "default_permissions",
@@ -36,16 +36,16 @@ _KERNEL: Final = frozenset({
 
 
 def helper_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command line, given those of ``fastfuse s3://...``, which is how mount(8) calls us."""
+    """Return the arguments of a command line for those of ``fastfuse s3://...``, as mount(8) calls fastfuse."""
     if arguments and arguments[0].startswith("s3://"):
         return ["mount", "--daemon", *arguments]
     return list(arguments)
 
 
 def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:
-    """Rewrite each ``-o a,b=c`` as the long options it stands for; what is the kernel's stays, one per ``-o``.
+    """Rewrite each ``-o a,b=c`` as the long options it stands for; the kernel's options stay, one per ``-o``.
 
-    `own` has the long options with underscores, and whether each takes a value. Options to ignore are left out.
+    `own` maps the long options, with underscores, to whether each takes a value. Options to ignore are left out.
 
     Raises:
         ConfigurationError: an option that nobody knows, or one without the value that it needs.

@@ -1,4 +1,4 @@
-"""``fastfuse index``."""
+"""Runs ``fastfuse index``."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run(
     summary: bool,
     as_json: bool,
 ) -> int:
-    """Make the index, write it to `output`, print its summary; the exit code.
+    """Make the index, write it to `output`, print its summary, and return the exit code.
 
     Raises:
         FastfuseError: it could not be made or written.
@@ -40,7 +40,7 @@ def run(
         if output is not None:
             store_index(output, connection, fd)
             written = f"wrote {output}: {report}, {format_size(os.fstat(fd).st_size)}"
-            # Standard output is the summary's.
+            # Standard output is for the summary only.
             Console(stderr=True).print(Text(written), soft_wrap=True)
         if summary:
             found = summarise(open_snapshot(fd))

@@ -1,4 +1,4 @@
-"""What an index holds, at a glance."""
+"""Summarises an index."""
 
 import heapq
 from dataclasses import asdict, dataclass
@@ -48,7 +48,7 @@ class Summary:
     source: str
     listed_at: str  # ISO 8601, UTC
     objects: int
-    made_files: int  # those whose bytes the index itself carries
+    made_files: int  # files whose bytes the index itself holds
     directories: int
     total_bytes: int
     sizes: tuple[SizeClass, ...]
@@ -61,7 +61,7 @@ class Summary:
         return asdict(self)
 
     def render(self) -> RenderableType:
-        """For a terminal."""
+        """Return the summary for a terminal."""
         rates = Table(box=None, show_header=False)
         for name, value in (
             ("source", self.source),
@@ -123,7 +123,7 @@ def summarise(snapshot: Snapshot) -> Summary:
             name: int(count) for name, count in zip(metadata.storage_classes, classes, strict=True) if count
         },
         refused={str(reason): count for reason, count in refusals.counts.most_common()},
-        # As Python writes them: a key with control characters must not reach a terminal.
+        # Escaped: the control characters of a key must not reach a terminal.
         refused_examples=tuple((repr(key)[1:], str(reason)) for key, reason in refusals.examples),
     )
 
@@ -153,7 +153,7 @@ def _largest_directories(table: InodeTable, is_object: Any) -> tuple[DirectorySu
 
 
 def _path(table: InodeTable, row: int) -> str:
-    """Below the mountpoint; as Python writes it where it is not printable."""
+    """Return the path below the mountpoint, escaped where it is not printable."""
     inode = table.inode(row)
     path = f"/{table.path(inode)}"
     return path if path.isprintable() else repr(path)[1:-1]

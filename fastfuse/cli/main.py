@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 # The commands' own modules are imported where they are called: `--help` and a mistyped option should answer at once,
 # and a daemon is forked before anything that starts a thread is loaded.
 
-# 128 and the signal, as shells tell it.
+# As shells report it: 128 and the signal.
 _INTERRUPTED = 130
 
 _VIEW = "What the mount shows"
@@ -95,7 +95,7 @@ def mount(
         typer.Argument(
             metavar="MOUNTPOINT",
             envvar="FASTFUSE_MOUNTPOINT",
-            parser=Path,  # looks at nothing there: a mount that hangs would hang us, too
+            parser=Path,  # checks nothing there: a hung mount would hang this process, too
             help="An empty directory, created if it is missing. Left out, it is /opt/ml/input/data/CHANNEL.",
         ),
     ] = None,
@@ -354,12 +354,12 @@ def hint(
 
 
 def _opened(path: Path | None) -> io.BufferedReader:
-    """The file, or stdin, which closing it leaves open."""
+    """Open the file, or stdin in a way that closing leaves it open."""
     try:
         return open(0, "rb", closefd=False) if path is None else path.open("rb")
     except OSError as error:
         name = "stdin" if path is None else f"--file {path}"
-        raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="it is the list of paths") from error
+        raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="give a list of paths") from error
 
 
 @app.command()
@@ -407,10 +407,10 @@ def version() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; an error is one line on stderr and the exit code that is returned."""
-    # What we change is not for a command that we run.
+    """Run the command line and return the exit code. An error is one line on stderr."""
+    # A command that fastfuse runs gets the environment as it was.
     given = dict(os.environ)
-    # numpy is here for its arrays. With it OpenBLAS would start a thread for each core, and until the first fork ends
+    # numpy serves for its arrays only. Its OpenBLAS would start a thread for each core, and until the first fork ends
     # them they spin: 100 to 200 ms of CPU on four cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     daemon.open_standard_streams()
@@ -423,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "fastfuse")
         message, hint, exit_code = error.format_message(), f"see '{command} --help'", ConfigurationError.exit_code
     except BaseExceptionGroup as group:
-        # Ctrl-C in a run of trio: typer knows a KeyboardInterrupt that stands alone only.
+        # Ctrl-C in a run of trio raises a group, and typer only knows a bare KeyboardInterrupt.
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
         return _INTERRUPTED
@@ -436,13 +436,13 @@ def _say(text: object) -> None:
     try:
         typer.echo(text)
     except OSError as error:
-        # What is left in the buffer would fail once more at the exit.
+        # The rest of the buffer would fail once more at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether errors are to be JSON: read from the raw words, for the error may be that they cannot be parsed."""
+    """Return whether errors are shown as JSON. Reads the raw words, because parsing them may have failed."""
     named = [words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--log-format"]
     if ["json"] in named or any("log-format=json" in word.replace("_", "-") for word in words):
         return True

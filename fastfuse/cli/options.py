@@ -1,4 +1,4 @@
-"""The options that commands share: name, environment variable and help text of each, and how groups become values.
+"""The options that commands share, with the environment variable and help text of each, and their groups.
 
 A command takes a whole group as one argument (`takes`); the group is the function that checks it.
 """
@@ -254,7 +254,7 @@ def connection(
     sse_c_key_file: SseCKeyFile = None,
     max_connections: MaxConnections = _MAX_CONNECTIONS,
 ) -> ConnectionConfig:
-    """The group of connection options."""
+    """Check the connection options and return them as one value."""
     return connection_config(
         endpoint_url=endpoint_url,
         region=region,
@@ -283,7 +283,7 @@ def origin(
     shard: PartOf = None,
     shard_by: DividedBy = None,
 ) -> IndexOrigin:
-    """The group of options that say what the source is and where its index comes from."""
+    """Check the options of the source and of its index, and return them as one value."""
     return index_origin(
         index=index,
         inventory=inventory,
@@ -301,16 +301,16 @@ def origin(
 
 
 def logs(verbose: Verbose = False, log_format: Format = LogFormat.HUMAN, log_file: File = None) -> LogConfig:
-    """The group of logging options."""
+    """Return the logging options as one value."""
     # A daemon changes to the root directory.
     file = None if log_file is None else log_file.absolute()
     return LogConfig(json=log_format is LogFormat.JSON, verbose=verbose, file=file)
 
 
 def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of each group, and call it with one argument per group: what the group returns.
+    """Give a command the options of each group, and call it with one argument per group: the group's result.
 
-    The parameter named after a group disappears from the command line; the group's own parameters stand in for it.
+    On the command line the group's own parameters replace the parameter that is named after the group.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:

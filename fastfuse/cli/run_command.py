@@ -1,4 +1,4 @@
-"""The options of ``fastfuse run``."""
+"""Defines the options of ``fastfuse run`` and runs it."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""``fastfuse demo``: the whole way from objects in a bucket to bytes in a reader, measured and checked.
+"""Runs ``fastfuse demo``: the whole way from objects in a bucket to bytes in a reader, measured and checked.
 
-Layers, each knowing only those after it: `tour` → `source`, `report` → `mounting`, `reading` → `dataset`, `processes`.
+Each layer knows only those after it: `tour` → `source`, `report` → `mounting`, `reading` → `dataset`, `processes`.
 """
 
 from fastfuse.demo.tour import run

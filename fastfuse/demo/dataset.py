@@ -1,4 +1,4 @@
-"""What the demo reads: TFRecord shards and small files of noise, with the CRC-32C of each."""
+"""Creates the demo's files: TFRecord shards and small files of noise, with the CRC-32C of each."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,18 +14,18 @@ from fastfuse.testing.tfrecord import FRAMING_BYTES, frame
 
 __all__ = ["DataFile", "create_shards", "create_small_files", "require_space"]
 
-# Payloads are slices of one block: what is read must not compress, and need not be made anew for each record.
+# Payloads are slices of one block: they must not compress, and need not be made anew for each record.
 _NOISE_BYTES = 16 << 20
 # Records of ImageNet have 110 KB on average.
 _RECORD_BYTES = (50_000, 170_000)
 _FILES_PER_FOLDER = 1000
-# Written at once.
+# The bytes of one write.
 _BATCH_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file to read: `name` is its path below the mount; `checksum` is its CRC-32C, None where nobody knows it yet."""
+    """A file to read. `name` is its path below the mount; `checksum` is its CRC-32C, or None while it is unknown."""
 
     name: str
     size_bytes: int
@@ -67,7 +67,7 @@ class _Noise:
         return int(self._random.integers(low, high))
 
     def slice(self, length_bytes: int) -> bytes:
-        """At most half a block."""
+        """Return a slice of at most half a block."""
         offset = self.integer(0, _NOISE_BYTES // 2)
         return self._block[offset : offset + length_bytes]
 
@@ -79,7 +79,7 @@ class _Noise:
 
 
 def _records(noise: _Noise, size_bytes: int) -> Iterator[bytes]:
-    """Records of `size_bytes` together."""
+    """Yield records of `size_bytes` in all."""
     left_bytes = size_bytes
     while True:
         payload_bytes = noise.integer(*_RECORD_BYTES)

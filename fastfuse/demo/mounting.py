@@ -1,4 +1,4 @@
-"""``fastfuse mount`` as a process of its own, as a user would start it."""
+"""Runs ``fastfuse mount`` as a process of its own, as a user would start it."""
 
 import http.client
 import os
@@ -23,9 +23,9 @@ from fastfuse.s3.base import ConnectionConfig
 
 __all__ = ["MountProcess", "connection_arguments"]
 
-# How long files that are still open at the end hold up the mount; then it is detached.
+# The mount is detached if files are still open after this time.
 _GRACE_S = 5.0
-# Ending takes a second more than that; a mount that needs longer is killed.
+# Ending takes a second more. A mount that needs longer than this is killed.
 _STOP_S = 15.0
 _LISTED = re.compile(r"listed .*: ([\d,]+) objects, .* ([\d,]+) objects/s")
 _METRICS = re.compile(r"metrics are served at http://(\S+)/metrics")
@@ -33,7 +33,7 @@ _WARNING = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) ")
 
 
 def connection_arguments(connection: ConnectionConfig) -> list[str]:
-    """The options of the command line that make `connection`."""
+    """Return the options of the command line that make `connection`."""
     values = {
         "--endpoint-url": connection.endpoint_url,
         "--region": connection.region,
@@ -82,7 +82,7 @@ class MountProcess:
         self._notifications.bind("")  # a free abstract name, unix(7)
         name = "@" + self._notifications.getsockname()[1:].decode()
         with self._log_path.open("wb") as log:
-            # A session of its own: Ctrl-C in a terminal is for whoever mounted, who then ends the mount in good order.
+            # A session of its own keeps Ctrl-C away from the mount; the demo then ends it in good order.
             self._process = subprocess.Popen(
                 self._command,
                 env={**self._environment, "NOTIFY_SOCKET": name},
@@ -111,22 +111,22 @@ class MountProcess:
         return match[1]
 
     def wait(self) -> None:
-        """Block until the mount is unmounted by somebody else."""
+        """Block until another process unmounts the mount."""
         self._process.wait()
 
     def listing(self) -> tuple[int, int]:
-        """How many objects were listed, and how many in a second, as the mount logged it."""
+        """Return how many objects were listed, and how many in a second, as the mount logged it."""
         match = _LISTED.search(self._log_path.read_text())
         objects, rate = match.groups() if match else ("0", "0")
         return int(objects.replace(",", "")), int(rate.replace(",", ""))
 
     def warnings(self) -> list[str]:
-        """What the mount logged that was not meant to happen."""
+        """Return the warnings and errors that the mount logged."""
         return [line for line in self._log_path.read_text().splitlines() if _WARNING.match(line)]
 
     def metric(self, name: str) -> int:
-        """The sum of one metric's samples, by the name that they have in a scrape."""
-        # Not urllib, which would ask a proxy.
+        """Return the sum of one metric's samples, by the name that they have in a scrape."""
+        # urllib would ask a proxy.
         connection = http.client.HTTPConnection(self.metrics_address, timeout=_STOP_S)
         try:
             connection.request("GET", "/metrics")
@@ -137,7 +137,7 @@ class MountProcess:
         return int(sum(sample.value for sample in samples if sample.name == name))
 
     def peak_memory_bytes(self) -> int:
-        """See `fastfuse.demo.processes`."""
+        """Return the peak memory of the mount's processes; see `fastfuse.demo.processes`."""
         return peak_memory_bytes(self.pid)
 
     def _wait_ready(self) -> None:

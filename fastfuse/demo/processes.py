@@ -1,4 +1,4 @@
-"""What a mount's processes take of the machine, from proc(5)."""
+"""Measures the memory of a mount's processes, from proc(5)."""
 
 import re
 from contextlib import suppress
@@ -11,20 +11,20 @@ _KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
 def process_tree(pid: int) -> list[int]:
-    """`pid` and its descendants."""
+    """Return `pid` and its descendants."""
     tree = [pid]
     for parent in tree:
         for task in (_PROC / str(parent) / "task").glob("*/children"):
-            with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or all of it, has just ended
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or its process, has just ended
                 tree += map(int, task.read_text().split())
     return tree
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """The most that `pid` and its descendants had resident: the peak of the largest, and what the others have now.
+    """Return the peak resident memory of `pid` and its descendants: the largest one's peak, and the others' now.
 
-    The peak is the kernel's own (VmHWM), so nothing is missed between two samples. The others count with their
-    proportional share (PSS): forks of one process share most of their pages.
+    The kernel keeps the peak (VmHWM), so no sample is missed. The others count with their proportional share (PSS):
+    forks of one process share most of their pages.
     """
     tree = process_tree(pid)
     peaks = {process: _kib(_PROC / str(process) / "status", "VmHWM") for process in tree}

@@ -15,12 +15,12 @@ from fastfuse.demo.dataset import DataFile
 
 __all__ = ["Ledger", "Pass", "read_files"]
 
-# What each reader asks for at once, as a data loader with a sensible buffer would.
+# The bytes of one read, as of a data loader with a sensible buffer.
 _READ_BYTES = 1 << 20
 
 
 class Ledger:
-    """What every file must be; and what was wrong with those that were not. Shared by all readers."""
+    """Keeps the right checksum of every file, and the files that failed. Shared by all readers."""
 
     def __init__(self) -> None:
         self._checksums: dict[str, int] = {}
@@ -29,7 +29,7 @@ class Ledger:
         self.failures: list[str] = []
 
     def check(self, file: DataFile, size_bytes: int, checksum: int) -> None:
-        """Compare one read of `file` with what it must be; where nobody knows that, with its first read."""
+        """Compare one read of `file` with its checksum, or with its first read where the checksum is unknown."""
         with self._lock:
             expected = self._checksums.setdefault(file.name, checksum if file.checksum is None else file.checksum)
             self.checked_reads += 1
@@ -39,14 +39,14 @@ class Ledger:
                 self.failures.append(f"{file.name}: CRC-32C {checksum:08x} instead of {expected:08x}")
 
     def fail(self, file: DataFile, error: OSError) -> None:
-        """`file` could not be read."""
+        """Note that `file` could not be read."""
         with self._lock:
             self.failures.append(f"{file.name}: {error.strerror}")
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """How reading some files once went."""
+    """The figures of reading some files once."""
 
     readers: int
     files: int
@@ -82,7 +82,7 @@ def read_files(root: Path, files: Sequence[DataFile], readers: int, ledger: Ledg
 
 
 def _read_queue(root: Path, queue: Iterator[DataFile], ledger: Ledger, interrupted: threading.Event) -> list[float]:
-    """Read one file after the other; returns the time to the first byte of each."""
+    """Read one file after the other, and return the time to the first byte of each."""
     first_bytes_s = []
     # A list's iterator can be shared by threads.
     for file in queue:

@@ -1,4 +1,4 @@
-"""What the demo says: steps as they happen, and a table at the end."""
+"""Prints the demo's steps as they happen, and a table at the end."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,7 +13,7 @@ from fastfuse.terminal import can_redraw
 
 __all__ = ["Reporter"]
 
-# How many of the files that failed are named.
+# At most so many files that failed are named.
 _FAILURES_SHOWN = 10
 
 
@@ -25,18 +25,18 @@ class Reporter:
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Say what is being done; on a terminal with a spinner until it is done."""
+        """Print the step that begins; on a terminal with a spinner until it is done."""
         self.say(f"==> {text}", style="bold")
         # "line": not every encoding has the characters of the other spinners.
         with self._console.status("working", spinner="line") if can_redraw(self._console) else nullcontext():
             yield
 
     def say(self, text: str, style: str = "") -> None:
-        # Not as markup: object keys may have brackets.
+        # Printed without markup: object keys may have brackets.
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def table(self, rows: Sequence[tuple[str, Pass, int]]) -> None:
-        """A row per pass: what it was, how it went, and how many GETs it took."""
+        """Print a row for each pass: its name, its figures, and the number of its GETs."""
         table = Table(box=None, pad_edge=False)
         table.add_column("")
         for heading in ("readers", "files", "MB", "seconds", "MB/s", "files/s", "first byte", "GETs"):

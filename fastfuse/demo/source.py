@@ -1,4 +1,4 @@
-"""Where the demo's files come from: made for it and served by the loopback server, or a bucket of the user's."""
+"""Opens the source of the demo: files that it makes and a loopback server for them, or a bucket of the user's."""
 
 import os
 import signal
@@ -19,9 +19,9 @@ from fastfuse.testing.process import ServerProcess
 
 __all__ = ["Source", "files_below", "open_source"]
 
-# Of a real bucket, what is larger is read as shards are; the mount fetches smaller files with one request.
+# Larger files of a real bucket are read as shards are; the mount fetches smaller ones with one request each.
 SHARD_MIN_BYTES = 8 * MIB
-# One serves while another waits for the disk or the interpreter; more would take cores from the readers.
+# One process serves while another waits for the disk or the GIL. More would take cores from the readers.
 _SERVER_PROCESSES = 2
 
 _BUCKET = "demo"
@@ -29,7 +29,7 @@ _BUCKET = "demo"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What to mount, with what options and environment; `files` is what must be there, None if nobody knows."""
+    """A source with its options and environment. `files` are those that must be there, None if they are unknown."""
 
     uri: str
     arguments: list[str]
@@ -39,7 +39,7 @@ class Source:
 
 @contextmanager
 def open_source(settings: DemoSettings, directory: Path, reporter: Reporter) -> Iterator[Source]:
-    """The user's bucket, or a data set made below `directory` and a server for it until the end of the block."""
+    """Open the user's bucket, or make a data set below `directory` and serve it until the end of the block."""
     inherited = {name: value for name, value in settings.environment.items() if not name.startswith("FASTFUSE_")}
     if settings.source is not None:
         yield Source(str(settings.source), connection_arguments(settings.connection), inherited, None)
@@ -57,7 +57,7 @@ def open_source(settings: DemoSettings, directory: Path, reporter: Reporter) -> 
 
 
 def files_below(root: Path, shard_count: int, small_file_count: int) -> tuple[list[DataFile], list[DataFile]]:
-    """The first files of a mount that nobody knows: at most so many large and so many small ones."""
+    """Return the first files of an unknown mount: at most so many large and so many small ones."""
     shards: list[DataFile] = []
     small: list[DataFile] = []
     for folder, _, names in os.walk(root):
@@ -93,8 +93,8 @@ def _create_files(settings: DemoSettings, directory: Path, reporter: Reporter) -
 @contextmanager
 def _served(directory: Path) -> Iterator[ServerProcess]:
     server = ServerProcess(directory, bucket=_BUCKET, workers=_SERVER_PROCESSES)
-    # Ctrl-C in a terminal reaches the server too, and the mount needs it until it is unmounted: what is blocked here
-    # stays blocked in what is started here.
+    # Ctrl-C in a terminal would reach the server, too, which the mount needs until it is unmounted. A process inherits
+    # the blocked signals.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         server.__enter__()
@@ -107,7 +107,7 @@ def _served(directory: Path) -> Iterator[ServerProcess]:
 
 
 def _isolated(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the user's AWS settings and proxies, and with keys for the loopback server."""
+    """Return `environment` without the user's AWS settings and proxies, and with keys for the loopback server."""
     kept = {
         name: value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""The demo from its first line to its last: make, mount, read, check, say how it went, clean up."""
+"""Runs the demo: make the files, mount, read, check, report, clean up."""
 
 import shlex
 import signal
@@ -23,9 +23,9 @@ _REQUESTS = "fastfuse_fetch_requests_total"
 
 
 def run(settings: DemoSettings) -> int:
-    """Show a mount at work; 0 if every file read was what it must be, 1 if not.
+    """Show a mount at work; return 0 if every file had the right bytes, else 1.
 
-    Whatever happens, nothing is left behind: no mount, no process, no file.
+    No mount, no process and no file is left behind, whatever happens.
 
     Raises:
         FastfuseError: the mount or the server could not be started.
@@ -41,7 +41,7 @@ def run(settings: DemoSettings) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """The first signal that asks for an end raises `KeyboardInterrupt`; others must not disturb the cleaning up."""
+    """Raise `KeyboardInterrupt` for the first signal that asks for an end; others must not disturb the cleaning up."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -76,7 +76,7 @@ class _Tour:
                 stack.enter_context(mount)
             self._visit(mount, source)
             if source.files is None:
-                # Nobody knows the checksums of these files, but what two mounts fetched must agree.
+                # The checksums of these files are unknown, but two mounts must fetch the same bytes.
                 with _mount_of(source, place, "second") as second:
                     self._read(second, "by another mount", self._files, self._settings.reader_count)
             self._conclude(mount)

@@ -1,6 +1,6 @@
-"""``python -m fastfuse.testing``: the loopback server as a command.
+"""Runs the loopback server as a command: ``python -m fastfuse.testing``.
 
-Prints one line of JSON, ``{"endpoint_url": …, "bucket": …}``, when it serves; ends on SIGTERM or SIGINT.
+It prints one line of JSON, ``{"endpoint_url": …, "bucket": …}``, when it serves, and ends on SIGTERM or SIGINT.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         rate_bytes_per_s=options.rate_bytes_per_s,
     )
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert and options.tls_key else None
-    # Nobody can read the log of another process.
+    # No other process can read the log.
     return ServerConfig(port=options.port, pace=pace, tls=tls, log_limit=0)
 
 

@@ -1,6 +1,6 @@
-"""What the server serves: views of objects in key order, over memory or over a directory.
+"""Views of objects in key order, over memory or over a directory. The server serves them.
 
-A view never changes; a set that can change hands out a new one. So one request sees one state, without a lock.
+A view never changes; a set that changes hands out a new one. One request therefore sees one state, without a lock.
 Keys are bytes throughout: S3 orders them as UTF-8 bytes, and a hostile server may list keys that are not UTF-8.
 """
 
@@ -33,7 +33,7 @@ DEFAULT_MODIFIED_S = 1_704_067_200
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Bytes of an open file: `fd` belongs to whoever made the span and stays open until the next one is asked for."""
+    """Bytes of an open file. `fd` belongs to the maker of the span and stays open until the next one is asked for."""
 
     fd: int
     offset_bytes: int
@@ -44,7 +44,7 @@ class Content(Protocol):
     """The bytes of one object, without a copy where that is possible."""
 
     def spans(self, start: int, end: int) -> Generator[FileSpan | memoryview, None, None]:
-        """The range ``[start, end)``, in order. Close the generator: it may hold a file open."""
+        """Yield the range ``[start, end)``, in order. Close the generator: it may hold a file open."""
         ...
 
 
@@ -88,32 +88,32 @@ class ObjectView(Protocol):
     def __len__(self) -> int: ...
 
     def key_at(self, index: int) -> bytes:
-        """The key at `index`, ``0 <= index < len(self)``."""
+        """Return the key at `index`, ``0 <= index < len(self)``."""
         ...
 
     def position(self, key: bytes) -> int:
-        """The index of the first key that is not less than `key`; ``len(self)`` if there is none."""
+        """Return the index of the first key that is not less than `key`; ``len(self)`` if there is none."""
         ...
 
     def lookup(self, key: bytes) -> StoredObject | None:
-        """The object of exactly this key."""
+        """Return the object of exactly this key."""
         ...
 
     def contents_xml(self, start: int, end: int, *, url_encoded: bool) -> bytes:
-        """The ``<Contents>`` elements of the objects at ``[start, end)``."""
+        """Return the ``<Contents>`` elements of the objects at ``[start, end)``."""
         ...
 
 
 class ObjectSet(Protocol):
-    """What a bucket holds."""
+    """The objects of a bucket."""
 
     def view(self) -> ObjectView:
-        """The objects as they are now."""
+        """Return the objects as they are now."""
         ...
 
 
 def key_bytes(key: str | bytes) -> bytes:
-    """The key as it is ordered and sent."""
+    """Return the key as it is ordered and sent."""
     return key.encode() if isinstance(key, str) else key
 
 
@@ -210,14 +210,14 @@ def _stat_object(root: bytes, key: bytes) -> StoredObject | None:
 
 
 class _DirectoryTable(_Table):
-    """Lists what the scan found, but looks at the file again before serving it: it may have been replaced."""
+    """Lists the files of the scan, but looks at a file again before serving it: it may have been replaced."""
 
     def __init__(self, root: bytes, objects: list[StoredObject]) -> None:
         super().__init__(objects)
         self._root = root
 
     def lookup(self, key: bytes) -> StoredObject | None:
-        # Only keys that the scan found: `..` in a request leads nowhere.
+        # Only keys that the scan found are served, so `..` in a request leads nowhere.
         return _stat_object(self._root, key) if super().lookup(key) else None
 
 

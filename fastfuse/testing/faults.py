@@ -1,4 +1,4 @@
-"""Faults by rule: which requests meet which misfortune, decided and changed while the server runs.
+"""Rules that inject faults into requests. They can be changed while the server runs.
 
 Every rule that matches a request acts on it; of several answers, and of several ends of a body, the first counts.
 """
@@ -110,7 +110,7 @@ Action = Delay | Limit | Answer | Reset | Truncate | Stall | WrongEtag | Replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRule:
-    """`action` for the requests that match; empty fields match all.
+    """Applies `action` to the requests that match; empty fields match all.
 
     `operation` is S3's name (``GetObject``, ``HeadObject``, ``ListObjectsV2``, …), `key` a shell pattern. Of the
     matching requests the first `skip` are spared, then each is hit with `probability` until `times` were hit.
@@ -135,7 +135,7 @@ class FaultRule:
 
 @dataclass(slots=True)
 class _Live:
-    """A rule and how far it is through."""
+    """A rule and its progress."""
 
     rule: FaultRule
     random: random.Random
@@ -173,14 +173,14 @@ class FaultSet:
             self.add(rule)
 
     def add(self, rule: FaultRule) -> int:
-        """Put `rule` in force after those that are; returns the number to remove it by."""
+        """Put `rule` in force after the others, and return the number to remove it by."""
         with self._lock:
             self._next_id += 1
             self._live[self._next_id] = _Live(rule, random.Random(rule.seed))
             return self._next_id
 
     def remove(self, rule_id: int) -> None:
-        """End a rule and let go the bodies that it stalls; `KeyError` if it is not in force."""
+        """End a rule and let the bodies that it stalls go on; `KeyError` if it is not in force."""
         with self._lock:
             self._live.pop(rule_id).removed.set()
 
@@ -192,12 +192,12 @@ class FaultSet:
             self._live.clear()
 
     def hits(self, rule_id: int) -> int:
-        """How many requests the rule has acted on; `KeyError` if it is not in force."""
+        """Return how many requests the rule has acted on; `KeyError` if it is not in force."""
         with self._lock:
             return self._live[rule_id].hit
 
     def take(self, operation: str, bucket: str, key: str) -> list[Fault]:
-        """The faults of one request, which counts as a match of their rules."""
+        """Return the faults of one request, and count it as a match of their rules."""
         if not self._live:
             return []
         with self._lock:

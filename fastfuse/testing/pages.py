@@ -1,8 +1,8 @@
-"""ListObjectsV2: which objects belong on a page, and the page as XML. Pure; positions come by bisection.
+"""Selects the objects of a ListObjectsV2 page, and renders it as XML. Pure; positions come by bisection.
 
 A listing is a sequence of entries in byte order: keys, and with a delimiter the common prefixes that stand for all
 keys below them. A page holds the entries greater than `after`, so a common prefix is not repeated when it, or a key
-below it, is where the last page ended. (Ceph and moto treat StartAfter so too.)
+below it, is where the last page ended. (Ceph and moto treat StartAfter the same way.)
 """
 
 import base64
@@ -18,7 +18,7 @@ _TOKEN_MARK = b"fastfuse"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListQuery:
-    """One request. `token` is None where none was sent; it goes before `start_after`."""
+    """One request. `token` is None where none was sent; it takes precedence over `start_after`."""
 
     prefix: bytes = b""
     delimiter: bytes = b""
@@ -29,12 +29,12 @@ class ListQuery:
 
     @property
     def after(self) -> bytes:
-        """Only entries greater than this; `ValueError` if the token is not one of ours."""
+        """The entry after which the page begins; `ValueError` if the token is not one of ours."""
         return self.start_after if self.token is None else decode_token(self.token)[0]
 
     @property
     def next_page_number(self) -> int:
-        """Of the page after this one; `ValueError` as `after`."""
+        """The number of the page after this one; `ValueError` as `after`."""
         return 2 if self.token is None else decode_token(self.token)[1] + 1
 
 
@@ -53,13 +53,15 @@ class ListPage:
 
 
 def encode_token(after: bytes, page_number: int) -> str:
-    """A token that resumes after this entry. With its page number: boto3 refuses to see one token twice, and an empty
-    page resumes where it began."""
+    """Return a token that resumes after this entry.
+
+    It holds the page number: boto3 refuses to see one token twice, and an empty page resumes where it began.
+    """
     return base64.urlsafe_b64encode(b"%b:%d:%b" % (_TOKEN_MARK, page_number, after)).decode()
 
 
 def decode_token(token: str) -> tuple[bytes, int]:
-    """The entry after which the token resumes and its page number; `ValueError` if it is not one of ours."""
+    """Return the entry after which the token resumes and its page number; `ValueError` if it is not one of ours."""
     try:
         mark, number, after = base64.b64decode(token, altchars=b"-_", validate=True).split(b":", 2)
         if mark == _TOKEN_MARK:
@@ -70,7 +72,7 @@ def decode_token(token: str) -> tuple[bytes, int]:
 
 
 def _position_past(view: ObjectView, prefix: bytes) -> int:
-    """The position of the first key beyond all that start with `prefix`."""
+    """Return the position of the first key beyond all that start with `prefix`."""
     stem = prefix.rstrip(b"\xff")
     return view.position(stem[:-1] + bytes([stem[-1] + 1])) if stem else len(view)
 
@@ -91,7 +93,7 @@ def _first_position(view: ObjectView, query: ListQuery) -> int:
 
 
 def select_page(view: ObjectView, query: ListQuery, limit: int) -> ListPage:
-    """At most `limit` entries; a page cut short of what matches is truncated, even if it is empty.
+    """Return a page of at most `limit` entries. If more entries match, it is truncated, even if it is empty.
 
     Only ``max-keys=0`` ends a listing without having shown all, as on S3.
     """
@@ -146,7 +148,7 @@ def _head_elements(bucket: str, query: ListQuery, page: ListPage) -> list[bytes]
 
 
 def render_page(bucket: str, view: ObjectView, query: ListQuery, page: ListPage) -> bytes:
-    """The body of the reply."""
+    """Return the body of the reply."""
     encoded = query.url_encoded
     return b"".join(
         (

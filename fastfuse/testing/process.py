@@ -1,4 +1,4 @@
-"""Servers in processes of their own: workers that share one listening socket, and a handle to start them.
+"""Runs servers in processes of their own: workers that share one listening socket, and a handle to start them.
 
 The kernel hands a new connection to a worker that waits for one, so workers share the load without a balancer.
 """
@@ -34,7 +34,7 @@ def _work(
     os.close(parents_end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with LoopbackServer(buckets, config, listener=listener):
-        # Nothing is ever written: this ends when the parent does, in whatever way.
+        # Nothing is ever written to this pipe. It ends when the parent ends, in whatever way.
         os.read(alive, 1)
 
 

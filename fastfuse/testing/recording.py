@@ -1,7 +1,7 @@
-"""What the server was asked: a bounded log of requests, and counters.
+"""A bounded log of the requests to a server, and counters.
 
 A request is recorded before the first byte of its reply is sent, with the bytes that are meant to follow, so a client
-that has its reply finds the request in the log; the bytes are put right where the client left early.
+that has its reply finds the request in the log. The bytes are corrected where the client left early.
 """
 
 import threading
@@ -46,7 +46,7 @@ class Statistics:
 
 
 class RequestLog:
-    """The last `limit` requests and the counters. Safe from any thread."""
+    """Keeps the last `limit` requests and the counters. Safe from any thread."""
 
     # INVARIANT: `_records` holds at most `_limit` records, by ascending number. GUARDED BY `_changed`.
 
@@ -63,7 +63,7 @@ class RequestLog:
         self._open_connections = 0
 
     def open_connection(self) -> int:
-        """Count a new connection; returns its number."""
+        """Count a new connection and return its number."""
         with self._changed:
             self._connections += 1
             self._open_connections += 1
@@ -76,7 +76,7 @@ class RequestLog:
             self._changed.notify_all()
 
     def begin(self, record: RequestRecord) -> int:
-        """Record a request whose reply is about to be sent; returns its number for `finish`."""
+        """Record a request whose reply is about to be sent, and return its number for `finish`."""
         with self._changed:
             self._last_number += 1
             self._requests[record.operation] += 1
@@ -89,7 +89,7 @@ class RequestLog:
             return self._last_number
 
     def finish(self, number: int, *, missing_bytes: int) -> None:
-        """The reply is sent, but for `missing_bytes` that the client did not take."""
+        """Note that the reply is sent, but for `missing_bytes` that the client did not take."""
         with self._changed:
             self._in_flight -= 1
             self._sent_bytes -= missing_bytes

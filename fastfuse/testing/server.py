@@ -1,7 +1,7 @@
 """The server: a thread per connection, blocking sockets, `sendfile` for bodies.
 
-Threads, because the work is in system calls that release the interpreter: one process fills a core, several share
-one listening socket (`fastfuse.testing.process`). It binds to 127.0.0.1 and nothing else.
+It uses threads because the work is in system calls that release the GIL. One process fills a core, and several share
+one listening socket (`fastfuse.testing.process`). The server binds to 127.0.0.1 only.
 
 Lifetimes: server ⊃ acceptor thread ⊃ connections. `close` shuts every socket down, which ends every blocking call,
 and joins every thread.
@@ -28,17 +28,17 @@ __all__ = ["LoopbackServer", "bind_loopback"]
 _HOST = "127.0.0.1"
 # A lister opens hundreds of connections at once; the kernel caps this at net.core.somaxconn.
 _BACKLOG = 1024
-# `close` has ended every blocking call by then; a thread that outlives this is a defect worth an exception.
+# `close` has ended every blocking call by then, so a thread that outlives this is a defect.
 _JOIN_S = 10.0
 
 
 def bind_loopback(port: int = 0) -> socket.socket:
-    """A listening socket on the loopback interface; port 0 takes a free one."""
+    """Return a listening socket on the loopback interface; port 0 takes a free one."""
     return socket.create_server((_HOST, port), backlog=_BACKLOG)
 
 
 class _ClosedByFaultError(Exception):
-    """A fault ends the connection here; `with_reset` tells how."""
+    """A fault ends the connection here, with a reset if `with_reset`."""
 
     def __init__(self, *, with_reset: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _body_ending(faults: list[Fault]) -> Fault | None:
 
 
 def _planned_bytes(reply: Reply, ending: Fault | None) -> int:
-    """How much of the body a client that takes all will be sent."""
+    """Return how many bytes of the body a client that takes all will be sent."""
     match ending.action if ending else None:
         case Reset(after_bytes) | Truncate(after_bytes):
             return min(reply.body_bytes, after_bytes or 0)
@@ -79,7 +79,7 @@ class LoopbackServer:
     """An S3 server for `buckets`, running between ``with`` and its end.
 
     `buckets`, `faults`, `requests` and `statistics` may be used while it runs. With `listener` it serves a socket that
-    others serve too.
+    other servers may share.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class LoopbackServer:
 
     @property
     def endpoint_url(self) -> str:
-        """Where clients find it, in path style."""
+        """The URL for clients, in path style."""
         return f"{'https' if self._tls else 'http'}://{_HOST}:{self.port}"
 
     @property
@@ -155,7 +155,7 @@ class LoopbackServer:
             threads = list(self._connections)
             for sock in self._connections.values():
                 with contextlib.suppress(OSError):
-                    # Not SSLSocket's own, which takes the TLS state away under a thread that uses it.
+                    # SSLSocket's own shutdown would take the TLS state away under a thread that uses it.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
         for thread in threads:
             thread.join(_JOIN_S)
@@ -169,11 +169,11 @@ class LoopbackServer:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                # Shut down, here or by another process that serves it (accept(2)).
+                # This process, or another one that serves the socket, has shut it down (accept(2)).
                 if error.errno == errno.EINVAL:
                     return
                 raise
-            # A client may be gone before it is looked at.
+            # The client may be gone already.
             with contextlib.suppress(OSError):
                 self._start_connection(self._secured(sock))
 
@@ -181,7 +181,7 @@ class LoopbackServer:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is None:
             return sock
-        # The handshake is left to the connection's thread: a client that never begins one blocks nobody.
+        # The connection's thread makes the handshake, so a client that never begins one blocks nobody.
         return self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     def _start_connection(self, sock: socket.socket) -> None:
@@ -201,7 +201,7 @@ class LoopbackServer:
             if closed.with_reset:
                 close_by_reset(sock)
         except (OSError, BadRequestError):
-            pass  # A client that goes away or talks nonsense has its connection closed, and nothing else.
+            pass  # a client that goes away or sends nonsense only has its connection closed
         finally:
             with self._lock:
                 sock.close()

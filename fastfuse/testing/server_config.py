@@ -1,4 +1,4 @@
-"""How a server behaves, beyond what it holds."""
+"""The settings of a loopback server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Pace:
 
     first_byte_delay_s: float = 0.0
     list_delay_s: float = 0.0
-    # Of the body, each connection for itself: S3 gives about 90 MB/s to one.
+    # The rate of the body on each connection: S3 gives about 90 MB/s to one.
     rate_bytes_per_s: float = 0.0
 
 
@@ -28,7 +28,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The defaults are S3's behaviour, for anyone who asks."""
+    """The behaviour of a server. By default it behaves as S3 does, and accepts any access key."""
 
     port: int = 0
     pace: Pace = Pace()
@@ -41,7 +41,7 @@ class ServerConfig:
     # The only access key that is known; empty accepts any. Signatures are not verified.
     access_key_id: str = ""
     page_keys_max: int = 1000
-    # How a valid range is answered: as S3, with everything (a server without ranges), or with the right bytes and
+    # The reply to a valid range: as S3's, the whole object (a server without ranges), or the right bytes and
     # Content-Range under status 200 (as `rclone serve s3`).
     range_reply: Literal["206", "200-whole", "200-part"] = "206"
     # If-Match and If-Unmodified-Since.

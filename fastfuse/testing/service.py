@@ -1,4 +1,4 @@
-"""S3's semantics: what a request means and what the answer is. No sockets, no clock.
+"""Implements S3's semantics: it answers parsed requests, without sockets and without a clock.
 
 Headers: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html; error codes:
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html.
@@ -27,7 +27,7 @@ _NAMESPACE = b' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
 class _S3Error(Exception):
-    """An answer that is an error document."""
+    """Ends a request with an error document as its reply."""
 
     def __init__(self, status: int, code: str, message: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class Call:
 
 
 def _bucket_of_host(host: str, buckets: Iterable[str]) -> str:
-    """The bucket that a virtual-hosted request names: ``bucket.anything``; empty for path style."""
+    """Return the bucket that a virtual-hosted request names: ``bucket.anything``; empty for path style."""
     name = host.rpartition(":")[0] or host
     known = [bucket for bucket in buckets if name.startswith(f"{bucket}.")]
     if known:
@@ -73,7 +73,7 @@ def _operation(request: Request, bucket: str, key: bytes) -> str:
 
 
 def _parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """The half-open range to serve; None where S3 ignores the header: bad syntax, several ranges, none."""
+    """Return the half-open range to serve; None where S3 ignores the header: bad syntax, several ranges, none."""
     match = _RANGE.fullmatch(header)
     if match is None or match.group() == "bytes=-":
         return None
@@ -100,8 +100,8 @@ def _is_etag_listed(header: str, etag: str) -> bool:
 
 
 def _failed_condition(headers: Mapping[str, str], stored: StoredObject) -> str:
-    """The condition of the request that does not hold, by its header; empty if there is none."""
-    if "if-match" in headers:  # goes before the other (RFC 9110, 13.2.2)
+    """Return the header whose condition does not hold; empty if there is none."""
+    if "if-match" in headers:  # takes precedence over the other (RFC 9110, 13.2.2)
         return "" if _is_etag_listed(headers["if-match"], stored.etag) else "If-Match"
     try:
         limit_s = parsedate_to_datetime(headers.get("if-unmodified-since", "")).timestamp()
@@ -158,7 +158,7 @@ class Service:
         self._config = config
 
     def understand(self, request: Request) -> Call:
-        """Which operation on which bucket and key."""
+        """Return the operation, bucket and key of a request."""
         bucket = _bucket_of_host(request.headers.get("host", ""), self._buckets)
         path = request.path[1:]
         if not bucket:
@@ -168,7 +168,7 @@ class Service:
         return Call(request, _operation(request, bucket, key), bucket, key)
 
     def answer(self, call: Call, actions: Iterable[Action]) -> Reply:
-        """The reply, whatever the request is; errors are replies too."""
+        """Return the reply to any request; errors are replies, too."""
         try:
             return self._answer(call, list(actions))
         except _S3Error as error:
@@ -210,7 +210,7 @@ class Service:
         if call.bucket not in self._buckets:
             raise _S3Error(404, "NoSuchBucket", "The specified bucket does not exist", {"BucketName": call.bucket})
         region = self._config.regions.get(call.bucket)
-        # GetBucketLocation is the one call that any region may sign: it is how the right one is found.
+        # Only GetBucketLocation may be signed for any region: clients find the right region by it.
         if credential and region and credential[2] != region and call.operation != "GetBucketLocation":
             raise self._wrong_region(call.bucket, credential[2], region)
 

@@ -1,4 +1,4 @@
-"""Objects made from their number: a million keys or a terabyte cost no memory and no preparation.
+"""Makes objects from their number: a million keys or a terabyte cost no memory and no preparation.
 
 Keys ascend with the index, so a position is a bisection. A page of a listing is one numpy array: the same record
 a thousand times, with the digits filled in by column (about 0.1 ms for 1000 keys).
@@ -40,7 +40,7 @@ Layout = Literal["flat", "dirs", "hex"]
 
 @cache
 def _block_fd() -> int:
-    """The shared block, in a file of this process (and of its forks) that exists in memory only."""
+    """Return the shared block, in a file of this process (and of its forks) that exists in memory only."""
     fd = os.memfd_create("fastfuse-synthetic", os.MFD_CLOEXEC)
     os.write(fd, hashlib.shake_128(b"fastfuse").digest(_BLOCK_BYTES))
     return fd
@@ -60,7 +60,7 @@ class _SyntheticContent:
 
 
 def synthetic_bytes(key: str | bytes, start: int, end: int) -> bytes:
-    """What any server of synthetic objects sends for ``[start, end)`` of `key`; `end` is not checked."""
+    """Return what a server of synthetic objects sends for ``[start, end)`` of `key`; `end` is not checked."""
     return b"".join(
         os.pread(span.fd, span.length_bytes, span.offset_bytes)
         for span in _SyntheticContent(key_bytes(key)).spans(start, end)
@@ -83,7 +83,7 @@ def _mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class _Field:
-    """Digits inside the record of one object: where they start, how many, and from which table."""
+    """Digits inside the record of one object: their start, their number and their table."""
 
     column: int
     width: int
@@ -213,7 +213,7 @@ def _parse_layout(value: str) -> Layout:
 
 
 def parse_synthetic(spec: str) -> SyntheticObjects:
-    """Objects from ``count=1000000,size=128KiB,layout=dirs,dirs=1000,prefix=train/,suffix=.bin`` (first two needed)."""
+    """Parse ``count=1000000,size=128KiB,layout=dirs,dirs=1000,prefix=train/,suffix=.bin`` (first two needed)."""
     values = dict(part.partition("=")[::2] for part in spec.split(","))
     unknown = values.keys() - {"count", "size", "layout", "dirs", "prefix", "suffix"}
     if unknown or not {"count", "size"} <= values.keys():

@@ -1,4 +1,4 @@
-"""The framing of TFRecord files: a length and a payload, each with a masked CRC-32C.
+"""Frames the records of TFRecord files: a length and a payload, each with a masked CRC-32C.
 
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 """
@@ -13,12 +13,12 @@ _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8
 
-# What a record is longer than its payload.
+# The bytes of a record beside its payload.
 FRAMING_BYTES = _LENGTH.size + 2 * _CHECKSUM.size
 
 
 def frame(payload: bytes) -> bytes:
-    """`payload` as one record."""
+    """Return `payload` as one record."""
     length = _LENGTH.pack(len(payload))
     return b"".join((length, _masked_checksum(length), payload, _masked_checksum(payload)))
 

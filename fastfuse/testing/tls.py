@@ -1,4 +1,4 @@
-"""A certificate for the loopback server, made by the ``openssl`` command."""
+"""Creates a certificate for the loopback server with the ``openssl`` command."""
 
 import subprocess
 from pathlib import Path
@@ -10,14 +10,14 @@ __all__ = ["create_certificate"]
 
 
 def create_certificate(directory: Path) -> TlsFiles:
-    """A self-signed certificate for 127.0.0.1 and localhost, good for a day, in `directory`.
+    """Create a self-signed certificate for 127.0.0.1 and localhost, valid for a day, in `directory`.
 
     Clients trust it by its own file (``--ca-bundle``). `ConfigurationError` where openssl is missing or fails.
     """
     files = TlsFiles(directory / "certificate.pem", directory / "key.pem")
     command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    # Strict verifiers want a certificate authority to say so, and a server to say that it is one (RFC 5280).
+    # Strict verifiers require the extensions of an authority and of a server (RFC 5280).
     command += ["-addext", "keyUsage=digitalSignature,keyCertSign", "-addext", "extendedKeyUsage=serverAuth"]
     command += ["-keyout", str(files.key), "-out", str(files.certificate)]
     try:

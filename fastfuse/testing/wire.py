@@ -1,6 +1,6 @@
-"""HTTP/1.1 on a socket: requests read, replies written. Knows nothing of S3.
+"""Reads HTTP/1.1 requests from a socket and writes replies to it. Knows nothing of S3.
 
-Only what S3 clients send: no request bodies (the connection is closed instead), no chunked replies.
+It supports what S3 clients send: no request bodies (the connection is closed instead), no chunked replies.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`path` is as it was sent, percent-encoded and without the query; header names are in lower case."""
+    """One request. `path` is percent-encoded as it was sent, without the query; header names are in lower case."""
 
     method: str
     path: bytes
@@ -56,7 +56,7 @@ class Reply:
     content: Content = _NOTHING
     start: int = 0
     end: int = 0
-    # The reply to a HEAD tells the length and sends nothing.
+    # The reply to a HEAD has the length and no body.
     is_head: bool = False
 
     @property
@@ -87,14 +87,14 @@ def _parse_head(head: bytes) -> Request:
 
 
 class RequestReader:
-    """The requests of one connection, one after the other."""
+    """Reads the requests of one connection, one after the other."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
 
     def read(self) -> Request | None:
-        """The next request; None when the client has closed. `BadRequestError` for anything else."""
+        """Return the next request; None when the client has closed. `BadRequestError` for anything else."""
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > _HEAD_BYTES_MAX:
                 raise BadRequestError("the head of the request is too long")
@@ -108,7 +108,7 @@ class RequestReader:
 
 
 def close_by_reset(sock: socket.socket) -> None:
-    """Let the peer get a reset when the socket is closed."""
+    """Make the socket send a reset when it is closed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
 
 
@@ -130,7 +130,7 @@ class _Pacer:
         self._paced_bytes = 0
 
     def wait_slice(self, wanted_bytes: int) -> int:
-        """How many of the wanted bytes may be sent now."""
+        """Wait, and return how many of the wanted bytes may be sent now."""
         if not self._bytes_per_s:
             return wanted_bytes
         slice_bytes = min(wanted_bytes, int(self._bytes_per_s * _PACE_S) + 1)
@@ -159,7 +159,7 @@ class ResponseWriter:
             self._sock.sendall(head, socket.MSG_MORE)
 
     def send_body(self, start: int, end: int) -> None:
-        """The bytes ``[start, end)`` of the body; `OSError` when the client has gone."""
+        """Send the bytes ``[start, end)`` of the body; `OSError` when the client has gone."""
         pacer = _Pacer(self._bytes_per_s, self._closing)
         origin = self._reply.start
         with contextlib.closing(self._reply.content.spans(origin + start, origin + end)) as spans:

@@ -1,4 +1,4 @@
-"""XML and percent-encoding as S3 writes them."""
+"""Writes XML and percent-encoding as S3 does."""
 
 import re
 import time
@@ -12,7 +12,7 @@ DECLARATION = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 
 _ENTITIES = {b"&": b"&amp;", b"<": b"&lt;", b">": b"&gt;", b'"': b"&quot;"}
 _SPECIAL = re.compile(rb'[&<>"\x00-\x1f]')
-# Bytes that neither form of encoding touches: most keys consist of them, and quoting costs more than the rest.
+# Bytes that neither encoding changes. Most keys consist of them, and quoting costs more than the rest.
 _PLAIN = re.compile(rb"[A-Za-z0-9_.\-/]*")
 
 
@@ -22,19 +22,19 @@ def _escape_one(match: re.Match[bytes]) -> bytes:
 
 
 def escape(value: bytes) -> bytes:
-    """`value` as character data. Control characters become references that XML 1.0 forbids: so does S3."""
+    """Return `value` as character data. As in S3, control characters become references that XML 1.0 forbids."""
     return _SPECIAL.sub(_escape_one, value)
 
 
 def text(value: bytes, url_encoded: bool) -> bytes:
-    """A key or a part of one, as ``encoding-type=url`` wants it (a space is ``+``, as on AWS) or as bare XML."""
+    """Return a key or a part of one, for ``encoding-type=url`` (a space is ``+``, as on AWS) or as bare XML."""
     if _PLAIN.fullmatch(value):
         return value
     return quote_plus(value, safe="/*").encode() if url_encoded else escape(value)
 
 
 def element(name: str, value: bytes) -> bytes:
-    """One element; `value` is already escaped."""
+    """Return one element; `value` is already escaped."""
     tag = name.encode()
     return b"<%b>%b</%b>" % (tag, value, tag)
 
@@ -47,7 +47,7 @@ def _timestamp(modified_s: int) -> bytes:
 def contents_element(
     key: bytes, size_bytes: int, etag: str, modified_s: int, storage_class: str, url_encoded: bool
 ) -> bytes:
-    """One object of a listing; an empty `etag` leaves the element out, as some servers do."""
+    """Return one object of a listing; an empty `etag` leaves the element out, as some servers do."""
     etag_element = element("ETag", escape(etag.encode())) if etag else b""
     return (
         b"<Contents><Key>%b</Key><LastModified>%b</LastModified>%b<Size>%d</Size>"
@@ -56,7 +56,7 @@ def contents_element(
 
 
 def error_document(code: str, message: str, fields: Mapping[str, str]) -> bytes:
-    """S3's error body; `fields` are the elements that depend on the code."""
+    """Return S3's error document; `fields` are the elements that depend on the code."""
     values = {"Code": code, "Message": message, **fields}
     inner = (element(name, escape(value.encode(errors="surrogateescape"))) for name, value in values.items())
     return DECLARATION + element("Error", b"".join(inner))
