@@ -21,7 +21,7 @@ class StallWatch:
     """
 
     def __init__(self, stall_s: float, most_s: float) -> None:
-        """Whatever comes meanwhile, the wait for a reply ends after `most_s`."""
+        """End the wait for a reply after `most_s`, whatever comes meanwhile."""
         self.stall_s = stall_s
         self._most_s = most_s
         # The time on trio's clock since when each waits, the earliest first.
