@@ -19,10 +19,6 @@ __all__ = ["Listing", "ListingProgress", "ProgressCallback", "list_source"]
 
 _log = logging.getLogger(__name__)
 
-# Directory buckets (S3 Express) have no start-after and no order.
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html
-_DIRECTORY_BUCKET = "--x-s3"
-
 
 async def list_source(
     pages: PageSource,
@@ -95,15 +91,13 @@ class _Lister:
         """List every key that begins with `prefix`; the paths are relative to `key_prefix`."""
         if not first.keys and not allow_empty:
             raise EmptySourceError(f"{self._source} holds no objects", hint=ALLOW_EMPTY_HINT)
-        if not self._source.bucket.endswith(_DIRECTORY_BUCKET):
-            builder = TableBuilder(self._source.bucket, key_prefix)
-            try:
-                await sweep(self._pager, prefix, first, builder, self._progress)
-            except UnorderedListingError:
-                _log.info("the service does not list in key order: listing %s one page at a time", self._source)
-            else:
-                return builder
-        return await self._all_pages_serially(prefix, first, key_prefix)
+        builder = TableBuilder(self._source.bucket, key_prefix)
+        try:
+            await sweep(self._pager, prefix, first, builder, self._progress)
+        except UnorderedListingError:
+            _log.info("the service does not list in key order: listing %s one page at a time", self._source)
+            return await self._all_pages_serially(prefix, first, key_prefix)
+        return builder
 
     async def _all_pages_serially(self, prefix: str, page: Page, key_prefix: str) -> TableBuilder:
         builder = TableBuilder(self._source.bucket, key_prefix)

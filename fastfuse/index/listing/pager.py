@@ -1,10 +1,9 @@
-"""LIST pages of one bucket, as many at once as the service likes: asked for, parsed, checked, and asked for again.
+"""LIST pages of one bucket: requested, parsed and checked, with as many requests at once as the service accepts.
 
-The number of requests in flight is halved when the service throttles, and grows by one for each round of pages that
-came (additive increase, multiplicative decrease, as TCP does it).
+The number of requests in flight is halved when the service throttles. It grows by one for each round of pages that
+arrived (additive increase, multiplicative decrease, as in TCP).
 """
 
-import random
 from typing import Final
 
 import trio
@@ -12,20 +11,18 @@ import trio
 from fastfuse.errors import ServiceError, ThrottledError
 from fastfuse.index.listing.page import Page, parse_page
 from fastfuse.s3.base import PageSource
+from fastfuse.s3.retries import UNTIL_DEADLINE, RetryableError, retrying
 
 __all__ = ["MAX_IN_FLIGHT", "Pager"]
 
 # S3 answers at least 5,500 requests a second and prefix; 64 pages of 100 ms are 640, or 640,000 objects a second.
 MAX_IN_FLIGHT: Final = 64
-# A page that is throttled for so long has no service to wait for.
+# No listing waits longer for a page that the service throttles.
 _DEADLINE_S: Final = 300.0
-# "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 10.0
 
 
 class Pager:
-    """Asks a `PageSource`, which stays the caller's, for pages of one bucket."""
+    """Requests the pages of one bucket from a `PageSource`, which stays the caller's."""
 
     def __init__(self, source: PageSource, bucket: str) -> None:
         self._source = source
@@ -38,7 +35,7 @@ class Pager:
 
     @property
     def capacity(self) -> int:
-        """How many requests may be in flight now."""
+        """The number of requests that may be in flight now."""
         return int(self._limiter.total_tokens)
 
     @property
@@ -48,36 +45,35 @@ class Pager:
     async def page(
         self, prefix: str, *, start_after: str = "", continuation_token: str = "", delimiter: str = ""
     ) -> Page:
-        """One page, whose keys all begin with `prefix`.
+        """Return one page, whose keys all begin with `prefix`.
 
         Raises:
-            ServiceError: a page with a key that was not asked for, or one that is not to be had: throttled for minutes,
-                or as `PageSource.list`.
+            ServiceError: the page holds a key outside `prefix`, or does not arrive within minutes; or as
+                `PageSource.list`.
             AccessError, SourceError, ConfigurationError: as `PageSource.list`.
         """
-        deadline_s = trio.current_time() + _DEADLINE_S
-        attempt = 0
-        while True:
-            try:
-                async with self._limiter:
-                    begun_s = trio.current_time()
-                    self.request_count += 1
-                    body = await self._source.list(
+
+        async def ask_once() -> bytes:
+            async with self._limiter:
+                begun_s = trio.current_time()
+                self.request_count += 1
+                try:
+                    return await self._source.list(
                         self._bucket,
                         prefix=prefix,
                         start_after=start_after,
                         continuation_token=continuation_token,
                         delimiter=delimiter,
                     )
-                self._grow()
-                return _checked(parse_page(body), prefix)
-            except ThrottledError:
-                self._shrink(begun_s)
-                attempt += 1
-                pause_s = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt))
-                if trio.current_time() + pause_s > deadline_s:
-                    raise
-            await trio.sleep(pause_s)
+                except ThrottledError as error:
+                    self._shrink(begun_s)
+                    raise RetryableError(error, attempts=UNTIL_DEADLINE) from error.__cause__
+
+        with trio.move_on_after(_DEADLINE_S):
+            body = await retrying(ask_once)
+            self._grow()
+            return _checked(parse_page(body), prefix)
+        raise ServiceError(f"no LIST page of {self._bucket!r} arrived within {_DEADLINE_S:.0f} s")
 
     def _grow(self) -> None:
         self._came_since_growth += 1
@@ -87,7 +83,7 @@ class Pager:
 
     def _shrink(self, begun_s: float) -> None:
         self.throttled_count += 1
-        if begun_s > self._halved_at_s:  # requests sent before the last halving say nothing about its effect
+        if begun_s > self._halved_at_s:  # requests sent before the last halving do not show its effect
             self._halved_at_s = trio.current_time()
             self._came_since_growth = 0
             self._limiter.total_tokens = max(self.capacity // 2, 1)

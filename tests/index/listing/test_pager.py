@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from fastfuse.errors import ThrottledError
+from fastfuse.errors import ServiceError, ThrottledError
 from fastfuse.index.listing.pager import MAX_IN_FLIGHT, Pager
 from tests.index.listing.test_lister import page_body
 
@@ -55,10 +55,12 @@ async def test_a_burst_of_throttling_halves_the_requests_in_flight_once(autojump
 async def test_a_service_that_goes_on_throttling_is_left_one_request(autojump_clock: object) -> None:
     source = Busy(throttles=10**6)
     pager = Pager(source, "bucket")
-    with trio.move_on_after(100):
-        await pages(pager, MAX_IN_FLIGHT)
-    assert pager.capacity == 1
-    assert source.most_in_flight[-1] == 1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pages, pager, MAX_IN_FLIGHT)
+        await trio.sleep(100)
+        assert pager.capacity == 1
+        assert source.most_in_flight[-1] == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_requests_in_flight_recover_by_one_a_round(autojump_clock: object) -> None:
@@ -69,6 +71,16 @@ async def test_requests_in_flight_recover_by_one_a_round(autojump_clock: object)
     assert pager.capacity == MAX_IN_FLIGHT // 2 + 1
     await pages(pager, MAX_IN_FLIGHT**2)
     assert pager.capacity == MAX_IN_FLIGHT
+
+
+async def test_a_page_that_waits_behind_silent_requests_is_given_up(autojump_clock: object) -> None:
+    class Silent(Busy):
+        async def list(self, bucket: str, **_: object) -> bytes:
+            await trio.sleep_forever()
+            raise AssertionError
+
+    with trio.fail_after(400), pytest.raises(ServiceError, match="no LIST page of 'bucket' arrived within 300 s"):
+        await Pager(Silent(), "bucket").page("p/")
 
 
 async def test_a_page_that_is_throttled_for_minutes_is_given_up(autojump_clock: object) -> None:

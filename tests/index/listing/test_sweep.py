@@ -95,7 +95,6 @@ async def test_the_table_is_that_of_a_serial_listing_and_takes_few_more_requests
 async def test_pages_that_fail_are_asked_for_again(
     server: LoopbackServer, action: Action, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastfuse.index.listing.pager._FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("fastfuse.s3.retries.FIRST_PAUSE_S", 0.001)
     server.faults.add(FaultRule(action=action, operation="ListObjectsV2", bucket="bucket", probability=0.3, seed=3))
     assert columns((await listed(server)).table) == columns(await listed_serially(server))
@@ -137,7 +136,7 @@ async def test_empty_pages_in_between_lead_to_the_same_table(server: LoopbackSer
 
 @dataclass
 class WithoutStartAfter(PagedStore):
-    """A service that continues by tokens only, as directory buckets do."""
+    """A service that continues by tokens only."""
 
     async def list(self, bucket: str, *, start_after: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
         return await super().list(bucket, **arguments)
