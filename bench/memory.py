@@ -15,9 +15,8 @@ from bench.machine import describe, touch_memory
 from bench.mounting import ENVIRONMENT
 from bench.processes import pss_bytes
 from fastfuse.demo.mounting import MountProcess
-from fastfuse.index.atomic_files import replace_file
 from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.saved import load_index
+from fastfuse.index.saved import load_index, replace_file
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.refresh import run_lister

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import trio
 
-from fastfuse.index.cache import IndexCache
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.listing.acceptance import accept
 from fastfuse.index.listing.inventory import list_inventory
@@ -20,7 +19,7 @@ from fastfuse.index.listing.manifest import list_augmented_manifest, list_manife
 from fastfuse.index.listing.sweep import ProgressCallback
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import shown_progress
-from fastfuse.index.saved import load_index
+from fastfuse.index.saved import IndexCache, load_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session

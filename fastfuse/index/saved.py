@@ -1,43 +1,54 @@
-"""Indexes that were saved: to a file or to S3, and back."""
+"""Indexes that outlive the process: in a file, in S3, or in the cache of listings.
 
+Index files are read and written as a whole. A mapped file that shrinks kills its reader (SIGBUS); a copy in memory
+lives as long as the mount. Every index that is read back is checked byte by byte, and against the source it is for.
+"""
+
+import hashlib
 import logging
 import os
+import tempfile
+import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import trio
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.atomic_files import copy_into, open_file, replace_file
-from fastfuse.index.snapshot import Snapshot
+from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
+from fastfuse.index.snapshot import Snapshot, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.index.verified import verify_index
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_into
 
-__all__ = ["load_index", "store_index"]
+__all__ = ["IndexCache", "load_index", "replace_file", "store_index", "verify_index"]
 
 _log = logging.getLogger(__name__)
+
+_STEP_BYTES = 64 << 20
+_MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
 
 def load_index(
     place: Path | S3Uri, connection: ConnectionConfig, source: S3Uri, fd: int, views: Collection[str] = ("",)
 ) -> Snapshot:
-    """Read the index of `source` in one of `views` from `place` into the empty file `fd` and check every byte of it.
+    """Read the index of `source` in one of `views` from `place` into the empty file `fd`, and verify it.
 
     Raises:
-        ConfigurationError: there is no such file, it is damaged or no index, or it is one of another source.
-        SourceError, AccessError, ServiceError: S3 does not give it.
+        ConfigurationError: the file does not exist, is damaged or no index, or is one of another source.
+        SourceError, AccessError, ServiceError: S3 does not return it.
     """
     if isinstance(place, S3Uri):
         trio.run(_download, place, connection, fd)
     else:
         try:
-            with open_file(place) as file:
-                copy_into(fd, file)
+            with _open_file(place) as file:
+                _copy_into(fd, file)
         except OSError as error:
             raise ConfigurationError(
                 f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
@@ -53,7 +64,7 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
 
     Raises:
         ConfigurationError: the file cannot be written.
-        SourceError, AccessError, ServiceError: S3 does not take it.
+        SourceError, AccessError, ServiceError: S3 does not accept it.
     """
     if isinstance(place, S3Uri):
         trio.run(_upload, place, connection, fd)
@@ -80,3 +91,131 @@ async def _upload(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
         await upload(client, fd, place.bucket, place.path)
     finally:
         await client.aclose()
+
+
+class IndexCache:
+    """The last listing of each source, one file each, in a directory that the first one creates.
+
+    A cache only saves work: every failure is logged and costs a listing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def path(self, source: S3Uri, endpoint_url: str | None, view: str = "") -> Path:
+        """Return the file of `source` in this view (`Snapshot.view`) at this service (None: AWS)."""
+        # The name reveals nothing and has a fixed length; the index in the file names its source.
+        identity = "\n".join([endpoint_url or "", str(source), *([view] if view else [])]).encode()
+        return self._directory / f"{hashlib.sha256(identity).hexdigest()[:32]}.index"
+
+    def find(self, path: Path, source: S3Uri, max_age_s: float, fd: int, view: str = "") -> Snapshot | None:
+        """Copy the index in `path` into the empty file `fd` and return it, if it is sound, ours and young enough."""
+        try:
+            with _open_file(path) as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    raise ConfigurationError("it belongs to another user")
+                _copy_into(fd, file)
+            snapshot = verify_index(fd, source, {view})
+        except FileNotFoundError:
+            return None
+        except (OSError, ConfigurationError) as error:
+            _log.warning("the kept listing %s is not used: %s", path, error)
+            os.ftruncate(fd, 0)
+            return None
+        age_s = (time.time_ns() - snapshot.listed_at_ns) / 1e9
+        if not 0 <= age_s <= max_age_s:
+            os.ftruncate(fd, 0)
+            return None
+        return snapshot
+
+    def keep(self, path: Path, fd: int) -> None:
+        """Write the index in `fd` to `path`, all or nothing."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, fd)
+        except OSError as error:
+            _log.warning("the listing is not kept: %s (--no-index-cache does without)", error)
+
+
+def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snapshot:
+    """Return the snapshot in `fd`: one of `source` in one of `views`, which holds keys of that prefix only.
+
+    Raises:
+        ConfigurationError: it is damaged or no index, or not one of `source`.
+    """
+    snapshot = verify_snapshot(fd)
+    if snapshot.source.rstrip("/") != str(source).rstrip("/"):
+        raise ConfigurationError(f"it is an index of {snapshot.source}, not of {source}")
+    if snapshot.view not in views:
+        raise ConfigurationError(
+            f"it is an index of {source} as {_described(snapshot.view)}, not as {_described(max(views, key=len))}",
+            hint="give --source-type, --attribute-name, --shard and --shard-by as they were given to 'fastfuse index'",
+        )
+    if snapshot.view.startswith(_MANIFESTS):
+        return snapshot  # a manifest may name any key
+    metadata = snapshot.table.metadata
+    if metadata.bucket != source.bucket or not _lies_in(snapshot, source.path):
+        prefix = S3Uri(metadata.bucket, metadata.key_prefix)
+        raise ConfigurationError(
+            f"it says that it is an index of {source} and holds keys of {prefix}",
+            hint="make it again with 'fastfuse index'",
+        )
+    return snapshot
+
+
+def _described(view: str) -> str:
+    return view or "a whole prefix"
+
+
+def _lies_in(snapshot: Snapshot, path: str) -> bool:
+    """Return whether all keys lie in the folder `path` or are the one object of that name (N1).
+
+    In the view of a key name prefix, the keys may also begin with `path` in any other way.
+    """
+    table = snapshot.table
+    prefix = table.metadata.key_prefix
+    if not path:
+        return not prefix
+    if prefix in (path, path.rstrip("/") + "/"):
+        return True
+    begun = [prefix.encode() + name for _, name, _ in table.children(table.inode(0))]
+    if snapshot.view.startswith(KEY_NAME_PREFIX):
+        return all(name.startswith(path.encode()) for name in begun)
+    return all(name == path.encode() for name in begun)
+
+
+def _open_file(path: Path) -> BinaryIO:
+    """Open `path` for reading; raise `OSError` for a FIFO or a device, without waiting."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(fd, "rb")
+    if not path.is_file():
+        file.close()
+        raise OSError(f"{path} is not a regular file")
+    return file
+
+
+def _copy_into(fd: int, file: BinaryIO) -> None:
+    """Copy all of `file` to the beginning of `fd`."""
+    os.lseek(fd, 0, os.SEEK_SET)
+    offset = 0
+    while sent := os.sendfile(fd, file.fileno(), offset, _STEP_BYTES):
+        offset += sent
+
+
+def replace_file(path: Path, fd: int) -> None:
+    """Replace `path` (mode 0600) by what `fd` holds, all or nothing; a process with the old file open keeps it.
+
+    Raises:
+        OSError: it cannot be written; the old file is unchanged.
+    """
+    # A temporary name for each writer: two may write the same index.
+    made, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    try:
+        with os.fdopen(made, "wb") as file, open(f"/proc/self/fd/{fd}", "rb") as source:
+            _copy_into(file.fileno(), source)
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

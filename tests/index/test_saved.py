@@ -1,16 +1,24 @@
-"""A saved index is read back for the source that it is of, and for no other."""
+"""Saved and kept indexes: written as a whole, checked when they are read back, and used for their own source only."""
 
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.saved import load_index, store_index
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.names import Refusals
+from fastfuse.index.origin import KEY_NAME_PREFIX
+from fastfuse.index.saved import IndexCache, load_index, store_index, verify_index
+from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
-from tests.index.indexes import index_bytes, index_of, memfd
+from tests.index.indexes import MD5, index_bytes, index_of, memfd
+
+SOURCE = S3Uri("bucket", "")
 
 
 @pytest.fixture
@@ -30,6 +38,7 @@ def stored(path: Path, source: str) -> Path:
 @pytest.mark.parametrize("source", ["s3://bucket/", "s3://bucket/a"])
 def test_an_index_of_a_bucket_or_of_one_object_is_read_back(tmp_path: Path, fd: int, source: str) -> None:
     path = stored(tmp_path / "x.index", source)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     snapshot = load_index(path, ConnectionConfig(), S3Uri.parse(source), fd)
     assert (snapshot.source, snapshot.table.key(2)) == (source, "a")
 
@@ -40,3 +49,188 @@ def test_an_index_that_holds_keys_of_another_bucket_is_refused(tmp_path: Path, f
         ConfigurationError, match=r"x\.index: it says .* of s3://other/ and holds keys of s3://bucket/$"
     ):
         load_index(path, ConnectionConfig(), S3Uri("other", ""), fd)
+
+
+def test_a_reader_that_has_the_replaced_file_open_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    path.write_bytes(b"old")
+    with path.open("rb") as held:
+        new = stored(path, "s3://bucket/").read_bytes()
+        assert held.read() == b"old"
+    assert new != b"old"
+    assert os.listdir(tmp_path) == ["index"]
+
+
+def test_an_index_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    with pytest.raises(ConfigurationError, match="index cannot be written: Is a directory"):
+        stored(tmp_path / "index", "s3://bucket/")
+    assert os.listdir(tmp_path) == ["index"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_directory_or_a_fifo_is_refused_without_waiting_for_it(
+    tmp_path: Path, fd: int, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "odd")
+    with pytest.raises(ConfigurationError, match="odd cannot be read"):
+        load_index(tmp_path / "odd", ConnectionConfig(), SOURCE, fd)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> IndexCache:
+    return IndexCache(tmp_path / "made" / "when" / "needed")
+
+
+def kept(cache: IndexCache, *, age_s: float = 0.0, source: str = "s3://bucket/") -> Path:
+    return keep(cache, index_of({"a": 1}, source=source, age_s=age_s))
+
+
+def keep(cache: IndexCache, snapshot: Snapshot, source: S3Uri = SOURCE) -> Path:
+    path = cache.path(source, None)
+    fd = memfd(index_bytes(snapshot))
+    cache.keep(path, fd)
+    os.close(fd)
+    return path
+
+
+def test_a_kept_listing_is_found_again(cache: IndexCache, fd: int) -> None:
+    path = kept(cache, age_s=50)
+    found = cache.find(path, SOURCE, 60, fd)
+    assert found is not None
+    assert found.table.metadata.file_count == 1
+    assert open_snapshot(fd).listed_at_ns == found.listed_at_ns
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("age_s", "source"),
+    [(70, "s3://bucket/"), (-70, "s3://bucket/"), (0, "s3://another/")],
+    ids=["old", "from the future", "of another source"],
+)
+def test_a_listing_that_does_not_fit_is_passed_over(cache: IndexCache, fd: int, age_s: float, source: str) -> None:
+    path = kept(cache, age_s=age_s, source=source)
+    assert cache.find(path, SOURCE, 60, fd) is None
+    assert os.fstat(fd).st_size == 0
+
+
+@pytest.mark.parametrize(("cut_bytes", "changes"), [(1, {}), (0, {"listed_at_ns": 10**30})], ids=["cut", "odd time"])
+def test_a_damaged_listing_is_passed_over_with_a_line_in_the_log(
+    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture, cut_bytes: int, changes: dict[str, int]
+) -> None:
+    path = keep(cache, replace(index_of({"a": 1}), **changes))  # type: ignore[arg-type]
+    os.truncate(path, path.stat().st_size - cut_bytes)
+    assert cache.find(path, SOURCE, 60, fd) is None
+    assert os.fstat(fd).st_size == 0
+    assert "is not used: the index is damaged" in caplog.text
+
+
+def test_a_listing_that_holds_keys_of_another_bucket_is_passed_over(
+    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = S3Uri("other", "")
+    path = keep(cache, index_of({"a": 1}, source="s3://other/"), source)
+    assert cache.find(path, source, 60, fd) is None
+    assert os.fstat(fd).st_size == 0
+    assert "is not used: it says that it is an index of s3://other/ and holds keys of s3://bucket/" in caplog.text
+
+
+def test_a_file_of_another_user_is_passed_over(cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture) -> None:
+    path = kept(cache)
+    os.chown(path, os.geteuid() + 1, -1)
+    assert cache.find(path, SOURCE, 60, fd) is None
+    assert "another user" in caplog.text
+
+
+def test_nothing_kept_is_nothing_to_tell(cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert cache.find(cache.path(SOURCE, None), SOURCE, 60, fd) is None
+    assert not caplog.records
+
+
+def test_a_cache_that_cannot_be_written_is_a_line_in_the_log(
+    tmp_path: Path, fd: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    cache = IndexCache(tmp_path / "file" / "below")
+    cache.keep(cache.path(SOURCE, None), fd)
+    assert "the listing is not kept" in caplog.text
+
+
+def test_each_source_of_each_service_has_a_file_of_its_own(cache: IndexCache) -> None:
+    paths = {
+        cache.path(S3Uri(bucket, path), endpoint)
+        for bucket in ("b", "c")
+        for path in ("", "p", "p/", "../../etc")
+        for endpoint in (None, "http://h:1")
+    }
+    assert len(paths) == 16
+    assert len({path.parent for path in paths}) == 1
+
+
+def index(source: str, bucket: str, prefix: str, *names: str, view: str = "") -> Snapshot:
+    builder = TableBuilder(bucket, prefix)
+    keys = [f"{prefix}{name}".encode() for name in names]
+    builder.add(keys, [1] * len(keys), [10**18] * len(keys), [MD5] * len(keys), ["STANDARD"] * len(keys))
+    return Snapshot(source=source, listed_at_ns=17, table=builder.build()[0], refusals=Refusals(), view=view)
+
+
+def verified(snapshot: Snapshot, asked: str, view: str = "") -> None:
+    fd = memfd(index_bytes(snapshot))
+    try:
+        verify_index(fd, S3Uri.parse(asked), {view})
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "asked"),
+    [
+        (index("s3://b/", "b", "", "x", "y/z"), "s3://b"),
+        (index("s3://b/a", "b", "a/", "x", "y/z"), "s3://b/a"),
+        (index("s3://b/a", "b", "a/", "x"), "s3://b/a/"),
+        (index("s3://b/a/", "b", "a/", "x"), "s3://b/a"),
+        (index("s3://b/a", "b", "", "a"), "s3://b/a"),
+        (index("s3://b/a/x", "b", "a/", "x"), "s3://b/a/x"),
+        (index("s3://b/a/x", "b", "a/x/"), "s3://b/a/x"),
+        (index("s3://b/a//", "b", "a//", "x"), "s3://b/a//"),
+        (index("s3://b/a//", "b", "a/", "x"), "s3://b/a//"),  # an inventory's
+        (index("s3://b//", "b", "/", "x"), "s3://b//"),
+    ],
+)
+def test_an_index_of_the_folder_or_the_object_is_one_of_the_source(snapshot: Snapshot, asked: str) -> None:
+    verified(snapshot, asked)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "asked", "message"),
+    [
+        (index("s3://b/a", "b", "a/", "x"), "s3://b/c", "it is an index of s3://b/a, not of s3://b/c"),
+        (index("s3://b/a", "other", "a/", "x"), "s3://b/a", "holds keys of s3://other/a/"),
+        (index("s3://b/a", "b", "c/", "x"), "s3://b/a", "holds keys of s3://b/c/"),
+        (index("s3://b/a", "b", "", "a", "c"), "s3://b/a", "holds keys of s3://b/"),
+        (index("s3://b/a/x", "b", "a/", "y"), "s3://b/a/x", "holds keys of s3://b/a/"),
+        (index("s3://b/a", "b", "", "a"), "s3://b/a/", "holds keys of s3://b/"),
+        (index("s3://b/", "b", "/", "a"), "s3://b/", "holds keys of s3://b//"),
+        (index("s3://b/", "b", "a/", "x"), "s3://b/", "holds keys of s3://b/a/"),
+    ],
+)
+def test_an_index_of_anything_else_is_refused(snapshot: Snapshot, asked: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{message}$"):
+        verified(snapshot, asked)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names"), [("p/", ["a", "a.b", "a-1/x"]), ("p/", ["a/x", "a-1"]), ("p/a/", ["x", "y/z"])]
+)
+def test_an_index_of_a_key_name_prefix_holds_every_key_that_begins_with_it(prefix: str, names: list[str]) -> None:
+    snapshot = index("s3://b/p/a", "b", prefix, *names, view=KEY_NAME_PREFIX)
+    verified(snapshot, "s3://b/p/a", KEY_NAME_PREFIX)
+    with pytest.raises(ConfigurationError, match="as key name prefix, not as a whole prefix"):
+        verified(snapshot, "s3://b/p/a")
+
+
+@pytest.mark.parametrize(("prefix", "names"), [("p/", ["a", "b"]), ("", ["p/a"]), ("q/", ["a"])])
+def test_an_index_with_a_key_that_does_not_begin_with_the_prefix_is_refused(prefix: str, names: list[str]) -> None:
+    snapshot = index("s3://b/p/a", "b", prefix, *names, view=KEY_NAME_PREFIX)
+    with pytest.raises(ConfigurationError, match="holds keys of"):
+        verified(snapshot, "s3://b/p/a", KEY_NAME_PREFIX)
