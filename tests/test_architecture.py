@@ -86,9 +86,9 @@ ASKED_FOR_BY_NAME = {"pyarrow"}
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns", "index.inodes.names"),
+    *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
-    *("index.inodes.totals", "index.inodes.tree", "index.listing.frontier", "index.listing.keyspace"),
+    *("index.inodes.tree", "index.listing.frontier"),
     *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "mount.deaths"),
     *("readahead.announced", "readahead.cursor", "readahead.limits", "readahead.listed"),
     *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),

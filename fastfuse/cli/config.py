@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
-from fastfuse.index.sources.augmented import check_attribute_names
+from fastfuse.index.sources.manifests import check_attribute_names
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse

@@ -10,9 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fastfuse.index.inodes.columns import are_made, are_objects
+from fastfuse.index.inodes.columns import are_made, are_objects, exact_sums
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.index.inodes.totals import exact_sums
 from fastfuse.index.snapshot import Snapshot
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 

@@ -1,1 +1,1 @@
-"""How an index comes to be: listed, read back from a file, a cache or S3, made from an inventory or a list of keys."""
+"""Makes the index of a source: from a listing, a file, the cache, S3, an inventory or a list of keys."""

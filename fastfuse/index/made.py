@@ -1,4 +1,4 @@
-"""Reads files that are no objects from the table that carries them, and leaves the rest to another reader."""
+"""Reads made files, whose bytes the inode table carries, and leaves objects to another reader."""
 
 from collections.abc import Callable
 
@@ -13,15 +13,15 @@ __all__ = ["MadeReader"]
 
 
 class MadeReader:
-    """A `RangeReader` of the objects of `reader` and of the made files of a table, which have refs of no bucket."""
+    """A `RangeReader` of the objects of `reader` and of a table's made files, whose refs have an empty bucket."""
 
     def __init__(self, reader: RangeReader, table: Callable[[], InodeTable]) -> None:
-        """`table` gives the table of the moment."""
+        """Read objects from `reader`, and made files from the current table, which `table` returns."""
         self._reader = reader
         self._table = table
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        """See `RangeReader.get`; a made file that changed since is an `ObjectChangedError`, too."""
+        """Read a range as `RangeReader.get` does; raise `ObjectChangedError` also for a made file that changed."""
         if ref.bucket:
             return await self._reader.get(ref, start, end)
         if not 0 <= start < end <= ref.size_bytes:

@@ -1,4 +1,4 @@
-"""Makes the index of a source, wherever it comes from, and says how."""
+"""Makes the index of a source from a saved index, the cache, an inventory, a list of keys, or a listing."""
 
 import gc
 import logging
@@ -11,12 +11,11 @@ from pathlib import Path
 import trio
 
 from fastfuse.index.inodes.selection import take_part
-from fastfuse.index.listing.acceptance import accept
+from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept
 from fastfuse.index.listing.inventory import list_inventory
 from fastfuse.index.listing.keys import list_keys
-from fastfuse.index.listing.lister import Listing, list_source
+from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.manifest import list_augmented_manifest, list_manifest
-from fastfuse.index.listing.sweep import ProgressCallback
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import shown_progress
 from fastfuse.index.saved import IndexCache, load_index
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """What was indexed, and what it took."""
+    """The figures of an index and of the work that made it."""
 
     files: int
     directories: int
@@ -49,12 +48,12 @@ class IndexReport:
 
 
 def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> IndexReport:
-    """Write the index of `source` into the empty file (or memfd) `fd`; for a process of its own, which soon ends.
+    """Write the index of `source` into the empty file (or memfd) `fd`, in a process of its own, which soon ends.
 
     Raises:
-        FastfuseError: there is no complete index to be had; `fd` holds nothing of use.
+        FastfuseError: no complete index can be made; the content of `fd` is useless.
     """
-    gc.disable()  # millions of objects are made that all live until the process exits
+    gc.disable()  # millions of objects live until the process exits
     started_s = time.monotonic()
     snapshot, requests = _snapshot(source, origin, connection, fd)
     metadata = snapshot.table.metadata
@@ -70,10 +69,10 @@ def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig,
 
 
 def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
-    """The snapshot that `fd` holds then, and how many requests it took."""
+    """Write the snapshot to `fd`; return it and the number of requests it took."""
     if origin.shard is None or origin.kind is not SourceKind.PREFIX:
         return _whole(source, origin, connection, fd)
-    # Of a prefix, every host lists all and then keeps its part: the same kept listing or index serves all of them.
+    # Every host lists the whole prefix and then keeps its part: one kept listing or index serves all hosts.
     whole_fd = os.memfd_create("fastfuse-whole", os.MFD_CLOEXEC)
     try:
         snapshot, requests = _whole(source, origin, connection, whole_fd)
@@ -87,7 +86,7 @@ def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, 
 
 
 def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
-    """As `_snapshot`, of all of a prefix, or of what of it the index to take has."""
+    """Do as `_snapshot`, but for a prefix write all of it, or the part that the saved index holds."""
     view = origin.listed_view
     if origin.saved is not None:
         snapshot = load_index(origin.saved, connection, source, fd, {view, origin.view})
@@ -121,7 +120,7 @@ def _accept(source: S3Uri, origin: IndexOrigin, snapshot: Snapshot) -> None:
 
 
 def _may_be_empty(origin: IndexOrigin) -> bool:
-    """Whether a table without objects is none to refuse: a part's, or that of lines which refer to none."""
+    """Return whether the table may have no objects: that of a part, or of lines without references, may."""
     is_part = origin.shard is not None and origin.kind is not SourceKind.PREFIX
     return origin.allow_empty or is_part or origin.kind is SourceKind.AUGMENTED_MANIFEST
 
@@ -149,7 +148,7 @@ async def _list(
 
 
 async def _list_named(objects: ObjectSource, source: S3Uri, origin: IndexOrigin, progress: ProgressCallback) -> Listing:
-    """What a file names, of whatever kind it is."""
+    """List the objects that a file names: a manifest, an inventory or a list of keys."""
     if origin.kind is SourceKind.MANIFEST:
         return await list_manifest(
             objects, source, shard=origin.shard, allow_empty=origin.allow_empty, progress=progress

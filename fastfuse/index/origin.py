@@ -1,4 +1,4 @@
-"""Where the index of a source comes from, and what of it is acceptable."""
+"""The origin of a source's index, and what is acceptable in it."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ KEY_NAME_PREFIX: Final = "key name prefix"
 
 
 class SourceKind(StrEnum):
-    """What a source's URI names; the values are those of ``S3DataType``."""
+    """The kind of thing that a source's URI names; the values are those of ``S3DataType``."""
 
     # A folder or one object (clause N1), or the beginning of key names (`IndexOrigin.is_key_name_prefix`).
     PREFIX = "S3Prefix"
@@ -28,7 +28,7 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOrigin:
-    """At most one of `saved`, `inventory` and `keys_from`; with none of them the source is listed."""
+    """The origin of an index: at most one of `saved`, `inventory` and `keys_from`, or else a listing."""
 
     # An index that `fastfuse index` wrote: a file or an S3 object.
     saved: Path | S3Uri | None = None
@@ -36,9 +36,9 @@ class IndexOrigin:
     inventory: S3Uri | None = None
     # A file with the keys of the source, one on each line.
     keys_from: Path | None = None
-    # Where the last listing of each source is kept; None: nowhere.
+    # The directory of the last listing of each source; None: no listing is kept.
     cache: Path | None = None
-    # A kept listing that is younger is taken instead of a new one.
+    # A younger kept listing is used instead of a new one.
     max_age_s: float = 0.0
     # Refuse keys that cannot be shown, instead of leaving them out (clauses N2-N4).
     strict: bool = False
@@ -47,19 +47,19 @@ class IndexOrigin:
     kind: SourceKind = SourceKind.PREFIX
     # List every key that begins with the prefix, as File and Pipe mode do. FastFile mode lists a folder or one object.
     is_key_name_prefix: bool = False
-    # Of an augmented manifest: the attributes that are kept of each line, in this order. Empty: all.
+    # The attributes that each line of an augmented manifest keeps, in this order. Empty: all.
     attribute_names: tuple[str, ...] = ()
-    # Show this part of the objects only; a part without objects is no failure.
+    # Show only this part of the objects; a part without objects is no failure.
     shard: Shard | None = None
 
     @property
     def view(self) -> str:
-        """`Snapshot.view` of the index: how the source is taken, and which part of it is shown."""
+        """The `Snapshot.view` of the index: how the source is listed, and which part of it is shown."""
         return " ".join(filter(None, (self._taken_as, str(self.shard or ""))))
 
     @property
     def listed_view(self) -> str:
-        """`Snapshot.view` of what is listed and kept: all of a prefix, but only the part of a manifest."""
+        """The `Snapshot.view` of the listing that is kept: all of a prefix, but only the part of a manifest."""
         return self._taken_as if self.kind is SourceKind.PREFIX else self.view
 
     @property

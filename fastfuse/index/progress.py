@@ -1,4 +1,4 @@
-"""How far a listing is: a line that is redrawn on a terminal, a log line now and then elsewhere."""
+"""Shows the progress of a listing: one redrawn line on a terminal, a log line every ten seconds elsewhere."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from fastfuse.index.listing.sweep import ListingProgress, ProgressCallback
+from fastfuse.index.listing.acceptance import ListingProgress, ProgressCallback
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.terminal import can_redraw
 
@@ -18,19 +18,19 @@ __all__ = ["shown_progress"]
 
 _log = logging.getLogger(__name__)
 
-# Between two progress lines where there is no terminal to draw on.
+# The pause between two progress lines without a terminal.
 _LOG_EVERY_S = 10.0
 
 
 @contextmanager
 def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
-    """Yield the callback that shows how far the listing of `source` is."""
+    """Yield the callback that shows the progress of the listing of `source`."""
     started_s = time.monotonic()
     console = _SteadyConsole(stderr=True)
     if not can_redraw(console):
         yield _LoggedProgress(source, started_s)
         return
-    # One column, cut at the right edge: a narrow terminal would show the beginnings of several columns.
+    # One column, cut at the right edge: a narrow terminal would show only the beginnings of several columns.
     column = TextColumn(
         "{task.elapsed:.0f} s: {task.description}",
         style="none",
@@ -50,7 +50,7 @@ class _SteadyConsole(Console):
 
 
 class _Above:
-    """The stream of a log handler; its lines stand above the line that is redrawn."""
+    """A stream for log handlers, whose lines appear above the redrawn line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -64,7 +64,7 @@ class _Above:
 
 @contextmanager
 def _logged_above(console: Console) -> Iterator[None]:
-    """Send what is logged to standard error through `console`, or it would begin where the redrawn line ends."""
+    """Send log lines for standard error through `console`, or they would begin at the end of the redrawn line."""
     handlers = [
         handler
         for handler in logging.getLogger().handlers

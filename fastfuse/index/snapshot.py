@@ -1,9 +1,9 @@
-"""An index as one file (or memfd): written by the lister, mapped by every worker, kept by `fastfuse index`.
+"""An index as one file or memfd: the lister writes it, every worker maps it, `fastfuse index` stores it.
 
 Layout, little-endian::
 
     0   8 bytes   magic "FASTFUSE"
-    8   uint32    format version: 1, or 2 with what readers of version 1 do not know (made files, views, orders)
+    8   uint32    format version: 1, or 2 with made files, a view or an order, which version 1 does not have
     12  uint32    bytes of the header
     16  uint32    CRC-32 of the header
     20  uint32    CRC-32 of everything behind the padded header
@@ -14,14 +14,14 @@ The header is ``{"source": URI, "view": str, "listed_at_ns": int,
 "refusals": {"counts": {reason: int}, "examples": [[key, reason]]},
 "metadata": {...}, "columns": {name: {"type", "offset", "count"}}, "columns_bytes": int}``.
 
-Not compressed: zstd makes it a third (the ETags are random), but then opening takes two to four times as long, and what
-is opened has to be memory of its own instead of a mapping. Measured with three million objects, 168 MB: copied and
-checked in 0.09 s, decompressed in 0.12 s to 0.35 s.
+The file is not compressed. zstd makes it a third of the size (the ETags are random), but then opening takes two to four
+times as long, and the columns need memory of their own instead of a mapping. Measured with three million objects, 168
+MB: copied and checked in 0.09 s, decompressed in 0.12 s to 0.35 s.
 
-Columns are mapped and never copied, so opening costs the same for ten objects and for ten million. A worker maps what
-its lister has just written or verified: what says where the columns lie is checked, what they hold is not (that would
-read all of it), and the table never leaves the mapping for it: a damaged column makes an error of the file that needs
-it. Whatever comes from outside goes through `verify_snapshot` first.
+Columns are mapped and never copied, so opening costs the same for ten objects and for ten million. A worker maps an
+index that its lister has just written or verified. `open_snapshot` checks the places of the columns, not their
+contents, which would read all of the file. The table never reads outside the mapping: a damaged column makes an error
+of the file that needs it. Every index from outside goes through `verify_snapshot` first.
 """
 
 import json
@@ -46,8 +46,8 @@ from fastfuse.index.inodes.columns import (
     Kind,
     are_made,
 )
-from fastfuse.index.inodes.names import Reason, Refusals
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
+from fastfuse.index.inodes.tree import Reason, Refusals
 
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
 
@@ -64,13 +64,13 @@ _BLOBS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a source held at one time, and what of it cannot be shown."""
+    """The objects of a source at one time, and the keys that cannot be shown."""
 
     source: str  # its URI
     listed_at_ns: int  # since the epoch; when the listing began
     table: InodeTable
     refusals: Refusals
-    # How the source was taken and what of it is shown, in words; empty: as a prefix, and all of it.
+    # How the source was listed and which part of it is shown, in words; empty: as a prefix, and all of it.
     view: str = ""
 
 
@@ -89,7 +89,7 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
     header += _padding(_HEAD.size + len(header))
     version = _PLAIN_VERSION if not snapshot.view and columns.keys() <= _PLAIN_COLUMNS else _FULL_VERSION
     with os.fdopen(os.dup(fd), "wb") as file:
-        file.seek(0)  # somebody may have read it before
+        file.seek(0)  # the descriptor may have been read before
         file.write(_HEAD.pack(_MAGIC, version, len(header), zlib.crc32(header), body_crc) + header)
         for column in columns.values():
             file.write(column.view("uint8").data)
@@ -100,7 +100,7 @@ def open_snapshot(fd: int) -> Snapshot:
     """Map the snapshot in `fd`; the mapping outlives the descriptor.
 
     Raises:
-        ConfigurationError: not a snapshot, cut short, or of a version that this fastfuse does not read.
+        ConfigurationError: `fd` holds no snapshot, is cut short, or has a version that this fastfuse does not read.
     """
     if os.fstat(fd).st_size < _HEAD.size:
         raise ConfigurationError("the index is cut short", hint=_MAKE_ANEW)
@@ -126,11 +126,11 @@ def open_snapshot(fd: int) -> Snapshot:
 
 
 def verify_snapshot(fd: int) -> Snapshot:
-    """As `open_snapshot`, after reading all of it: any byte that was changed by accident is found.
+    """Map the snapshot in `fd` as `open_snapshot` does, after reading and checking all of it.
 
-    Whoever wrote it, its directories are a tree, so every walk down from the root comes to an end, and it has no inode
-    numbers of its own: those belong to a mount.
-    Measured at 6 GB/s; an index of ten million objects takes 0.1 s.
+    The checks find every byte that was changed by accident. They also hold for a file of a hostile author: its
+    directories are a tree, so every walk down from the root ends, and it has no inode numbers of its own, because those
+    belong to a mount. The speed is 6 GB/s; an index of ten million objects takes 0.1 s.
     """
     snapshot = open_snapshot(fd)
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as data:
@@ -200,22 +200,22 @@ def _check_lengths(columns: dict[str, npt.NDArray[np.generic]]) -> None:
 
 
 def _is_tree(table: InodeTable) -> bool:
-    """Whether the children of each directory follow on from those of the one before, and take up all rows.
+    """Return whether the children of each directory follow those of the directory before, and all rows are children.
 
-    As the builder lays them out: every row but the root is the child of one directory, and so has one way to it.
+    The builder lays rows out in this way: every row but the root is the child of exactly one directory.
     """
     directories = np.flatnonzero(table.columns["kinds"] == Kind.DIRECTORY)
     firsts, counts = table.columns["etags"][directories].view("uint64").reshape(-1, 2).T
     return (
         bool(table.columns["kinds"][0] == Kind.DIRECTORY)
-        and bool(np.all(counts < len(table)))  # or their sum might not be one
+        and bool(np.all(counts < len(table)))  # or their sum might overflow
         and int(counts.sum()) == len(table) - 1
         and np.array_equal(firsts, 1 + np.cumsum(counts) - counts)
     )
 
 
 def _has_its_words(table: InodeTable) -> bool:
-    """Whether the kinds are ours, and the storage classes and the ETags that are no MD5 among those of the header."""
+    """Return whether the kinds exist, and the header has all storage classes and all ETags that are no MD5."""
     columns, metadata = table.columns, table.metadata
     odd = columns["etags"][columns["kinds"] == Kind.FILE_OTHER_ETAG].view("uint64")[::2]
     return bool(
@@ -226,7 +226,7 @@ def _has_its_words(table: InodeTable) -> bool:
 
 
 def _orders_its_files(table: InodeTable) -> bool:
-    """Whether the source's order, if it has one, is made of rows of files."""
+    """Return whether the source's order, if it has one, consists of rows of files."""
     order = table.source_order()
     if order is None or not len(order):
         return True
@@ -234,7 +234,7 @@ def _orders_its_files(table: InodeTable) -> bool:
 
 
 def _has_its_contents(table: InodeTable) -> bool:
-    """Whether the bytes of all made files are there."""
+    """Return whether the table has the bytes of all made files."""
     is_made = are_made(table.columns["kinds"])
     sizes = table.columns["sizes"].view("int64")[is_made]
     starts = table.columns["etags"][is_made].view("uint64")[::2]

@@ -10,7 +10,7 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.names import Refusals
+from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.origin import KEY_NAME_PREFIX
 from fastfuse.index.saved import IndexCache, load_index, store_index, verify_index
 from fastfuse.index.snapshot import Snapshot, open_snapshot

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fastfuse.cli.index_summary import Summary, summarise
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.names import Reason, Refusals
+from fastfuse.index.inodes.tree import Reason, Refusals
 from fastfuse.index.snapshot import Snapshot
 from tests.index.indexes import MD5, index_of
 

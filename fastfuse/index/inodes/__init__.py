@@ -1,1 +1,1 @@
-"""The inode table: keys in, a frozen tree in columns out. Pure: no I/O, no clock, no FUSE."""
+"""The inode table: turns keys into a frozen tree in columns. Pure: no I/O, no clock, no FUSE."""

@@ -1,9 +1,9 @@
 """From listed keys to an `InodeTable`: collect columns page by page, then lay out the tree once.
 
-A listing may hold tens of millions of keys, so none of them is an object of its own for longer than it takes to place
-the page that it came with: what is kept are columns of numbers, the bytes of all keys, and the bytes of all names. The
-work per key is a handful of operations; everything that does not need the key's bytes (ETags, sizes, order, counts) is
-done a page or the whole table at a time in numpy.
+A listing may hold tens of millions of keys, so a key is a Python object only while its page is placed. The builder
+keeps columns of numbers, the bytes of all keys, and the bytes of all names. The work per key is a handful of
+operations. ETags, sizes, order and counts do not need the key's bytes: numpy processes them a page or the whole table
+at a time.
 """
 
 import hashlib
@@ -20,28 +20,26 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import ServiceError
-from fastfuse.index.inodes.columns import MADE, Kind, are_objects
-from fastfuse.index.inodes.names import Reason, Refusals
+from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
-from fastfuse.index.inodes.totals import exact_sum
-from fastfuse.index.inodes.tree import Layout, Tree
+from fastfuse.index.inodes.tree import Layout, Reason, Refusals, Tree
 
 __all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
 _ETAG_INDEX = struct.Struct("<Q8x")
-# What the column's uint8 can tell apart; AWS has twelve.
+# The column is uint8; AWS has twelve classes.
 _MAX_STORAGE_CLASSES = 256
-# Between the keys of a page: no key that can be shown holds it.
+# Between the keys of a page: no key that can be shown contains it.
 _SEPARATOR = b"\0"
-# How many keys of a listing in no order are placed at once.
+# The number of keys of an unordered listing that are placed at once.
 _CHUNK_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """Where a page's keys lie: the listed rows ``[start, end)``, in ascending order between `first` and `last`."""
+    """The place of a page's keys: the listed rows ``[start, end)``, in ascending order between `first` and `last`."""
 
     first: bytes
     last: bytes
@@ -55,7 +53,7 @@ class TableBuilder:
     """Collects listed objects in any order; `build` makes the table. One builder makes one table."""
 
     def __init__(self, bucket: str, key_prefix: str) -> None:
-        """`key_prefix` (empty or ending in ``/``) is what stands before every path; every key added starts with it."""
+        """Make a builder of keys that all begin with `key_prefix` (empty or ending in ``/``); a path is the rest."""
         self._bucket = bucket
         self._key_prefix = key_prefix
         self._keys = bytearray()
@@ -85,7 +83,7 @@ class TableBuilder:
         etags: Sequence[str],
         storage_classes: Sequence[str],
     ) -> None:
-        """Add objects: whole keys as bytes, and the other columns in the same order and of the same length.
+        """Add objects: whole keys as bytes, and the other columns in the same order and with the same length.
 
         Raises:
             ServiceError: more storage classes than any service has.
@@ -103,10 +101,10 @@ class TableBuilder:
     def add_made(self, path: bytes, content: bytes, mtime_ns: int) -> None:
         """Add a file at `path` (below the root, without the key prefix) whose bytes the table itself carries.
 
-        It is left out, and among the refusals, where an object has its name, and where a name is none (N2, N4).
+        The file is refused if an object has its name, or if the name cannot be shown (N2, N4).
 
         Raises:
-            ValueError: there is a made file of this path already, or it is that of a directory.
+            ValueError: the builder has a made file of this path already, or the path is that of a directory.
         """
         if not path or path.endswith(b"/"):
             raise ValueError(f"{path!r} is no path of a file")
@@ -118,7 +116,7 @@ class TableBuilder:
     def _add_keys(self, keys: Sequence[bytes]) -> None:
         packed = _SEPARATOR.join(keys)
         if packed.count(_SEPARATOR) >= max(len(keys), 1):
-            for key in keys:  # one of them holds the separator; a page of one key needs none
+            for key in keys:  # a key contains the separator; a page of one key needs none
                 self._add_page([key], key)
         elif keys:
             self._add_page(keys, packed)
@@ -162,14 +160,14 @@ class TableBuilder:
         return Kind.FILE_OTHER_ETAG, 0, _ETAG_INDEX.pack(index)
 
     def set_source_order(self, added: Sequence[int]) -> None:
-        """Say in which order the source names the objects: by their positions among all that were added.
+        """Set the order in which the source names the objects: their positions among all that were added.
 
-        One may be named more than once. Those that cannot be shown are left out of it.
+        An object may be named more than once. The table leaves out of the order objects that cannot be shown.
         """
         self._source_order = added
 
     def build(self) -> tuple[InodeTable, Refusals]:
-        """The table and what was left out of it (clauses N2-N4). The builder is spent afterwards."""
+        """Return the table and the refused keys (clauses N2-N4); the builder cannot be used again."""
         refusals = Refusals()
         made_from = len(self)
         made_keys = sorted(self._made)
@@ -191,14 +189,14 @@ class TableBuilder:
         tree = Tree(self._key_prefix.encode(), refusals)
         for keys, rows in _merged(self._pages_in_key_order(), made_keys, made_from, refusals):
             tree.place(keys, rows, self._sizes)
-        self._keys.clear()  # before the rows of the table come on top
+        self._keys.clear()  # free the memory before the table takes its own
         return tree.lay_out()
 
     def _pages_in_key_order(self) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
-        """Keys and their listed rows, ascending from page to page, a key listed twice once.
+        """Return keys and their listed rows, ascending from page to page; a key that was listed twice is there once.
 
-        S3 lists pages in this order, so it is enough to order the pages that a parallel listing brings; directory
-        buckets have no order.
+        S3 sorts the keys of a page, so sorting the pages of a parallel listing is enough. Other services may have
+        another order.
         """
         pages = sorted(self._pages, key=operator.attrgetter("first"))
         if self._has_ordered_pages and all(before.last < after.first for before, after in pairwise(pages)):
@@ -264,7 +262,7 @@ def _merged(
     made_from: int,
     refusals: Refusals,
 ) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
-    """`pages` with those made keys in between that no object has; the row of the first of them is `made_from`."""
+    """Insert into `pages` the made keys that no object has; the row of the first made key is `made_from`."""
     made = deque(enumerate(made_keys, made_from))
     for keys, rows in pages:
         begin = 0
@@ -284,7 +282,7 @@ def _merged(
 
 
 def _from_lowercase_hex(digits: bytes) -> bytes | None:
-    """The bytes that `digits` spell, or None where spelling them again would not give `digits`."""
+    """Return the bytes that `digits` spell, or None if their spelling is not exactly `digits`."""
     try:
         packed = bytes.fromhex(digits.decode("ascii"))
     except ValueError:
@@ -297,16 +295,16 @@ def _is_ascending(keys: Sequence[bytes]) -> bool:
 
 
 def _scatter(is_file: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """`values` on the rows of files, zero on the rows of directories."""
+    """Return a column with `values` on the rows of files and zero on the rows of directories."""
     column = np.zeros(len(is_file), values.dtype)
     column[is_file] = values
     return column
 
 
 def child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """For each directory, in the order of rows, the row of its first child and the number of its children."""
+    """Return the row of the first child and the number of children of each directory, in the order of rows."""
     counts = np.bincount(parents[1:], minlength=len(parents))[~is_file]
-    # Children follow those of the directory before; the root is nobody's child.
+    # Children follow those of the directory before; the root is the child of no directory.
     return np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
 
 

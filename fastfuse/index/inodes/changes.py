@@ -1,8 +1,8 @@
-"""What a newer table changes: inode numbers that stay, and what the kernel has to forget (clause L6). Pure.
+"""The changes that a newer table makes: inode numbers that stay, and names that the kernel must forget (L6). Pure.
 
-Whatever is the same in both tables, a directory or a file with its ETag, size and time, keeps its inode number, so
-that the kernel's page cache, working directories and open handles stay good. A replaced file gets a new one: what is
-open under the old number can never be mixed with the new bytes. Numbers are never used again.
+A directory, or a file with the same ETag, size and time in both tables, keeps its inode number. So the kernel's page
+cache, working directories and open handles stay valid. A replaced file gets a new number: bytes read under the old one
+are never mixed with the new bytes. Numbers are never used again.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ _Rows = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Changes:
-    """Files that came, went or changed, and what the kernel believes that is no longer true."""
+    """The files that were added, removed or replaced, and the kernel's knowledge that is stale."""
 
     added: int = 0
     removed: int = 0
     replaced: int = 0
-    # (inode of a directory, name): there or not there, the name stands for something else now.
+    # (inode of a directory, name): the name, there or not, stands for something else now.
     stale_names: list[tuple[int, bytes]] = field(default_factory=list)
     # Directories that stay and have another time.
     stale_attributes: list[int] = field(default_factory=list)
@@ -37,9 +37,9 @@ class Changes:
 
 
 def take_over(old: InodeTable, new: InodeTable) -> tuple[InodeTable, Changes]:
-    """`new` (without numbers of its own) with those of `old` wherever the two agree, and how they differ.
+    """Return `new` (without numbers of its own) with the numbers of `old` where the two agree, and the changes.
 
-    Walks both from their roots down: their directories must be a tree, as a builder makes or `verify_snapshot` found.
+    The walk goes down from both roots: the directories must be a tree, as a builder makes and `verify_snapshot` checks.
     """
     numbering = _Numbering(old, new)
     numbering.match_directories()
@@ -51,10 +51,10 @@ class _Numbering:
         self._old = old
         self._new = new
         self._old_inodes = old.columns.get("inodes", np.arange(1, len(old) + 1, dtype="uint64"))
-        self._new_inodes = np.zeros(len(new), "uint64")  # 0: not known yet
+        self._new_inodes = np.zeros(len(new), "uint64")  # 0: no number yet
         self._classes = _translation(old.metadata.storage_classes, new.metadata.storage_classes)
         self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
-        # Manifests may come to name another bucket: the same path is another object then.
+        # A new manifest may name another bucket; then the same path is another object.
         self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
         self.changes = Changes()
 
@@ -69,7 +69,7 @@ class _Numbering:
             waiting += self._match_children(old_row, new_row)
 
     def table(self) -> InodeTable:
-        """The new table with its numbers; those of rows that nothing was found for are fresh."""
+        """Return the new table with its numbers; rows without a match get fresh ones."""
         fresh = np.flatnonzero(self._new_inodes == 0)
         first = self._old.next_inode
         self._new_inodes[fresh] = np.arange(first, first + len(fresh), dtype="uint64")
@@ -78,7 +78,7 @@ class _Numbering:
         return InodeTable(metadata, {**self._new.columns, "inodes": self._new_inodes, "inode_rows": rows})
 
     def _match_children(self, old_directory: int, new_directory: int) -> list[tuple[int, int]]:
-        """Compare the children of one directory; the subdirectories to go on with, as rows of both tables."""
+        """Compare the children of one directory; return the subdirectories to compare next, as rows of both tables."""
         directory = self._old.inode(old_directory)
         olds, news = _Children(self._old, old_directory), _Children(self._new, new_directory)
         if olds.blob == news.blob and np.array_equal(olds.ends, news.ends):
@@ -95,7 +95,7 @@ class _Numbering:
         return _pairs(old_rows, new_rows, both)
 
     def _match_names(self, directory: int, olds: "_Children", news: "_Children") -> tuple[_Rows, _Rows]:
-        """Rows of the names that are in both; what is in one only is counted as come or gone."""
+        """Return the rows of the names in both tables; count the other names as added or removed."""
         places = {name: row for row, name in enumerate(olds.names(), olds.first)}
         old_rows, new_rows = [], []
         for row, name in enumerate(news.names(), news.first):
@@ -112,7 +112,7 @@ class _Numbering:
         return np.array(old_rows, "int64"), np.array(new_rows, "int64")
 
     def _are_same_files(self, old_rows: _Rows, new_rows: _Rows) -> npt.NDArray[np.bool_]:
-        """Which of the pairs are files of the same bytes and attributes."""
+        """Return which of the pairs are files of the same bytes and attributes."""
         old, new = self._old.columns, self._new.columns
         kinds = old["kinds"][old_rows]
         same: npt.NDArray[np.bool_] = (kinds != Kind.DIRECTORY) & self._is_same_bucket
@@ -122,10 +122,10 @@ class _Numbering:
         before, after = (
             columns["etags"][rows].view("int64").reshape(-1, 2) for columns, rows in ((old, old_rows), (new, new_rows))
         )
-        # An ETag that is no MD5 is a number into its table's own list.
+        # An ETag that is no MD5 is an index into its table's own list.
         other = kinds == Kind.FILE_OTHER_ETAG
         before[other, 0] = self._other_etags[before[other, 0]]
-        # Where the bytes of a made file lie says nothing about them.
+        # The place of a made file's bytes says nothing about the bytes.
         made = are_made(kinds)
         before[made, 0] = after[made, 0] = 0
         same &= np.all(before == after, axis=1)
@@ -179,6 +179,6 @@ def _files_below(table: InodeTable, row: int) -> int:
 
 
 def _translation(old: tuple[str, ...], new: tuple[str, ...]) -> _Rows:
-    """For each index into `old` the index of the same word in `new`, or -1."""
+    """Return for each index into `old` the index of the same word in `new`, or -1."""
     places = {word: index for index, word in enumerate(new)}
     return np.array([places.get(word, -1) for word in old], "int64")

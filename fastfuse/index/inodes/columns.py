@@ -13,24 +13,24 @@ column                  type      meaning
 ``mtimes_ns``           int64     file: LastModified. directory: the newest below it
 ``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
                                   directory: row of the first child and number of children, two uint64.
-                                  made file: where in ``made`` it begins, uint64, and 8 bytes of digest
+                                  made file: its beginning in ``made``, uint64, and 8 bytes of digest
 ======================  ========  ==============================================================================
 
-*Made* files are no objects: the table carries their bytes, in one more column, which only tables have that need it.
+*Made* files are no objects: the table carries their bytes in one more column. Tables without made files lack it.
 
 ======================  ========  ==============================================================================
 ``made``                bytes     contents of made files, concatenated
 ======================  ========  ==============================================================================
 
-Inode numbers are the rows plus one, so the root is 1, as FUSE wants it. In a table that took the place of another one
-(`index.inodes.changes`) whatever has not changed keeps its number, and two more columns say which it is:
+Inode numbers are the rows plus one, so the root is 1, as FUSE requires. In a table that replaced another one
+(`index.inodes.changes`), unchanged rows keep their numbers, and two more columns hold them:
 
 ======================  ========  ==============================================================================
 ``inodes``              uint64    inode number of the row
 ``inode_rows``          uint32    the rows, in the order of their inode numbers
 ======================  ========  ==============================================================================
 
-Where the source has an order of its own (a manifest), one more column tells it, a file that is named twice twice:
+If the source has an order of its own (a manifest), one more column holds it; a file named twice is in it twice:
 
 ======================  ========  ==============================================================================
 ``source_order``        uint32    rows of files, as many as the source names
@@ -40,6 +40,7 @@ Where the source has an order of its own (a manifest), one more column tells it,
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,8 @@ __all__ = [
     "Kind",
     "are_made",
     "are_objects",
+    "exact_sum",
+    "exact_sums",
 ]
 
 COLUMN_TYPES: Mapping[str, str] = {
@@ -72,7 +75,7 @@ INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint
 ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
 MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
 
-# What the ``etags`` of made files hold.
+# The ``etags`` of made files.
 MADE = struct.Struct("<Q8s")
 
 
@@ -87,10 +90,29 @@ class Kind(IntEnum):
 
 
 def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Which rows are objects, by their kinds: neither directories nor made files."""
+    """Return which rows are objects, by their kinds: neither directories nor made files."""
     return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
 
 
 def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Which rows are files and no objects, by their kinds."""
+    """Return which rows are made files, by their kinds."""
     return np.isin(kinds, Kind.FILE_MADE)
+
+
+# A service may claim objects of up to 8 EiB each, and two of these exceed an int64. So the upper and the lower 32 bits
+# are summed apart.
+_LOW_BITS = 32
+_LOW_MASK = (1 << _LOW_BITS) - 1
+
+
+def exact_sum(sizes_bytes: npt.NDArray[Any]) -> int:
+    """Return the exact sum of `sizes_bytes`."""
+    return (int((sizes_bytes >> _LOW_BITS).sum()) << _LOW_BITS) + int((sizes_bytes & _LOW_MASK).sum())
+
+
+def exact_sums(sizes_bytes: npt.NDArray[Any], groups: npt.NDArray[Any], count: int) -> list[int]:
+    """Return the exact sum of each group, where ``groups[i]`` is the group of ``sizes_bytes[i]``, less than `count`."""
+    high, low = np.zeros((2, count), "int64")
+    np.add.at(high, groups, sizes_bytes >> _LOW_BITS)
+    np.add.at(low, groups, sizes_bytes & _LOW_MASK)
+    return [(above << _LOW_BITS) + below for above, below in zip(high.tolist(), low.tolist(), strict=True)]

@@ -1,6 +1,6 @@
-"""Some of the files of a table, chosen by their places in the order of keys: a shard. Pure.
+"""A part of a table's files, chosen by their positions in the order of keys: a shard. Pure.
 
-That order is not the order of the rows: as keys, subdirectories end in ``/``, so ``a-b`` comes before ``a/c``.
+That order differs from the order of the rows: as keys, subdirectories end in ``/``, so ``a-b`` comes before ``a/c``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,43 +10,42 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.index.inodes.builder import child_spans, raise_directory_mtimes
-from fastfuse.index.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects
+from fastfuse.index.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.index.inodes.totals import exact_sum
 
 __all__ = ["key_order", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
-# Columns that have another number of items than there are rows.
+# Columns whose number of items is not the number of rows.
 _OTHER_LENGTHS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]]) -> InodeTable:
-    """The objects of `table` at the positions that `choose` gives, and the directories that they lie in.
+    """Return a table of the objects of `table` at the positions that `choose` returns, and of their directories.
 
-    `choose` is called with the sizes of all objects in the order of their keys. Takes a table without inode numbers of
-    its own: those belong to a mount.
+    `choose` is called with the sizes of all objects in the order of their keys. `table` must have no inode numbers of
+    its own, because those belong to a mount.
     """
     kinds = table.columns["kinds"]
     rows = key_order(table)
     rows = rows[are_objects(kinds[rows])]
     chosen = rows[np.array(choose(table.columns["sizes"][rows].tolist()), "int64")]
-    is_kept = kinds == Kind.FILE_MADE  # nobody's share: they are on every host
+    is_kept = kinds == Kind.FILE_MADE  # made files are on every host
     is_kept[chosen] = True
     is_kept[0] = True
-    levels = levels_of(table)
+    levels = _levels_of(table)
     parents = table.columns["parents"]
     for start, end in reversed(levels[1:]):
         is_kept[parents[start:end][is_kept[start:end]]] = True
-    return keep_rows(table, is_kept)
+    return _keep_rows(table, is_kept)
 
 
 def key_order(table: InodeTable) -> _Rows:
-    """The rows of all files in the order of their keys as bytes."""
+    """Return the rows of all files in the order of their keys as bytes."""
     is_file = table.columns["kinds"] != Kind.DIRECTORY
     parents = table.columns["parents"].astype("int64")
-    levels = levels_of(table)
+    levels = _levels_of(table)
     counts = is_file.astype("int64")  # of files at or below each row
     for start, end in reversed(levels[1:]):
         np.add.at(counts, parents[start:end], counts[start:end])
@@ -62,13 +61,13 @@ def key_order(table: InodeTable) -> _Rows:
         lengths = np.diff(np.append(begins, len(rows)))
         places[rows] = places[above] + before - np.repeat(before[begins], lengths)
     files = np.flatnonzero(is_file)
-    ordered = np.zeros(len(files), "int64")  # the root, where a damaged snapshot gives two files one place
+    ordered = np.zeros(len(files), "int64")  # a damaged snapshot may give two files one place, which leaves a 0
     ordered[places[files]] = files
     return ordered
 
 
-def levels_of(table: InodeTable) -> list[tuple[int, int]]:
-    """The rows ``[start, end)`` of each depth, from the root down."""
+def _levels_of(table: InodeTable) -> list[tuple[int, int]]:
+    """Return the rows ``[start, end)`` of each depth, from the root down."""
     is_directory = table.columns["kinds"] == Kind.DIRECTORY
     spans = table.columns["etags"].view("uint64").reshape(-1, 2)[:, 1]
     levels = [(0, 1)]
@@ -81,9 +80,10 @@ def levels_of(table: InodeTable) -> list[tuple[int, int]]:
 
 
 def _unsorted_directories(table: InodeTable) -> list[int]:
-    """The rows of directories whose children are in another order by key than by name.
+    """Return the rows of directories whose children are in another order by key than by name.
 
-    That takes a subdirectory whose name is the beginning of the next one's, which goes on with less than a ``/``.
+    Such a directory has a subdirectory whose name is the beginning of the next name, and that name goes on with a
+    character below ``/``.
     """
     columns = table.columns
     ends = columns["name_ends"].astype("int64")
@@ -92,7 +92,7 @@ def _unsorted_directories(table: InodeTable) -> list[int]:
     is_suspect = (columns["kinds"][:-1] == Kind.DIRECTORY) & (parents[:-1] == parents[1:])
     is_suspect &= lengths[1:] > lengths[:-1]
     suspects = np.flatnonzero(is_suspect)
-    suspects = suspects[suspects > 0]  # the root is nobody's sibling
+    suspects = suspects[suspects > 0]  # the root has no siblings
     goes_on = columns["names"][ends[suspects] + lengths[suspects]]
     found = suspects[goes_on < _SLASH]
     return sorted(
@@ -106,8 +106,8 @@ def _by_key(table: InodeTable, first: int, count: int) -> list[int]:
     return sorted(rows, key=lambda row: table.name_at(row) + (b"/" if kinds[row] == Kind.DIRECTORY else b""))
 
 
-def keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
-    """The rows that are kept, in the same order: children still follow on, and are sorted."""
+def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
+    """Return a table of the rows that are kept, in the same order: children stay contiguous and sorted."""
     old = table.columns
     new_rows = np.cumsum(is_kept) - 1
     lengths = np.diff(old["name_ends"].astype("int64"), prepend=0)
@@ -119,7 +119,7 @@ def keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
     is_file = columns["kinds"] != Kind.DIRECTORY
     columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(parents, is_file)
     columns["mtimes_ns"][~is_file] = 0
-    level_starts = [int(new_rows[start]) for start, _ in _without_empty(levels_of(table), is_kept)]
+    level_starts = [int(new_rows[start]) for start, _ in _without_empty(_levels_of(table), is_kept)]
     raise_directory_mtimes(columns["mtimes_ns"], parents, [*level_starts, len(is_file)])
     order = table.source_order()
     if order is not None:
@@ -135,7 +135,7 @@ def keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
 
 
 def _without_empty(levels: Sequence[tuple[int, int]], is_kept: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Where the first row that is kept of each level lies, for the levels of which any is."""
+    """Yield the first kept row and the end of each level that has a kept row."""
     for start, end in levels:
         kept = np.flatnonzero(is_kept[start:end])
         if len(kept):

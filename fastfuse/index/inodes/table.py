@@ -6,10 +6,10 @@ Rows are in breadth-first order and the children of a directory are contiguous a
 * ``readdir`` is a slice whose resume offset is the position in it,
 * and the only per-row cost of the tree is the parent's row: 48 bytes a row and the bytes of its last name.
 
-`index.inodes.columns` tells which columns there are, and which inode numbers rows have. The paths of a table of several
-buckets are ``bucket/key``, and its `TableMetadata.bucket` is empty.
+`index.inodes.columns` describes the columns and the inode numbers. The paths of a table of several buckets are
+``bucket/key``, and its `TableMetadata.bucket` is empty.
 
-The columns may lie in a mapped snapshot: nothing is copied and nothing is written.
+The columns may lie in a mapped snapshot: the table neither copies nor writes them.
 """
 
 import struct
@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.index.inodes.columns import MADE, Kind, are_objects
-from fastfuse.index.inodes.totals import exact_sum
+from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
 from fastfuse.objects import ObjectRef
 
 __all__ = ["ROOT", "Attributes", "InodeTable", "TableMetadata"]
@@ -33,15 +32,15 @@ ROOT = 1
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 _ETAG_INDEX = struct.Struct("<Q8x")
 
-# Paths of directories that are kept, as the files of one are mostly opened with others of it; 0.5 MB, or
-# 4 where they are as long as a key may be.
+# Paths of directories that are cached, because files are mostly opened with others of their directory. They take 0.5
+# MB, or 4 MB if they are as long as a key may be.
 _MAX_DIRECTORY_PATHS = 4096
-# Objects that are kept: a file is mostly opened soon after it was fetched ahead; 1.6 MB, or 5.
+# Objects that are cached, because a file is mostly opened soon after it was prefetched. They take 1.6 MB, or 5 MB.
 _MAX_REFS = 4096
 
 
 class Attributes(NamedTuple):
-    """What ``stat`` tells of a row, before the mount's owner and umask."""
+    """The attributes of a row for ``stat``, before the mount's owner and umask."""
 
     inode: int
     is_directory: bool
@@ -51,19 +50,19 @@ class Attributes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableMetadata:
-    """What is said once for the whole table."""
+    """The values that hold for the whole table."""
 
-    # Empty where the objects lie in several: then the first segment of each path is its bucket.
+    # Empty if the objects lie in several buckets: then the first segment of each path is its bucket.
     bucket: str
-    # What stands before every path to make it a key: empty or ending in "/".
+    # A key is this prefix and the path: empty or ending in "/".
     key_prefix: str
-    # Objects and their bytes: made files are in neither.
+    # Counts and bytes of objects, without made files.
     file_count: int
     directory_count: int
     total_bytes: int
     storage_classes: tuple[str, ...] = ("STANDARD",)
     other_etags: tuple[str, ...] = field(default=())
-    # Above every inode number of the table and of those whose place it took; 0 where the numbers are the rows plus one.
+    # Above every inode number of the table and of the tables that it replaced; 0 if the numbers are the rows plus one.
     next_inode: int = 0
 
 
@@ -71,7 +70,7 @@ class InodeTable:
     """A read-only view of the columns. Cheap to make; safe to share; never changes."""
 
     def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """`columns` has all of `COLUMN_TYPES`, and may have others of `columns`; they are kept, not copied."""
+        """Keep `columns`, which are all of `COLUMN_TYPES` and perhaps optional ones, without copying them."""
         self.metadata = metadata
         self.columns = columns
         # memoryview items are plain ints, three times faster to take than numpy scalars.
@@ -103,11 +102,11 @@ class InodeTable:
 
     @property
     def next_inode(self) -> int:
-        """The first inode number that neither this table nor one whose place it took has used."""
+        """The first inode number that neither this table nor a table that it replaced has used."""
         return self.metadata.next_inode or len(self) + 1
 
     def row(self, inode: int) -> int:
-        """Where the columns describe `inode`; `StaleInodeError` if nothing here has this number."""
+        """Return the row of `inode`; raise `StaleInodeError` if no row has this number."""
         rows = self._inode_rows
         if rows is None:
             if 0 < inode <= len(self._kinds):
@@ -120,14 +119,14 @@ class InodeTable:
         raise StaleInodeError(f"inode {inode} is not in the table")
 
     def inode(self, row: int) -> int:
-        """The inode number of a row."""
+        """Return the inode number of a row."""
         if self._inodes is None:
             return row + 1
         inode: int = self._inodes[row]
         return inode
 
     def file_at(self, row: int) -> tuple[int, int] | None:
-        """``(inode, size in bytes)`` of the file at `row`; None for a directory."""
+        """Return ``(inode, size in bytes)`` of the file at `row`, or None for a directory."""
         return None if self._kinds[row] == Kind.DIRECTORY else (self.inode(row), self._sizes[row])
 
     def attributes(self, inode: int) -> Attributes:
@@ -137,28 +136,28 @@ class InodeTable:
         return self._kinds[self.row(inode)] == Kind.DIRECTORY
 
     def parent(self, inode: int) -> int:
-        """The directory that holds `inode`; the root's is the root."""
+        """Return the directory that holds `inode`; the root holds itself."""
         return self.inode(self._parents[self.row(inode)])
 
     def name(self, inode: int) -> bytes:
-        """The last path segment; empty for the root."""
+        """Return the last path segment; empty for the root."""
         return self.name_at(self.row(inode))
 
     def lookup(self, parent: int, name: bytes) -> int | None:
-        """The inode called `name` in the directory `parent`, or None."""
+        """Return the inode called `name` in the directory `parent`, or None."""
         low, count = self.span(self.row(parent))
         names, ends = self._names, self._name_ends
         end = high = low + count
         while low < high:
             middle = (low + high) // 2
-            if names[ends[middle - 1] : ends[middle]].tobytes() < name:  # `name_at`, without a call: no child is row 0
+            if names[ends[middle - 1] : ends[middle]].tobytes() < name:  # `name_at` inlined: no child is row 0
                 low = middle + 1
             else:
                 high = middle
         return self.inode(low) if low < end and self.name_at(low) == name else None
 
     def find(self, path: bytes) -> int | None:
-        """The inode at `path` below the root, or None; the segments are as they are in a key."""
+        """Return the inode at `path` below the root, or None; the segments are those of a key."""
         inode: int | None = ROOT
         for name in path.split(b"/"):
             if inode is None or not self.is_directory(inode):
@@ -167,7 +166,7 @@ class InodeTable:
         return inode
 
     def children(self, directory: int, start: int = 0) -> Iterator[tuple[int, bytes, Attributes]]:
-        """``(resume offset, name, attributes)`` in byte order of names, from the `start`-th child on.
+        """Yield ``(resume offset, name, attributes)`` in byte order of names, from the `start`-th child on.
 
         The resume offset of a child is the `start` that continues right after it.
         """
@@ -177,11 +176,11 @@ class InodeTable:
             yield position + 1, self.name_at(row), self._attributes(row, self.inode(row))
 
     def name_at(self, row: int) -> bytes:
-        """The last path segment of a row."""
+        """Return the last path segment of a row."""
         return self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]].tobytes()
 
     def span(self, row: int) -> tuple[int, int]:
-        """``(row of the first child, number of children)`` of the directory at `row`; `ValueError` for a file."""
+        """Return ``(row of the first child, number of children)`` of a directory; raise `ValueError` for a file."""
         if self._kinds[row] != Kind.DIRECTORY:
             raise ValueError(f"row {row} is not a directory")
         first, count = _DIRECTORY_SPAN.unpack_from(self._etags, 16 * row)
@@ -191,14 +190,14 @@ class InodeTable:
         return self.metadata.storage_classes[self._storage_classes[self.row(inode)]]
 
     def path(self, inode: int) -> str:
-        """Below the root, without a ``/`` at the beginning; of a directory with one at the end. The root's is empty."""
+        """Return the path below the root without a leading ``/``; a directory's ends in ``/``, the root's is empty."""
         row = self.row(inode)
         return self._directory_path(row) if self._kinds[row] == Kind.DIRECTORY else self._file_path(row)
 
     def bucket_and_key(self, inode: int) -> tuple[str, str]:
-        """The bucket and the whole S3 key of a file, or the prefix with its ``/`` of a directory.
+        """Return the bucket and the whole S3 key of a file, or the prefix with its ``/`` of a directory.
 
-        Both are empty for what lies above the buckets of a table of several.
+        Both are empty for the root of a table of several buckets.
         """
         return self._bucket_and_key(self.path(inode))
 
@@ -226,31 +225,31 @@ class InodeTable:
 
     def _parent_row(self, row: int) -> int:
         parent: int = self._parents[row]
-        if parent >= row:  # only in a damaged snapshot, which must not lead round in circles
+        if parent >= row:  # only in a damaged snapshot, which must not make an endless loop
             raise ValueError(f"row {row} lies in a directory that comes after it")
         return parent
 
     def key(self, inode: int) -> str:
-        """As `bucket_and_key`, without the bucket."""
+        """Return the key of `bucket_and_key`."""
         return self.bucket_and_key(inode)[1]
 
     def buckets(self) -> list[str]:
-        """Where the objects are, in order."""
+        """Return the buckets of the objects, in order."""
         if self.metadata.bucket:
             return [self.metadata.bucket]
         found = [name.decode() for _, name, attributes in self.children(ROOT) if attributes.is_directory]
-        return [name for name in found if not name.startswith(".")]  # as no bucket's name does
+        return [name for name in found if not name.startswith(".")]  # no bucket's name does
 
     def source_order(self) -> npt.NDArray[np.uint32] | None:
-        """The rows of files in the order in which the source names them, one that is named twice twice.
+        """Return the rows of files in the order in which the source names them; a file named twice is there twice.
 
-        None where the source has no order of its own: it is that of keys then, see `index.inodes.selection.key_order`.
+        None means the order of keys, see `index.inodes.selection.key_order`.
         """
         order = self.columns.get("source_order")
         return None if order is None else order.view("uint32")
 
     def etag(self, inode: int) -> str:
-        """As the service listed it, quotes included."""
+        """Return the ETag as the service listed it, quotes included."""
         return self._etag(self.row(inode))
 
     def _etag(self, row: int) -> str:
@@ -269,11 +268,11 @@ class InodeTable:
                 raise ValueError(f"row {row} is a directory and has no ETag")
 
     def is_made(self, inode: int) -> bool:
-        """Whether it is a file and no object."""
+        """Return whether `inode` is a made file."""
         return self._kinds[self.row(inode)] == Kind.FILE_MADE
 
     def made(self, inode: int) -> memoryview:
-        """The bytes of a made file that the table carries; `ValueError` for everything else."""
+        """Return the bytes of a made file, which the table carries; raise `ValueError` for any other inode."""
         row = self.row(inode)
         if self._kinds[row] != Kind.FILE_MADE:
             raise ValueError(f"inode {inode} is no made file")
@@ -284,9 +283,9 @@ class InodeTable:
         return content
 
     def ref(self, inode: int) -> ObjectRef:
-        """The object behind a file; `ValueError` for a directory.
+        """Return the object behind a file; raise `ValueError` for a directory.
 
-        A made file has one of no bucket, whose key is its path, and whose ETag changes with its bytes.
+        The ref of a made file has an empty bucket. Its key is the path, and its ETag changes with the bytes.
         """
         ref = self._refs.get(inode)
         if ref is None:
@@ -305,7 +304,7 @@ class InodeTable:
         return ObjectRef(bucket, key, size_bytes, etag, mtime_ns, storage_class)
 
     def check_invariants(self) -> None:
-        """Raise `AssertionError` if the columns contradict what the module docstring promises. Linear; for tests."""
+        """Raise `AssertionError` if the columns contradict the module's docstring. Linear; for tests."""
         count = len(self)
         assert count >= 1
         assert self._kinds[0] == Kind.DIRECTORY

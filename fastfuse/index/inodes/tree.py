@@ -1,32 +1,83 @@
-"""The tree that keys in byte order spell: which directories there are, what lies in each, and in which row.
+"""The tree that keys in byte order spell, with the row of each entry, and the keys that have no place in it.
 
-Nothing here is an object per key: names are one run of bytes, and the rest is a few numbers for each name.
+The tree holds no object per key: the names are one run of bytes, and each name takes a few more numbers. A key that
+cannot be shown as a path is refused with a reason (clauses N2-N4).
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.index.inodes.names import MAX_NAME_BYTES, Reason, Refusals, reason_to_refuse
+__all__ = ["Layout", "Reason", "Refusals", "Tree"]
 
-__all__ = ["Layout", "Tree"]
+MAX_NAME_BYTES = 255  # NAME_MAX of Linux
 
+# `--strict` and the log name this many: enough to see the pattern, and the log cannot fill up with hostile keys.
+_EXAMPLES = 10
 _Integers = npt.NDArray[np.int64]
-
 _NO_NAMES = frozenset({b"", b".", b".."})
 _NUL = b"\0"
+
+
+class Reason(StrEnum):
+    """The reason why a key is left out, in the words of the log line."""
+
+    EMPTY_SEGMENT = "an empty path segment"
+    DOT_SEGMENT = "a '.' or '..' path segment"
+    NUL = "a NUL character"
+    TOO_LONG = "a path segment over 255 bytes"
+    NOT_UTF8 = "bytes that are not UTF-8"
+    MARKER_WITH_DATA = "a directory marker that is not empty"
+    SHADOWED = "a file with the same name as a directory"
+    MADE_SHADOWED = "the name of an object, and is none itself"
+
+
+@dataclass(slots=True)
+class Refusals:
+    """The keys left out: their number for each reason, and the first few with their exact bytes."""
+
+    counts: Counter[Reason] = field(default_factory=Counter)
+    examples: list[tuple[bytes, Reason]] = field(default_factory=list)
+
+    def add(self, key: bytes, reason: Reason) -> None:
+        self.counts[reason] += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append((key, reason))
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
+def _reason_to_refuse(path: bytes) -> Reason | None:
+    """Return why `path`, a key without its prefix, cannot be a path of the mount, or None if it can.
+
+    A trailing ``/`` is no empty segment: it may mark a directory (N3), which depends on the object's size.
+    """
+    if b"\0" in path:
+        return Reason.NUL
+    segments = path.removesuffix(b"/").split(b"/")
+    if b"" in segments:
+        return Reason.EMPTY_SEGMENT
+    if b"." in segments or b".." in segments:
+        return Reason.DOT_SEGMENT
+    if max(map(len, segments)) > MAX_NAME_BYTES:
+        return Reason.TOO_LONG
+    return None if _is_utf8(path) else Reason.NOT_UTF8
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The tree in the rows of the table: breadth first, the children of a directory side by side and by name.
 
-    `listed_rows` tells where in the listing a file is, and is below 0 for a directory. `level_starts` holds the first
-    row of each depth, and at last the number of rows.
+    `listed_rows` is the position of a file in the listing, and negative for a directory. `level_starts` holds the first
+    row of each depth, and at the end the number of rows.
     """
 
     listed_rows: _Integers
@@ -38,7 +89,7 @@ class Layout:
 
 @dataclass(slots=True)
 class _OpenDirectory:
-    """`path` is the whole key, with its ``/``; `last_name` is the name of the child that was found last."""
+    """`path` is the whole key, with its ``/``; `last_name` is the name of the last child so far."""
 
     path: bytes
     number: int
@@ -58,7 +109,7 @@ class Tree:
     """
 
     def __init__(self, prefix: bytes, refusals: Refusals) -> None:
-        """`prefix` (empty or ending in ``/``) is the key of the root."""
+        """Make a tree whose root has the key `prefix` (empty or ending in ``/``)."""
         self._prefix = prefix
         self._refusals = refusals
         self._stack = [_OpenDirectory(prefix, 0, 0)]  # from the root to the directory of the last key
@@ -89,12 +140,12 @@ class Tree:
 
     def _is_directory(self, folder: bytes) -> bool:
         known = (self._stack[-1].path, self._prefix)
-        return folder in known or reason_to_refuse(folder[len(self._prefix) :]) is None
+        return folder in known or _reason_to_refuse(folder[len(self._prefix) :]) is None
 
     def _place_one(self, key: bytes, folder: bytes, name: bytes, row: int, size_bytes: int) -> None:
         if key == self._prefix and not size_bytes:
             return  # the marker of the mounted prefix itself
-        reason = reason_to_refuse(key[len(self._prefix) :])
+        reason = _reason_to_refuse(key[len(self._prefix) :])
         if reason is None and not name and size_bytes:
             reason = Reason.MARKER_WITH_DATA
         if reason is not None:
@@ -137,7 +188,7 @@ class Tree:
         return here
 
     def lay_out(self) -> Layout:
-        """The rows of everything that was placed. Refuses files that have the name of a directory (N4)."""
+        """Return the rows of everything that was placed; refuse files that have the name of a directory (N4)."""
         entries = self._entries()
         order, level_starts, directory_rows = self._breadth_first(entries)
         names, name_ends = entries.gather_names(order)
@@ -164,7 +215,7 @@ class Tree:
         )
 
     def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, list[int], npt.NDArray[np.uint32]]:
-        """The entry of each row, the first row of each depth, and the row of each directory."""
+        """Return the entry of each row, the first row of each depth, and the row of each directory."""
         depths = np.frombuffer(self._depths, "uint32")[entries.parents] + 1
         depths[0] = 0
         by_depth = np.argsort(depths, kind="stable")
@@ -175,7 +226,7 @@ class Tree:
         for depth, (start, end) in enumerate(pairwise(bounds), 1):
             level = by_depth[start:end]
             above = directory_rows[entries.parents[level]]
-            # Nothing moves, but below directories that were sorted themselves.
+            # Entries move only below directories that were sorted themselves.
             position = np.argsort(above, kind="stable")
             level, above = level[position], above[position]
             for directory in self._unsorted.get(depth, ()):
@@ -190,7 +241,7 @@ class Tree:
         return np.concatenate(levels), level_starts, directory_rows
 
     def _sorted_by_name(self, entries: "_Entries", siblings: list[int]) -> list[int]:
-        """The same entries in order, with the root, which is nobody's sibling, for a file that a directory hides."""
+        """Return the entries sorted by name; entry 0, the root, stands for each file that a directory hides."""
         named = sorted((entries.name(entry), entries.listed_rows[entry] >= 0, entry) for entry in siblings)
         ordered = [entry for _, _, entry in named]
         for place, ((name, *_), (following, _, entry)) in enumerate(pairwise(named), 1):
@@ -202,9 +253,10 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The columns of a tree that is complete. `name_bounds` holds where each name begins, and at last where it ends.
+    """The columns of a complete tree.
 
-    `directories` holds the entry of each directory, by its number.
+    `name_bounds` holds the beginning of each name, and at the end the end of the last one. `directories` holds the
+    entry of each directory, by its number.
     """
 
     parents: npt.NDArray[np.uint32]
@@ -218,7 +270,7 @@ class _Entries:
         return bytes(self.names[self.name_bounds[entry] : self.name_bounds[entry + 1]])
 
     def path(self, entry: int) -> bytes:
-        """From the root, which is the first entry."""
+        """Return the path below the root, which is the first entry."""
         names = []
         while entry:
             names.append(self.name(entry))
@@ -226,8 +278,8 @@ class _Entries:
         return b"/".join(reversed(names))
 
     def gather_names(self, order: _Integers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
-        """The names of the entries in this order, one after the other, and where each of them ends."""
-        # Files that were found one after another are neighbours here, too: a directory of files is one copy.
+        """Return the names of the entries in this order, one after the other, and the end of each."""
+        # Files that were found one after another are neighbours here too, so a directory of files is one copy.
         run_starts = np.flatnonzero(np.diff(order, prepend=-2) != 1)
         run_lasts = np.append(run_starts[1:], len(order)) - 1
         begins, ends = self.name_bounds[order[run_starts]], self.name_bounds[order[run_lasts] + 1]
@@ -239,8 +291,8 @@ class _Entries:
 
 
 def _are_plain(names: list[bytes]) -> bool:
-    """Whether each of `names` is the name of a file and needs no closer look."""
-    joined = _NUL.join(names)  # which no UTF-8 sequence runs across
+    """Return whether each of `names` is certainly the name of a file."""
+    joined = _NUL.join(names)  # no UTF-8 sequence runs across a NUL
     return (
         joined.count(_NUL) == len(names) - 1
         and _NO_NAMES.isdisjoint(names)

@@ -1,1 +1,1 @@
-"""From LIST pages to a mapped inode table: `page` (parse), `lister` (trio), `snapshot` (save, load)."""
+"""Lists a source into an inode table: with LIST, or from a manifest, a list of keys or an inventory."""

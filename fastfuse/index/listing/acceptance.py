@@ -1,38 +1,60 @@
-"""A complete listing, and whether it is one that can be shown (clauses N2-N4)."""
+"""A complete listing, its progress, and the checks that decide whether it can be shown (clauses N2-N4)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastfuse.errors import EmptySourceError, SourceError
-from fastfuse.index.inodes.names import Refusals
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["ALLOW_EMPTY_HINT", "Listing", "accept", "partial_name", "shown_names"]
+__all__ = [
+    "ALLOW_EMPTY_HINT",
+    "Listing",
+    "ListingProgress",
+    "ProgressCallback",
+    "accept",
+    "partial_name",
+    "shown_names",
+]
 
 _log = logging.getLogger(__name__)
 
 ALLOW_EMPTY_HINT = "check the prefix, or mount it anyway with --allow-empty"
-# How many neighbours of a partial name the error shows.
+# The error for a partial name shows this many names that begin with it.
 _MAX_CANDIDATES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A complete listing; there is no other kind."""
+    """A complete listing; an incomplete one is an error."""
 
     table: InodeTable
     refusals: Refusals
     request_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ListingProgress:
+    """The state of a listing; `share` is an estimate from 0 to 1 of what is done, or None without an estimate."""
+
+    objects: int
+    requests: int
+    in_flight: int
+    throttled: int
+    share: float | None
+
+
+ProgressCallback = Callable[[ListingProgress], None]
+
+
 def accept(source: S3Uri, table: InodeTable, refusals: Refusals, *, strict: bool, allow_empty: bool) -> None:
     """Log which keys of `source` are left out.
 
     Raises:
-        SourceError: with `strict`, if any is.
-        EmptySourceError: there is no object to show, unless `allow_empty`.
+        SourceError: a key is left out, and `strict` is set.
+        EmptySourceError: no object can be shown, and `allow_empty` is not set.
     """
     if refusals.total:
         if strict:
@@ -50,7 +72,7 @@ def accept(source: S3Uri, table: InodeTable, refusals: Refusals, *, strict: bool
 
 
 def partial_name(source: S3Uri, candidates: Sequence[bytes]) -> SourceError:
-    """For a source that is neither a folder nor an object, where `candidates` begin with it (N1)."""
+    """Return the error for a source that is only the beginning of the names of `candidates` (N1)."""
     return SourceError(
         f"{source} is only the beginning of a name; there is {shown_names(source.bucket, candidates)}",
         hint="give the whole name of one folder or object; "
@@ -59,7 +81,7 @@ def partial_name(source: S3Uri, candidates: Sequence[bytes]) -> SourceError:
 
 
 def shown_names(bucket: str, names: Sequence[bytes]) -> str:
-    """The first of `names` as URIs, and how many more there are."""
+    """Return the first of `names` as URIs, and the number of the others."""
     shown = ", ".join(f"s3://{bucket}/{name.decode('utf-8', 'backslashreplace')}" for name in names[:_MAX_CANDIDATES])
     more = len(names) - _MAX_CANDIDATES
     return f"{shown} and {more} more" if more > 0 else shown

@@ -1,34 +1,208 @@
-"""Which ranges of keys are being listed, and which to cut when there is capacity for more. Pure: no I/O, no clock.
+"""Which ranges of keys are being listed, and where to cut them when there is capacity for more. Pure: no I/O, no clock.
 
-The lister tells what each page brought (`advance`) and asks for ranges to begin with (`cut`); the ranges of all spans
-are disjoint and cover the prefix at any time, whatever fails and is tried again.
+`Frontier` holds the ranges (`Span`) of one prefix. The lister reports what each page brought (`advance`) and asks for
+new ranges (`cut`). The ranges are disjoint and cover the prefix at any time, whatever fails and is requested again.
 
-There are two ways to cut. Where folders are known (`mark`: a LIST with a delimiter names a thousand of them for one
-request) a range is cut between folders, and no piece is empty. Elsewhere a cut is a guess from `keyspace`, and a guess
-that hits nothing costs a request. So the first pages are listed one after the other, and after that guesses are bounded
-by what has been found: a prefix of a few thousand objects takes a handful of requests more than one listed serially, a
-prefix of a million at most a quarter more.
+There are two ways to cut. Where folders are known (`mark`: a LIST with a delimiter returns a thousand of them for one
+request), a range is cut between folders, and no piece is empty. Elsewhere a cut is a guess, and a guess that hits
+nothing costs one request. So the first pages are listed serially, and the pages found so far bound the guesses: a
+prefix of a few thousand objects takes a handful of requests more than a serial listing, a prefix of a million at most a
+quarter more.
+
+A guess treats keys as numbers. Names in a data set are mostly counters, hashes and a few fixed words, so each position
+of a key (behind the listed prefix) is a digit in an alphabet learned from the keys seen there (`Alphabets`). One
+decimal digit seen means that all ten may come, a hex digit all sixteen; a lone letter is part of a fixed word. The
+pages listed so far show how many keys lie in how much of the number line, and a cut is a number in between, written as
+a key.
+
+Keys are compared as S3 does, by UTF-8 bytes, which for valid text is Python's order of `str`. A range is
+``(after, until]``: ``start-after`` is exclusive, and a page that runs past `until` is cut there. A wrong guess never
+loses a key, because the pieces of a cut are disjoint and cover the range.
 """
 
+import string
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Final
 
-from fastfuse.index.listing.keyspace import Alphabets, KeyRange, cut_evenly, cut_galloping, pages_left
+from fastfuse.objects import MAX_KEY_BYTES
 
-__all__ = ["Frontier", "Span"]
+__all__ = ["Alphabets", "Frontier", "KeyRange", "Span", "cut_evenly", "cut_galloping", "pages_left"]
 
-# Small prefixes stay serial: with so many pages there is nothing to gain from guessing.
+# Names differ before this position; it also bounds the arithmetic.
+_MAX_POSITIONS = 128
+# Enough digits to distinguish 2^48 keys behind a common prefix.
+_RESOLUTION = 1 << 48
+# The alphabets learn from this many keys a page, evenly spread: the other keys would add little.
+_SAMPLES_PER_PAGE = 16
+
+_HEX = "abcdef"
+# Small prefixes stay serial: with so few pages a guess gains nothing.
 _SERIAL_PAGES: Final = 2
-# How many guesses may be unproven, and pages' worth of keys missing on those listed: four, and one for each four pages.
+# Unproven guesses and wasted pages together may be four, and one more for each four pages listed.
 _FREE_GUESSES: Final = 4
 _PAGES_PER_GUESS: Final = 4
-# A range is worth cutting where each piece has so many pages to bring, for the last page of each is half empty.
-# The less there is to list the more it is round trips that count, and the fewer the requests that can be lost.
+# A range is cut only if each piece has this many pages, because the last page of each piece is half empty.
+# The minimum grows with the listing: in a small one round trips count for more than lost requests.
 _MIN_PAGES_PER_PIECE: Final = 2.0
 _MAX_PAGES_PER_PIECE: Final = 6.0
 _PAGES_UNTIL_LARGER_PIECES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys greater than `after` and, unless it is None, not greater than `until`."""
+
+    after: str
+    until: str | None = None
+
+    def __contains__(self, key: str) -> bool:
+        return self.after < key and (self.until is None or key <= self.until)
+
+    def split(self, cuts: Iterable[str]) -> list["KeyRange"]:
+        """Return the pieces between increasing `cuts` inside the range: disjoint, and together the range."""
+        bounds = [self.after, *cuts]
+        return [KeyRange(low, high) for low, high in zip(bounds, [*bounds[1:], self.until], strict=True)]
+
+
+class Alphabets:
+    """The characters that may stand at each position behind `prefix`, judged by those seen there."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._seen: list[set[str]] = []
+        self._letters: dict[int, str] = {}
+
+    def learn(self, keys: list[str]) -> None:
+        """Learn from a page of keys, which all begin with the prefix."""
+        step = max(len(keys) // _SAMPLES_PER_PAGE, 1)
+        start = len(self.prefix)
+        for key in [*keys[::step], *keys[-1:]]:
+            tail = key[start : start + _MAX_POSITIONS]
+            while len(self._seen) < len(tail):
+                self._seen.append(set())
+            for position, character in enumerate(tail):
+                seen = self._seen[position]
+                if character not in seen:
+                    seen.add(character)
+                    self._letters.pop(position, None)
+
+    def letters(self, position: int) -> str:
+        """Return the characters that may stand at `position`, in order; none where no key was that long."""
+        if position not in self._letters:
+            seen = self._seen[position] if position < len(self._seen) else set()
+            self._letters[position] = "".join(sorted(_completed(seen)))
+        return self._letters[position]
+
+
+def cut_evenly(span: KeyRange, count: int, alphabets: Alphabets) -> list[str]:
+    """Return up to `count` increasing keys strictly inside `span` that cut it into parts of equal width."""
+    line = _NumberLine(span, alphabets)
+    return line.keys(line.low + (line.high - line.low) * step // (count + 1) for step in range(1, count + 1))
+
+
+def pages_left(span: KeyRange, start: str, alphabets: Alphabets) -> float:
+    """Estimate the pages that `span` takes if they are as wide as the one from `start` to ``span.after``."""
+    line = _NumberLine(span, alphabets, at_least=start)
+    return (line.high - line.low) / max(line.low - line.number(start), 1)
+
+
+def cut_galloping(span: KeyRange, start: str, count: int, alphabets: Alphabets) -> list[str]:
+    """Return up to `count` increasing keys strictly inside `span`, 1, 3, 7, 15 ... pages behind its beginning.
+
+    This suits a range whose last key is unknown. A page is as wide as the one from `start` to ``span.after``.
+    """
+    line = _NumberLine(span, alphabets, at_least=start)
+    page_width = max(line.low - line.number(start), 1)
+    return line.keys(
+        min(line.low + page_width * ((2 << step) - 1), line.high - 1)
+        for step in range(min(count, _RESOLUTION.bit_length()))
+    )
+
+
+class _NumberLine:
+    """Keys as whole numbers: their digits are the characters behind the common beginning of `span` and `at_least`."""
+
+    def __init__(self, span: KeyRange, alphabets: Alphabets, *, at_least: str | None = None) -> None:
+        self._span = span
+        self._alphabets = alphabets
+        prefix = alphabets.prefix
+        known = [key for key in (span.after, span.until, at_least) if key is not None and key > prefix]
+        # Positions where keys cannot differ are skipped; without an upper bound, keys may differ anywhere.
+        tails = [key[len(prefix) :] for key in known] if span.until is not None else []
+        self._skipped = len(commonprefix(tails))  # noqa: RUF071 - characters are compared, not path components
+        self._common = (known[0] if known else prefix)[: len(prefix) + self._skipped]
+        self._bases = self._choose_positions()
+        self.low = self.number(span.after)
+        self.high = self.number(span.until) if span.until is not None else self._end()
+
+    def _choose_positions(self) -> list[str]:
+        positions, product, position = [], 1, self._skipped
+        while product < _RESOLUTION and (letters := self._alphabets.letters(position)):
+            positions.append(letters)
+            product *= len(letters)
+            position += 1
+        return positions
+
+    def _end(self) -> int:
+        end = 1
+        for letters in self._bases:
+            end *= len(letters)
+        return end
+
+    def number(self, key: str) -> int:
+        """Return the number of `key`; for a key outside the alphabets, the nearest number below it."""
+        tail = key[len(self._common) :] if key.startswith(self._common) else ""
+        value = 0
+        is_exact = True
+        for position, letters in enumerate(self._bases):
+            digit = 0
+            if is_exact and position < len(tail):
+                digit = min(bisect_left(letters, tail[position]), len(letters) - 1)
+                is_exact = letters[digit] == tail[position]
+            value = value * len(letters) + digit
+        return value
+
+    def keys(self, numbers: Iterable[int]) -> list[str]:
+        """Return `numbers` as keys, without those outside the range and those not greater than the key before."""
+        found: list[str] = []
+        last = self._span.after
+        for number in numbers:
+            key = self._key(number)
+            if last < key and (self._span.until is None or key < self._span.until):
+                found.append(key)
+                last = key
+        return found
+
+    def _key(self, number: int) -> str:
+        letters = []
+        for alphabet in reversed(self._bases):
+            number, digit = divmod(number, len(alphabet))
+            letters.append(alphabet[digit])
+        # Trailing lowest digits add only length: the key without them sorts just before.
+        tail = "".join(reversed(letters))
+        for position in range(len(tail) - 1, 0, -1):
+            if tail[position] != self._bases[position][0]:
+                break
+            tail = tail[:position]
+        key = self._common + tail
+        return key if len(key.encode()) <= MAX_KEY_BYTES else self._span.after
+
+
+def _completed(seen: set[str]) -> set[str]:
+    """Return `seen` and the characters that are likely to come with it."""
+    found = set(seen)
+    digits = seen & set(string.digits)
+    for letters in (string.ascii_lowercase, string.ascii_uppercase):
+        present = seen & set(letters)
+        hexadecimal = set(letters[: len(_HEX)])
+        if digits and present and present <= hexadecimal:
+            found |= hexadecimal | set(string.digits)
+        elif len(present) > 1:
+            found |= set(letters)
+    return found | set(string.digits) if digits else found
 
 
 @dataclass(slots=True, eq=False)
@@ -39,19 +213,19 @@ class Span:
     cursor: str
     pages: int = 0
     is_done: bool = False
-    # Where the last page began: how densely keys lie is taken from that page alone, for it may be otherwise elsewhere.
+    # Where the last page began: the density of keys is taken from that page alone, because it may differ elsewhere.
     last_page_after: str = ""
-    # What `keyspace.pages_left` said after the last page.
+    # The estimate after the last page.
     pages_left: float = 0.0
 
     @property
     def rest(self) -> KeyRange:
-        """What has not been listed yet."""
+        """The range that has not been listed yet."""
         return KeyRange(self.cursor, self.range.until)
 
 
 class Frontier:
-    """All spans of one prefix, from one that covers it to none that is not done."""
+    """All spans of one prefix: at first one that covers it, at the end none."""
 
     def __init__(self, prefix: str) -> None:
         self._alphabets = Alphabets(prefix)
@@ -63,13 +237,13 @@ class Frontier:
         self._marks: list[str] = []
 
     def mark(self, folders: Iterable[str]) -> None:
-        """Tell of folders (with their ``/``) that hold at least one key each."""
+        """Add folders (with their ``/``) that hold at least one key each."""
         self._marks = sorted({*self._marks, *folders})
 
     def advance(self, span: Span, keys: list[str], *, is_truncated: bool) -> int:
-        """Take a page that was listed after ``span.cursor``; returns how many of its `keys` belong to the span.
+        """Take a page that was listed after ``span.cursor``; return how many of its `keys` belong to the span.
 
-        `keys` are sorted. The rest of them lies behind the span's end, where another span lists it.
+        `keys` are sorted. The others lie behind the span's end, where another span lists them.
         """
         until = span.range.until
         self._greatest = max(self._greatest, keys[-1]) if keys else self._greatest
@@ -91,12 +265,12 @@ class Frontier:
         return len(mine)
 
     def share_done(self) -> float:
-        """About how much of the listing is done, from 0 to 1."""
+        """Estimate the share of the listing that is done, from 0 to 1."""
         left = sum(max(span.pages_left, 1.0) for span in self.active)
         return self.page_count / (self.page_count + left)
 
     def cut(self, capacity: int) -> list[Span]:
-        """New spans to list, at most `capacity`, cut off from those that have most left."""
+        """Cut up to `capacity` new spans off those that have most left, and return them."""
         begun: list[Span] = []
         while capacity > len(begun) and self.page_count >= _SERIAL_PAGES:
             candidates = [span for span in self.active if span.pages and span.pages_left >= self._piece_pages()]
@@ -106,7 +280,7 @@ class Frontier:
             new = self._cut(span, capacity - len(begun))
             begun += new
             if not new:
-                span.pages_left = 0.0  # nothing to cut until its next page
+                span.pages_left = 0.0  # do not try again before its next page
         return begun
 
     def _piece_pages(self) -> float:
@@ -118,7 +292,7 @@ class Frontier:
         return _FREE_GUESSES + self.page_count // _PAGES_PER_GUESS - wasted - unproven
 
     def _estimate(self, span: Span) -> float:
-        """How many more pages `span` will bring."""
+        """Estimate the pages that `span` will still bring."""
         marks = self._marks_in(span.rest)
         if marks:
             return len(marks) / self._marks_per_page(span)
@@ -146,11 +320,11 @@ class Frontier:
         if self._greatest > span.cursor:
             return cut_evenly(rest, count, self._alphabets)
         if any(other.range.after >= span.cursor and not other.pages for other in self.active if other is not span):
-            return []  # guesses behind it are under way and will tell how far the keys reach
+            return []  # guesses behind it are in flight and will show how far the keys reach
         return cut_galloping(rest, span.last_page_after, count, self._alphabets)
 
     def _marks_in(self, span: KeyRange) -> range:
-        """Indexes of the marks strictly inside `span`."""
+        """Return the indexes of the marks strictly inside `span`."""
         low = bisect_right(self._marks, span.after)
         high = len(self._marks) if span.until is None else bisect_left(self._marks, span.until)
         return range(low, max(low, high))

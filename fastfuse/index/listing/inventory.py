@@ -9,8 +9,7 @@ import trio
 
 from fastfuse.errors import ConfigurationError, ForbiddenObjectError, MissingObjectError, first_of
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.listing.acceptance import Listing, partial_name
-from fastfuse.index.listing.sweep import ListingProgress, ProgressCallback
+from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback, partial_name
 from fastfuse.index.sources.inventory_report import DataFile, InventoryRows, Manifest, parse_manifest, read_rows
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ObjectSource
@@ -18,11 +17,11 @@ from fastfuse.s3.whole import read_into, read_small
 
 __all__ = ["list_inventory"]
 
-# A manifest names a file of up to 2 GB on each line of some 200 bytes: this is for 10^12 objects.
+# A manifest names a file of up to 2 GB in about 200 bytes: this is enough for 10^12 objects.
 _MAX_MANIFEST_BYTES = 64 << 20
-# An MD5 in hexadecimal, and perhaps a line's end.
+# An MD5 in hexadecimal and a line's end fit.
 _MAX_CHECKSUM_BYTES = 100
-# One is parsed while the next is fetched; Python parses one at a time.
+# One file is parsed while the next is fetched; Python parses one at a time.
 _FILES_AT_ONCE = 2
 _STEP_BYTES = 8 << 20
 
@@ -30,12 +29,12 @@ _STEP_BYTES = 8 << 20
 async def list_inventory(
     objects: ObjectSource, manifest_uri: S3Uri, source: S3Uri, *, progress: ProgressCallback = lambda _: None
 ) -> Listing:
-    """The objects of `source` in the report whose manifest.json is at `manifest_uri`.
+    """List the objects of `source` in the report whose manifest.json is at `manifest_uri`.
 
     Raises:
-        ConfigurationError: it is no report of the source's bucket, of no use, or damaged.
-        SourceError: S3 does not have a part of it, or the source is only the beginning of a name.
-        AccessError, ServiceError: S3 does not give it.
+        ConfigurationError: the report is of another bucket, lacks a field, or is damaged.
+        SourceError: a file of the report does not exist, or the source is only the beginning of a name.
+        AccessError, ServiceError: S3 does not return the report.
     """
     ref = await objects.head(manifest_uri.bucket, manifest_uri.path)
     text = await read_small(objects, ref, limit_bytes=_MAX_MANIFEST_BYTES)
@@ -52,7 +51,7 @@ async def list_inventory(
 
 
 async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int:
-    """How many requests it took. S3 writes the manifest's MD5 beside it; who copies a report may leave it out."""
+    """Check the manifest's MD5, if its .checksum was copied with it; return the number of requests."""
     stem, dot, _ = uri.path.rpartition(".json")
     if not dot:
         return 0
@@ -81,9 +80,9 @@ class _Report:
         self._path = source.path.encode()
         self._folder = f"{source.path.rstrip('/')}/".encode() if source.path else b""
         self._below = TableBuilder(source.bucket, self._folder.decode())
-        # The object that the source names, if it is none of a folder (N1), ...
+        # The object that the source names, used if the source is no folder (N1).
         self._itself: InventoryRows | None = None
-        # ... and what there is instead of both.
+        # Names that begin with the source's path, for the error if it is neither.
         self._neighbours: set[bytes] = set()
         self.request_count = 0
         self._files_done = 0
@@ -98,7 +97,7 @@ class _Report:
             raise first_of(group) from group
 
     def builder(self) -> TableBuilder:
-        """With all rows of the source in it; `SourceError` where it names neither a folder nor an object."""
+        """Return a builder with all rows of the source; `SourceError` if it is neither a folder nor an object."""
         if len(self._below):
             return self._below
         if self._itself is not None:
@@ -134,7 +133,7 @@ class _Report:
         return S3Uri(self._bucket, file.key)
 
     def _parse(self, file: DataFile, fd: int) -> None:
-        """In a thread of its own; the rows go back to the task's."""
+        """Parse `file` in a thread of its own, and hand the rows to trio's thread."""
         with Path(f"/proc/self/fd/{fd}").open("rb") as data:
             digest = hashlib.md5(usedforsecurity=False)
             while block := data.read(_STEP_BYTES):
@@ -154,7 +153,7 @@ class _Report:
         self._tell()
 
     def _take_beside(self, rows: InventoryRows) -> None:
-        """What begins with the source's path and does not lie in its folder; of use if nothing does."""
+        """Take rows that begin with the source's path outside its folder; they count only if the folder is empty."""
         itself = rows.chosen([key == self._path for key in rows.keys])
         if itself.keys:
             self._itself = itself

@@ -1,23 +1,44 @@
-"""Lists a source into an inode table.
+"""Lists a source into an inode table, with many requests at once.
 
 A source is listed by one of two rules. As a folder (clause N1), the URI names the keys below it or exactly one object.
 As a key name prefix, it names every key that begins with it, as SageMaker's File and Pipe mode take ``S3Prefix``.
+
+A sweep requests every page with ``start-after``, so each request can be repeated and a range can be cut at any key;
+`frontier` decides where. A listing is complete or it fails. Servers without ``start-after`` or with an order of their
+own are recognised by their pages. The sweep's result is then discarded, and the source is listed serially, by
+continuation tokens.
 """
 
 import logging
+import operator
+from itertools import islice
+from typing import Final
 
-from fastfuse.errors import EmptySourceError, ServiceError
+import trio
+
+from fastfuse.errors import EmptySourceError, FastfuseError, ServiceError, first_of
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.listing.acceptance import ALLOW_EMPTY_HINT, Listing, accept, partial_name, shown_names
-from fastfuse.index.listing.page import Page
-from fastfuse.index.listing.pager import Pager
-from fastfuse.index.listing.sweep import ListingProgress, ProgressCallback, UnorderedListingError, report, sweep
+from fastfuse.index.listing.acceptance import (
+    ALLOW_EMPTY_HINT,
+    Listing,
+    ListingProgress,
+    ProgressCallback,
+    accept,
+    partial_name,
+    shown_names,
+)
+from fastfuse.index.listing.frontier import Frontier, Span
+from fastfuse.index.listing.page import Page, Pager
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import PageSource
 
-__all__ = ["Listing", "ListingProgress", "ProgressCallback", "list_source"]
+__all__ = ["list_source"]
 
 _log = logging.getLogger(__name__)
+
+# The sweep requests folder names this deep, while there is only one folder: train/, train/images/, ...
+_MAX_FOLDER_PROBES: Final = 4
+_STUCK = "the listing does not advance"
 
 
 async def list_source(
@@ -29,14 +50,15 @@ async def list_source(
     allow_empty: bool = False,
     progress: ProgressCallback = lambda _: None,
 ) -> Listing:
-    """List all objects of `source`, with as many requests at once as it is large; `progress` is called for each page.
+    """List all objects of `source`, with the more requests at once the larger it is. Call `progress` for each page.
 
     With `is_key_name_prefix`, these are all keys that begin with the path of `source`. The paths in the table are
     relative to the folder ``path/`` if every key lies in it, and otherwise to the last ``/`` of `path`.
 
     Raises:
-        SourceError: a partial folder name, unless `is_key_name_prefix`; with `strict`, keys that cannot be shown.
-        EmptySourceError: nothing there, unless `allow_empty`.
+        SourceError: `source` is a partial folder name, unless `is_key_name_prefix`; or, with `strict`, a key cannot be
+            shown.
+        EmptySourceError: `source` has no objects, unless `allow_empty`.
         AccessError, ConfigurationError, ServiceError: as `PageSource.list`.
     """
     lister = _Lister(pages, source, progress)
@@ -49,15 +71,12 @@ async def list_source(
     return Listing(table, refusals, lister.request_count)
 
 
-_STUCK = "the listing does not advance"
-
-
 class _Lister:
     def __init__(self, pages: PageSource, source: S3Uri, progress: ProgressCallback) -> None:
         self._pager = Pager(pages, source.bucket)
         self._source = source
         self._progress = progress
-        # Every continuation token that was followed: one that comes back would lead round in circles for ever.
+        # Every continuation token that was followed: a token that comes back would make the listing endless.
         self._tokens: set[str] = set()
 
     @property
@@ -93,8 +112,8 @@ class _Lister:
             raise EmptySourceError(f"{self._source} holds no objects", hint=ALLOW_EMPTY_HINT)
         builder = TableBuilder(self._source.bucket, key_prefix)
         try:
-            await sweep(self._pager, prefix, first, builder, self._progress)
-        except UnorderedListingError:
+            await _Sweep(self._pager, prefix, builder, self._progress).run(first)
+        except _UnorderedListingError:
             _log.info("the service does not list in key order: listing %s one page at a time", self._source)
             return await self._all_pages_serially(prefix, first, key_prefix)
         return builder
@@ -103,13 +122,13 @@ class _Lister:
         builder = TableBuilder(self._source.bucket, key_prefix)
         while True:
             builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
-            report(self._progress, self._pager, builder)
+            _report(self._progress, self._pager, builder)
             if not page.is_truncated:
                 return builder
             page = await self._page(prefix, after=page)
 
     async def _one_object(self, path: str, folder: str, *, allow_empty: bool) -> TableBuilder:
-        """Nothing lies below `path` as a folder: it is one object, a partial name, or nothing at all."""
+        """List the one object `path`, below which nothing lies; raise if there is no object of this name."""
         page = await self._first_page(path, delimiter="/")
         if path.encode() in page.keys:
             row = page.keys.index(path.encode())
@@ -120,7 +139,7 @@ class _Lister:
             builder.add(
                 page.keys[one], page.sizes[one], page.mtimes_ns[one], page.etags[one], page.storage_classes[one]
             )
-            report(self._progress, self._pager, builder)
+            _report(self._progress, self._pager, builder)
             return builder
         candidates = sorted(page.common_prefixes + page.keys)
         if candidates:
@@ -140,7 +159,7 @@ class _Lister:
             page = await self._page(path, delimiter="/", after=page)
 
     def _warn_of_neighbours(self, taken_as: str, neighbours: list[bytes]) -> None:
-        """Say that File and Pipe mode take more for the same name (N1)."""
+        """Warn that File and Pipe mode take more keys for the same name (N1)."""
         if neighbours:
             _log.warning(
                 "%s is taken as %s, as in FastFile mode; "
@@ -149,18 +168,18 @@ class _Lister:
             )
 
     async def _first_page(self, prefix: str, *, delimiter: str = "") -> Page:
-        """The first page that holds anything: one without entries says nothing while more are to come."""
+        """Return the first page that holds an entry, or else the last page: pages before it may be empty."""
         page = await self._page(prefix, delimiter=delimiter)
         while page.is_truncated and not page.keys and not page.common_prefixes:
             page = await self._page(prefix, delimiter=delimiter, after=page)
         return page
 
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
-        """The page `after` another, by its continuation token, or else after its last key."""
+        """Return the page `after` another, by its continuation token or else by its last key."""
         token = after.next_token if after else ""
         last_key = after.keys[-1] if after and not token else b""
         if token in self._tokens:
-            raise ServiceError(f"{_STUCK}: the service gives the same continuation token again")
+            raise ServiceError(f"{_STUCK}: the service sends the same continuation token again")
         if token:
             self._tokens.add(token)
         try:
@@ -169,7 +188,9 @@ class _Lister:
             raise ServiceError(f"the listing cannot go on after {last_key!r}, which is not UTF-8") from error
         page = await self._pager.page(prefix, delimiter=delimiter, continuation_token=token, start_after=start_after)
         if last_key and page.keys and min(page.keys) <= last_key:
-            raise ServiceError(f"{_STUCK}: the service was asked for the keys after {last_key!r} and sends it again")
+            raise ServiceError(
+                f"{_STUCK}: the service sends {last_key!r} again, although the request was for the keys after it"
+            )
         return page
 
 
@@ -179,3 +200,111 @@ def _folder(path: str) -> str:
 
 def _parent(path: str) -> str:
     return path[: path.rfind("/") + 1]
+
+
+class _UnorderedListingError(Exception):
+    """The server's pages are not in key order, or do not honour ``start-after``."""
+
+
+class _Sweep:
+    """One listing of a prefix with many requests at once."""
+
+    def __init__(self, pager: Pager, prefix: str, builder: TableBuilder, progress: ProgressCallback) -> None:
+        self._pager = pager
+        self._prefix = prefix
+        self._builder = builder
+        self._progress = progress
+        self._frontier = Frontier(prefix)
+
+    async def run(self, first: Page) -> None:
+        """List the prefix, of which `first` is the first page, into the builder.
+
+        Raises:
+            _UnorderedListingError: list serially instead, from the beginning and into a new builder.
+            AccessError, ServiceError: as `Pager.page`; the builder is incomplete.
+        """
+        try:
+            await self._run(first)
+        except ExceptionGroup as group:
+            # Spans fail side by side; the first failure ended the others.
+            raise first_of(group) from group
+
+    async def _run(self, first: Page) -> None:
+        (span,) = self._frontier.active
+        self._take(span, first)
+        if span.is_done:
+            return
+        await self._take_second(span, first)
+        start = len(self._prefix.encode())
+        async with trio.open_nursery() as probing:
+            if any(b"/" in key[start:] for key in first.keys):
+                probing.start_soon(self._probe_folders)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._list_span, span, nursery)
+            probing.cancel_scope.cancel()  # folder names are of no use any more
+
+    async def _take_second(self, span: Span, first: Page) -> None:
+        """Request the second page by the first one's last key and by its token: they agree only in key order."""
+        followed: list[Page] = []
+
+        async def follow() -> None:
+            followed.append(await self._pager.page(self._prefix, continuation_token=first.next_token))
+
+        async with trio.open_nursery() as nursery:
+            if first.next_token:
+                nursery.start_soon(follow)
+            second = await self._pager.page(self._prefix, start_after=span.cursor)
+        for page in followed:
+            if any(map(operator.ne, page.keys, second.keys)) or bool(page.keys) != bool(second.keys):
+                raise _UnorderedListingError
+        self._take(span, second)
+
+    async def _list_span(self, span: Span, nursery: trio.Nursery) -> None:
+        while not span.is_done:
+            self._take(span, await self._pager.page(self._prefix, start_after=span.cursor))
+            for begun in self._frontier.cut(self._pager.capacity - len(self._frontier.active)):
+                nursery.start_soon(self._list_span, begun, nursery)
+
+    def _take(self, span: Span, page: Page) -> None:
+        try:
+            keys = [key.decode() for key in page.keys]
+        except UnicodeDecodeError as error:  # start-after cannot express such a key
+            raise _UnorderedListingError from error
+        is_ordered = all(map(operator.lt, page.keys, islice(page.keys, 1, None)))
+        # An empty page that is not the last continues by its token only. An empty last page contradicts the page
+        # before it, which promised more.
+        is_odd = not keys and (page.is_truncated or (span.pages > 0 and span.range.until is None))
+        if not is_ordered or is_odd or (keys and keys[0] <= span.cursor):
+            raise _UnorderedListingError
+        mine = slice(self._frontier.advance(span, keys, is_truncated=page.is_truncated))
+        self._builder.add(
+            page.keys[mine], page.sizes[mine], page.mtimes_ns[mine], page.etags[mine], page.storage_classes[mine]
+        )
+        _report(self._progress, self._pager, self._builder, share=self._frontier.share_done())
+
+    async def _probe_folders(self) -> None:
+        """Learn folders to cut between. The listing does not depend on them, so an error ends only the probe."""
+        prefix = self._prefix
+        for _ in range(_MAX_FOLDER_PROBES):
+            try:
+                page = await self._pager.page(prefix, delimiter="/")
+                folders = [folder.decode() for folder in page.common_prefixes]
+            except (FastfuseError, UnicodeDecodeError):
+                return
+            if len(folders) != 1 or page.keys or page.is_truncated:
+                self._frontier.mark(folders)
+                return
+            (prefix,) = folders
+
+
+def _report(progress: ProgressCallback, pager: Pager, builder: TableBuilder, *, share: float | None = None) -> None:
+    """Call `progress` with the state of `builder` and `pager`."""
+    progress(
+        ListingProgress(
+            objects=len(builder),
+            requests=pager.request_count,
+            in_flight=pager.in_flight,
+            throttled=pager.throttled_count,
+            share=share,
+        )
+    )

@@ -1,4 +1,4 @@
-"""Lists what a manifest names: reads it, asks S3 for the attributes of each object, and keeps its order."""
+"""Lists the objects that a manifest names, in its order: reads it, and requests the attributes of each object."""
 
 import os
 from collections.abc import Sequence
@@ -6,12 +6,15 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.listing.acceptance import ALLOW_EMPTY_HINT, Listing
-from fastfuse.index.listing.heads import add_found, head_all
-from fastfuse.index.listing.sweep import ProgressCallback
-from fastfuse.index.sources.augmented import AugmentedLine, filtered_manifest, read_augmented_manifest
-from fastfuse.index.sources.located import Reference
-from fastfuse.index.sources.manifest_text import read_manifest
+from fastfuse.index.listing.acceptance import ALLOW_EMPTY_HINT, Listing, ProgressCallback
+from fastfuse.index.listing.keys import add_found, head_all
+from fastfuse.index.sources.manifests import (
+    AugmentedLine,
+    Reference,
+    filtered_manifest,
+    read_augmented_manifest,
+    read_manifest,
+)
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
@@ -35,15 +38,15 @@ async def list_manifest(
     allow_empty: bool = False,
     progress: ProgressCallback = lambda _: None,
 ) -> Listing:
-    """The objects that the manifest `source` names, or the part of them that is `shard`, under their whole keys.
+    """List the objects of the manifest `source`, or only the part `shard`, under their whole keys.
 
-    What is divided are the objects, in the order of their keys, before any is left out that cannot be shown: one that
-    is named twice is in one part, and is there twice in the table's source order.
+    A shard is a part of all objects in the order of their keys, before objects are left out that cannot be shown. An
+    object that is named twice is in one part, and twice in the table's source order.
 
     Raises:
-        ConfigurationError: it is no manifest.
-        EmptySourceError: it names nothing, unless `allow_empty`.
-        SourceError, AccessError, ServiceError: it cannot be read, or what it names is not there.
+        ConfigurationError: `source` is no manifest.
+        EmptySourceError: the manifest names no object, unless `allow_empty`.
+        SourceError, AccessError, ServiceError: the manifest or an object of it does not exist or cannot be read.
     """
     _, data = await _manifest(objects, source)
     references = read_manifest(data, str(source))
@@ -69,11 +72,11 @@ async def list_augmented_manifest(
     allow_empty: bool = False,
     progress: ProgressCallback = lambda _: None,
 ) -> Listing:
-    """The objects that the lines of `source` refer to, and as a file beside them these lines.
+    """List the objects that the lines of `source` refer to, and make a file of these lines beside them.
 
-    The lines have the attributes `attribute_names` in this order (empty: all). What is divided are the lines, and an
-    object that two of them refer to may be in two parts. The paths begin with buckets if there is more than one in
-    the whole manifest, whichever part is listed.
+    The lines have the attributes `attribute_names` in this order (empty: all). A shard is a part of the lines; an
+    object that two lines refer to may be in two parts. The paths begin with buckets if the whole manifest names more
+    than one, whichever part is listed.
 
     Raises:
         As `list_manifest`.
@@ -137,20 +140,20 @@ def _size(line: AugmentedLine, sizes_bytes: dict[_Name, int]) -> int:
 
 
 def _path(named: Reference | ObjectRef, bucket: str) -> str:
-    """In a table of `bucket`; of several, if that is empty."""
+    """Return the path in a table of `bucket`, or in one of several buckets if `bucket` is empty."""
     return named.key if bucket else f"{named.bucket}/{named.key}"
 
 
 def _add_lines(
     builder: TableBuilder, source: S3Uri, ref: ObjectRef, lines: Sequence[AugmentedLine], bucket: str
 ) -> None:
-    """Put the lines into a file of the manifest's name, beside what they refer to."""
+    """Add a made file with the lines and the manifest's name, beside the objects."""
     name = source.path.rpartition("/")[2]
     for reference in _references(lines):
         if _path(reference, bucket).partition("/")[0] == name:
             raise ConfigurationError(
                 f"{source}:{reference.place}: the path of s3://{reference.bucket}/{reference.key} in the mount begins "
-                f"with {name!r}, and so is called the manifest itself",
+                f"with {name!r}, which is the name of the manifest itself",
                 hint="give the manifest another name",
             )
     builder.add_made(name.encode(), filtered_manifest(lines), ref.modified_ns)
@@ -159,7 +162,7 @@ def _add_lines(
 def _listing(
     builder: TableBuilder, found: Sequence[ObjectRef], references: Sequence[Reference], requests: int, bucket: str
 ) -> Listing:
-    """The table of the objects in `found`, in the order of `references`, some of which may be of other parts."""
+    """Return the table of `found`, in the order of `references`, some of which may be of other parts."""
     add_found(builder, found, [_path(ref, bucket).encode() for ref in found])
     places = {(ref.bucket, ref.key): at for at, ref in enumerate(found)}
     order = (places.get((reference.bucket, reference.key), -1) for reference in references)

@@ -19,7 +19,7 @@ from fastfuse.errors import ConfigurationError
 
 __all__ = ["DataFile", "InventoryRows", "Manifest", "parse_manifest", "read_rows"]
 
-# Our names for the fields, by those in the schema of CSV and of Parquet files.
+# The names of the fields in Parquet files, which are ours too, by their names in the schema of CSV files.
 _CSV_NAMES = {
     "Bucket": "bucket", "Key": "key", "VersionId": "version_id", "Size": "size", "ETag": "e_tag",
     "LastModifiedDate": "last_modified_date", "StorageClass": "storage_class", "IsLatest": "is_latest",
@@ -30,18 +30,18 @@ _FLAGS = ("is_latest", "is_delete_marker")
 _USED = (*_NEEDED, *_FLAGS, "storage_class")
 _FORMATS = ("CSV", "Parquet")
 _BATCH_ROWS = 10_000
-# Of unpacked CSV, some 400 rows: at 1 MiB the rows fall out of the CPU's cache, and it takes a third longer.
+# About 400 rows of unpacked CSV. With 1 MiB the rows fall out of the CPU's cache, and parsing takes a third longer.
 _STEP_BYTES = 1 << 16
-# A key is 1024 bytes, each three letters where it is encoded; other fields are short. A file that unpacks to one
-# endless line or field is given up here.
+# A key has 1024 bytes, each of which may be encoded as three letters; other fields are short. The limits stop a file
+# that unpacks to one endless line or field.
 _MAX_FIELD_LETTERS = 1 << 16
 _MAX_LINE_BYTES = 4 * _MAX_FIELD_LETTERS
 _MAX_SIZE_BYTES = 1 << 62
-# Of a word in a report that is quoted in an error.
+# An error quotes this much of a word.
 _SHOWN_LETTERS = 40
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-# What a column of nanoseconds since 1970 can hold.
+# A column holds nanoseconds since 1970 in 63 bits.
 _MAX_MOMENT_MS = (1 << 63) // 10**6 - 1
 
 
@@ -56,7 +56,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a report covers and where its rows are."""
+    """The bucket of a report, and the files with its rows."""
 
     source_bucket: str
     file_format: str
@@ -75,7 +75,7 @@ class InventoryRows:
     storage_classes: list[str]
 
     def chosen(self, is_chosen: Sequence[bool]) -> "InventoryRows":
-        """The rows at which `is_chosen` is true."""
+        """Return the rows at which `is_chosen` is true."""
         if all(is_chosen):
             return self
         return InventoryRows(
@@ -88,10 +88,10 @@ class InventoryRows:
 
 
 def parse_manifest(text: bytes, name: str) -> Manifest:
-    """The manifest.json called `name`.
+    """Parse the manifest.json called `name`.
 
     Raises:
-        ConfigurationError: it is none, or the report is of no use here: a format or a field is missing.
+        ConfigurationError: `text` is no manifest, or the report has an unknown format or lacks a field.
     """
     try:
         found = json.loads(text)
@@ -119,10 +119,10 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
 
 
 def read_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes = b"") -> Iterator[InventoryRows]:
-    """The current objects below `prefix` in one data file called `name`, some thousand at a time.
+    """Yield the current objects below `prefix` in one data file called `name`, some thousand at a time.
 
     Raises:
-        ConfigurationError: the file is not what the manifest says, or its format takes a package that is missing.
+        ConfigurationError: the file is damaged, or its format takes a package that is not installed.
     """
     read = _csv_rows if manifest.file_format == "CSV" else _parquet_rows
     try:
@@ -147,9 +147,9 @@ def _csv_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> 
 
 
 def _line_blocks(file: IO[bytes]) -> Iterator[list[str]]:
-    """The lines of a gzipped text, about as many at a time as make `_STEP_BYTES`.
+    """Yield the lines of a gzipped text in blocks of about `_STEP_BYTES`.
 
-    No field of a report holds a line's end (keys are URL-encoded), so a block needs nothing of the one before.
+    No field of a report contains a line's end (keys are URL-encoded), so each block can be parsed on its own.
     """
     rest = b""
     with gzip.open(file, "rb") as unpacked:
@@ -163,7 +163,7 @@ def _line_blocks(file: IO[bytes]) -> Iterator[list[str]]:
 
 
 def _current_csv_rows(columns: Mapping[str, Sequence[str]], prefix: bytes) -> Iterator[InventoryRows]:
-    # Keys are encoded as LIST encodes them: a plus sign is a space.
+    # Keys are encoded as in LIST: a plus sign is a space.
     keys = [
         unquote_to_bytes(key.replace("+", " ")) if "%" in key or "+" in key else key.encode() for key in columns["key"]
     ]
@@ -185,7 +185,7 @@ def _rows(
     etags: Iterable[str | None],
     storage_classes: Iterable[str | None],
 ) -> InventoryRows:
-    """Checked, and with what LIST writes where a report writes something else: quotes, or nothing."""
+    """Check the columns, and write ETags and storage classes as LIST does."""
     if not all(keys):
         raise ValueError("an empty key")
     if min(sizes) < 0 or max(sizes) >= _MAX_SIZE_BYTES:
@@ -200,7 +200,7 @@ def _rows(
 
 
 def _flags(words: Sequence[str], *, wanted: bool) -> list[bool]:
-    """Whether each flag is as `wanted`, or not given."""
+    """Return for each flag whether it is as `wanted`, or empty."""
     meanings = {word: word.lower() for word in set(words)}
     unknown = set(meanings.values()) - {"true", "false", ""}
     if unknown:
@@ -210,7 +210,7 @@ def _flags(words: Sequence[str], *, wanted: bool) -> list[bool]:
 
 
 def _parsed_sizes(words: Sequence[str]) -> list[int]:
-    """`int` alone would take signs, spaces and underscores."""
+    """Parse decimal digits; `int` alone would accept signs, spaces and underscores."""
     digits = "".join(words)
     if not all(words) or not (digits.isascii() and digits.isdigit()):
         raise ValueError("a size that is no number")
@@ -244,11 +244,11 @@ def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes)
 
 
 def _current_parquet_rows(batch: Any, prefix: bytes) -> Iterator[InventoryRows]:  # noqa: ANN401 - a RecordBatch
-    """Casts refuse what is of another type, does not fit or is not UTF-8."""
+    """Yield the rows of one batch; the casts refuse values of another type or size, and text that is not UTF-8."""
     import pyarrow
     from pyarrow import compute
 
-    # By way of bytes: a number would be cast to text.
+    # Cast to bytes, because a number would be cast to text.
     keys = batch.column("key").cast(pyarrow.binary())
     is_wanted = compute.starts_with(keys, pattern=prefix)
     for name in _FLAGS:
@@ -265,7 +265,7 @@ def _current_parquet_rows(batch: Any, prefix: bytes) -> Iterator[InventoryRows]:
     sizes = batch.column("size").cast(pyarrow.int64())
     if not pyarrow.types.is_timestamp(modified.type) or sizes.null_count or modified.null_count:
         raise ValueError("a row without a size or a time")
-    # S3 has milliseconds, and so has the CSV.
+    # S3 and the CSV have milliseconds.
     in_ms = modified.cast(pyarrow.timestamp("ms"), safe=False)
     mtimes_ns = in_ms.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64()).to_pylist()
     etags = batch.column("e_tag").cast(pyarrow.binary()).cast(pyarrow.string()).to_pylist()
@@ -293,7 +293,7 @@ def _text(entry: Mapping[str, object], name: str) -> str:
     value = entry[name]
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} is no text")
-    value.encode()  # JSON can spell what UTF-8 cannot
+    value.encode()  # JSON can spell text that UTF-8 cannot
     return value
 
 
@@ -305,5 +305,5 @@ def _size(entry: Mapping[str, object], name: str) -> int:
 
 
 def _what(error: Exception) -> str:
-    """A `KeyError`'s text is the name alone."""
+    """Return the text of an error; that of a `KeyError` is only the name."""
     return f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__

@@ -1,6 +1,6 @@
-"""``ShardedByS3Key``: which of the objects of a channel one host gets. Pure.
+"""``ShardedByS3Key``: the objects of a channel that one host gets. Pure.
 
-SageMaker promises each host "approximately 1/n" of the objects and says no more; how they are dealt out is ours:
+SageMaker promises each host "approximately 1/n" of the objects and says no more. fastfuse deals them out like this:
 
 * By count, part i of n is every n-th object from the i-th on, in the order of keys as UTF-8: ``keys[i::n]``. No part
   has more than one object more than another.
@@ -21,7 +21,7 @@ from fastfuse.errors import ConfigurationError
 
 __all__ = ["Shard"]
 
-# A part's bytes, its objects and its number as one integer, which compares as the three of them do.
+# A part's bytes, its objects and its number are one integer, which compares as the three of them do.
 _NUMBER_BITS = 32
 _COUNT_BITS = 64
 
@@ -32,15 +32,15 @@ class Shard:
 
     index: int
     count: int
-    # Shares of about as many bytes each, not of as many objects.
+    # The parts have about the same number of bytes, not of objects.
     by_bytes: bool = False
 
     @classmethod
     def parse(cls, text: str, *, by_bytes: bool = False) -> "Shard":
-        """``I/N``: part I of N, counted from 1, as hosts and pages are.
+        """Parse ``I/N``: part I of N, counted from 1.
 
         Raises:
-            ConfigurationError: it is nothing like that, or there is no such part.
+            ConfigurationError: `text` has another form, or names a part that does not exist.
         """
         numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
         if numbers is None:
@@ -59,12 +59,12 @@ class Shard:
         return f"part {self.index + 1}/{self.count} by {'bytes' if self.by_bytes else 'count'}"
 
     def positions(self, sizes_bytes: Sequence[int]) -> Sequence[int]:
-        """Which of the objects with these sizes, in the order of their keys, belong to the part; ascending."""
+        """Return the ascending positions of the part's objects; `sizes_bytes` are in the order of keys."""
         if not self.by_bytes:
             return range(self.index, len(sizes_bytes), self.count)
         parts = [0] * len(sizes_bytes)
         loads = list(range(self.count))
-        # Stable, reversed or not: equal sizes stay in the order of keys.
+        # The sort is stable also in reverse: equal sizes stay in the order of keys.
         for position in sorted(range(len(sizes_bytes)), key=sizes_bytes.__getitem__, reverse=True):
             lightest = loads[0]
             parts[position] = lightest & _NUMBER_MASK

@@ -7,17 +7,17 @@ from fastfuse.errors import ConfigurationError
 
 __all__ = ["S3Uri"]
 
-# Of what is quoted in an error.
+# An error quotes this much of a URI.
 _SHOWN_LETTERS = 120
-# In an address of another kind: who asks, with his password perhaps, and a query, which may be a signature.
+# Parts of another kind of address: a user, perhaps with a password, and a query, which may be a signature.
 _SECRETS = re.compile(r"(?<=://)[^/?@]*(?=@)|(?<=\?).+", re.DOTALL)
-# An access point stands where a bucket does, and its ARN may hold slashes.
+# An access point takes the place of a bucket, and its ARN may contain slashes.
 _ACCESS_POINT = re.compile(r"(arn(?::[^:/]*){4}:(?:outpost[:/][^:/]+[:/])?accesspoint[:/][^:/]+)(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Uri:
-    """A bucket and the rest, verbatim: whether `path` is a folder or an object is for a probe to find out (N1)."""
+    """A bucket and the rest, verbatim; a listing finds out whether `path` is a folder or an object (N1)."""
 
     bucket: str
     path: str
@@ -29,7 +29,7 @@ class S3Uri:
         The ARN of an access point may stand in the place of the bucket.
 
         Raises:
-            ConfigurationError: not an S3 URI, no bucket in it, or not text that S3 can have.
+            ConfigurationError: `text` is no S3 URI, has no bucket, or has a path that S3 cannot have.
         """
         scheme, separator, rest = text.partition("://")
         if not separator or scheme.lower() != "s3":
@@ -52,13 +52,13 @@ class S3Uri:
 
 
 def _shown(text: str) -> str:
-    """As Python writes it, which no terminal obeys, and not all of it if it is long."""
+    """Return the `repr` of `text`, which no terminal interprets, cut if it is long."""
     shown = repr(text)
     return shown if len(shown) <= _SHOWN_LETTERS else f"{shown[:_SHOWN_LETTERS]}..."
 
 
 def _is_utf8(text: str) -> bool:
-    """False for what Python makes of arguments that are not in the locale's encoding: lone surrogates."""
+    """Return False for lone surrogates, which Python makes of arguments outside the locale's encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfuse.errors import DiskError
-from fastfuse.index.inodes.columns import Kind
+from fastfuse.index.inodes.columns import Kind, exact_sum
 from fastfuse.index.inodes.table import ROOT
-from fastfuse.index.inodes.totals import exact_sum
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, Directory, disk_errors, read_stamp, write_stamp
 from fastfuse.sagemaker.download.jobs import Places

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fastfuse.errors import ServiceError
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.names import Reason, Refusals
 from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.inodes.tree import Reason, Refusals
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 Objects = dict[bytes, int]

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
-from fastfuse.index.inodes.names import Reason, Refusals
 from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.inodes.tree import Reason, Refusals
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.index.inodes.totals import exact_sum, exact_sums
+from fastfuse.index.inodes.columns import exact_sum, exact_sums
 
 _MAX_BYTES = (1 << 63) - 1
 _sizes = st.one_of(st.just(_MAX_BYTES), st.integers(0, _MAX_BYTES), st.integers(0, 10))

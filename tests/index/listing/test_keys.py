@@ -14,8 +14,8 @@ from fastfuse.errors import (
     SourceError,
 )
 from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.listing.acceptance import ListingProgress
 from fastfuse.index.listing.keys import list_keys
-from fastfuse.index.listing.sweep import ListingProgress
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.index.listing.keyspace import Alphabets, KeyRange, cut_evenly, cut_galloping, pages_left
+from fastfuse.index.listing.frontier import Alphabets, KeyRange, cut_evenly, cut_galloping, pages_left
 
 # One-character differences, digits only, long shared prefixes, astral planes, and the characters around "/".
 text = st.text(st.sampled_from("019afz./!-é\uffff\U0001f600"), max_size=6) | st.text(max_size=4)

@@ -8,7 +8,8 @@ import pytest
 
 from fastfuse.errors import EmptySourceError, ServiceError, SourceError
 from fastfuse.index.inodes.table import ROOT, InodeTable
-from fastfuse.index.listing.lister import Listing, list_source
+from fastfuse.index.listing.acceptance import Listing
+from fastfuse.index.listing.lister import list_source
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig

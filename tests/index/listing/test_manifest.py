@@ -15,9 +15,8 @@ from fastfuse.errors import (
     SourceError,
 )
 from fastfuse.index.inodes.table import ROOT, InodeTable
-from fastfuse.index.listing.acceptance import Listing
+from fastfuse.index.listing.acceptance import Listing, ListingProgress
 from fastfuse.index.listing.manifest import MAX_MANIFEST_BYTES, list_augmented_manifest, list_manifest
-from fastfuse.index.listing.sweep import ListingProgress
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef

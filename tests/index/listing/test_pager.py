@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from fastfuse.errors import ServiceError, ThrottledError
-from fastfuse.index.listing.pager import MAX_IN_FLIGHT, Pager
+from fastfuse.index.listing.page import MAX_IN_FLIGHT, Pager
 from tests.index.listing.test_lister import page_body
 
 PAGE = page_body([b"p/a"])

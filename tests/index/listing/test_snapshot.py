@@ -18,8 +18,8 @@ from fastfuse.errors import ConfigurationError, StaleInodeError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.columns import COLUMN_TYPES
-from fastfuse.index.inodes.names import Reason, Refusals
 from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.inodes.tree import Reason, Refusals
 from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot, verify_snapshot
 
 _HEAD_BYTES = 24

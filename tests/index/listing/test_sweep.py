@@ -12,7 +12,8 @@ import trio.testing
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.index.listing.lister import Listing, ListingProgress, ProgressCallback, list_source
+from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback
+from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.page import parse_page
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.sources.augmented import check_attribute_names, filtered_manifest, read_augmented_manifest
+from fastfuse.index.sources.manifests import check_attribute_names, filtered_manifest, read_augmented_manifest
 
 NAMES = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=5).filter(
     lambda name: not name.endswith("-ref")

@@ -5,14 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.sources.key_list import ListedKey, parse_keys
+from fastfuse.index.listing.keys import parse_keys
+from fastfuse.index.sources.manifests import Reference
 from fastfuse.index.sources.uri import S3Uri
 
 SOURCE = S3Uri("bucket", "train")
 _names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=8)
 
 
-def parse(text: bytes, source: S3Uri = SOURCE) -> list[ListedKey]:
+def parse(text: bytes, source: S3Uri = SOURCE) -> list[Reference]:
     return parse_keys(text.splitlines(keepends=True), source, "keys.txt")
 
 
@@ -57,4 +58,4 @@ def test_a_carriage_return_is_part_of_a_key_where_lines_do_not_end_in_one() -> N
 
 
 def test_the_source_may_be_the_one_object() -> None:
-    assert parse(b"train\n") == [ListedKey("train", 1)]
+    assert parse(b"train\n") == [Reference("bucket", "train", 1)]

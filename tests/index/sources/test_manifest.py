@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.sources.manifest_text import read_manifest
+from fastfuse.index.sources.manifests import read_manifest
 
 KEYS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=10)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.names import Refusals
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
