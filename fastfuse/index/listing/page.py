@@ -264,12 +264,15 @@ class Pager:
         """Return one page, whose keys all begin with `prefix`.
 
         Raises:
+            ThrottledError: the service throttles the page for minutes.
             ServiceError: the page holds a key outside `prefix`, or does not arrive within minutes; or as
                 `PageSource.list`.
             AccessError, SourceError, ConfigurationError: as `PageSource.list`.
         """
+        last_refusal: ThrottledError | None = None
 
         async def request_once() -> bytes:
+            nonlocal last_refusal
             async with self._limiter:
                 begun_s = trio.current_time()
                 self.request_count += 1
@@ -283,13 +286,14 @@ class Pager:
                     )
                 except ThrottledError as error:
                     self._shrink(begun_s)
+                    last_refusal = error
                     raise RetryableError(error, attempts=UNTIL_DEADLINE) from error.__cause__
 
         with trio.move_on_after(_DEADLINE_S):
             body = await retrying(request_once)
             self._grow()
             return _checked(parse_page(body), prefix)
-        raise ServiceError(f"no LIST page of {self._bucket!r} arrived within {_DEADLINE_S:.0f} s")
+        raise last_refusal or ServiceError(f"no LIST page of {self._bucket!r} arrived within {_DEADLINE_S:.0f} s")
 
     def _grow(self) -> None:
         self._came_since_growth += 1
