@@ -4,9 +4,10 @@ import os
 import time
 
 from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 
-__all__ = ["index_bytes", "index_of", "memfd"]
+__all__ = ["MD5", "columns", "index_bytes", "index_of", "memfd"]
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 
@@ -19,6 +20,11 @@ def index_of(objects: dict[str, int], *, source: str = "s3://bucket/", age_s: fl
     table, refusals = builder.build()
     listed_at_ns = time.time_ns() - int(age_s * 1e9)
     return Snapshot(source=source, listed_at_ns=listed_at_ns, table=table, refusals=refusals)
+
+
+def columns(table: InodeTable) -> dict[str, bytes]:
+    table.check_invariants()
+    return {name: column.tobytes() for name, column in table.columns.items()}
 
 
 def index_bytes(snapshot: Snapshot) -> bytes:

@@ -11,8 +11,8 @@ from fastfuse.index.made import MadeReader
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.memory import MemoryStore
 from tests.fakes import CountingReader
+from tests.index.indexes import MD5
 
-MD5 = '"' + "0123456789abcdef" * 2 + '"'
 FILES = [b"a", b"b/c", b"b/d"]
 
 

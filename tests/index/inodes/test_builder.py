@@ -3,7 +3,6 @@
 import tracemalloc
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,8 +11,8 @@ from fastfuse.errors import ServiceError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
+from tests.index.indexes import MD5
 
-MD5 = '"' + "0123456789abcdef" * 2 + '"'
 Objects = dict[bytes, int]
 
 
@@ -90,27 +89,9 @@ def naive(objects: Objects) -> tuple[dict[bytes, int | None], set[bytes]]:
     return tree, refused
 
 
+_ODD_SEGMENTS = [*b"a b a! a- a0 . .. ... %2F \0 \xff".split(), b"", b" ", b"\n", b"x" * 255, b"y" * 256]
 segment = st.one_of(
-    st.sampled_from(
-        [
-            b"a",
-            b"b",
-            b"a!",
-            b"a-",
-            b"a0",
-            b"",
-            b".",
-            b"..",
-            b"\0",
-            b"\xff",
-            b"x" * 255,
-            b"y" * 256,
-            b"...",
-            b" ",
-            b"%2F",
-            b"\n",
-        ]
-    ),
+    st.sampled_from(_ODD_SEGMENTS),
     st.text(max_size=3).map(lambda text: text.encode("utf-8", "surrogatepass").replace(b"/", b"")),
 )
 key_sets = st.dictionaries(
@@ -227,36 +208,6 @@ def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:
     _, many = build({b"//%d" % n: 1 for n in range(25)})
     assert len(many.examples) == 10
     assert many.counts == {Reason.EMPTY_SEGMENT: 25}
-
-
-def test_hidden_files_are_named_without_searching_the_whole_listing_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """N4, where every directory has a marker object without the slash."""
-    searched_rows = 0
-    search = np.flatnonzero
-
-    def counted(column: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-        nonlocal searched_rows
-        searched_rows += len(column)
-        return search(column)
-
-    monkeypatch.setattr(np, "flatnonzero", counted)
-    keys = [name for n in range(500) for name in (b"top/%03d" % n, b"top/%03d/file" % n)]
-    _, refusals = build(dict.fromkeys(keys, 1))
-    assert refusals.counts == {Reason.SHADOWED: 500}
-    assert refusals.examples == [(b"top/%03d" % n, Reason.SHADOWED) for n in range(10)]
-    assert searched_rows < 10 * len(keys)
-
-
-def test_an_empty_listing_is_a_root_without_children() -> None:
-    table, refusals = build({})
-    assert (len(table), refusals.total, table.span(0)[1]) == (1, 0, 0)
-
-
-def test_storage_classes_are_kept_per_object() -> None:
-    builder = TableBuilder("bucket", "")
-    builder.add([b"a", b"b", b"c"], [1, 1, 1], [0, 0, 0], [MD5] * 3, ["STANDARD", "GLACIER", "STANDARD"])
-    table, _ = builder.build()
-    assert [table.storage_class(inode) for inode in (2, 3, 4)] == ["STANDARD", "GLACIER", "STANDARD"]
 
 
 def test_256_storage_classes_are_told_apart_and_a_service_with_more_is_refused() -> None:

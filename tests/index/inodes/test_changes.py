@@ -11,8 +11,7 @@ from fastfuse.errors import StaleInodeError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import Changes, take_over
 from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
-
-MD5 = '"' + "0123456789abcdef" * 2 + '"'
+from tests.index.indexes import MD5
 
 
 @dataclass(frozen=True)
@@ -133,14 +132,3 @@ def test_a_number_that_is_not_in_the_table_is_stale(inode: int) -> None:
         assert inode not in table
         with pytest.raises(StaleInodeError):
             table.attributes(inode)
-
-
-def test_a_removed_file_is_stale_and_a_kept_one_is_not() -> None:
-    old = table_of({"a": Version(), "b": Version()})
-    new, changes = take_over(old, table_of({"b": Version()}))
-    assert (changes.added, changes.removed, changes.replaced) == (0, 1, 0)
-    gone, kept = old.lookup(ROOT, b"a"), old.lookup(ROOT, b"b")
-    assert gone is not None
-    assert kept is not None
-    assert gone not in new
-    assert new.attributes(kept) == old.attributes(kept)

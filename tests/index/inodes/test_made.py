@@ -8,8 +8,7 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
-
-MD5 = '"' + "0123456789abcdef" * 2 + '"'
+from tests.index.indexes import MD5
 
 _names = st.sampled_from([b"a", b"a!", b"a-c", b"b", b"c", b".fastfuse"])
 _paths = st.lists(_names, min_size=1, max_size=3).map(b"/".join)

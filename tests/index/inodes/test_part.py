@@ -9,8 +9,8 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.selection import key_order, take_part
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.objects import ObjectRef
+from tests.index.indexes import MD5
 
-MD5 = '"' + "0123456789abcdef" * 2 + '"'
 SEGMENTS = st.text(alphabet="ab!-/0é", min_size=1, max_size=5)
 KEYS = st.lists(st.lists(SEGMENTS, min_size=1, max_size=3).map("/".join), max_size=25)
 
@@ -82,13 +82,6 @@ def test_a_part_has_the_chosen_objects_as_they_were_and_only_their_directories(
     assert rows is not None
     assert part_rows is not None
     assert keys_of(part, part_rows.tolist()) == [key for key in keys_of(whole, rows.tolist()) if key in chosen]
-
-
-def test_a_part_of_nothing_is_an_empty_directory() -> None:
-    part = take_part(table_of(["a/b", "c"]), lambda sizes: [])
-    part.check_invariants()
-    assert (len(part), list(part.children(ROOT))) == (1, [])
-    assert (part.metadata.file_count, part.metadata.total_bytes, part.metadata.directory_count) == (0, 0, 1)
 
 
 def test_a_directory_is_as_new_as_the_newest_file_of_the_part() -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.listing.lister import list_source
-from fastfuse.index.listing.page import parse_page
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
+from tests.index.indexes import columns
+from tests.index.listing.test_lister import listed_serially
 from tests.servers import ACCESS_KEY, SECRET_KEY, aws_environment, running
 
 __all__ = ["aws_environment"]
@@ -65,22 +64,6 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def columns(table: InodeTable) -> dict[str, bytes]:
-    table.check_invariants()
-    return {name: column.tobytes() for name, column in table.columns.items()}
-
-
-async def listed_serially(pages: S3Client, bucket: str) -> tuple[InodeTable, set[bytes]]:
-    builder, keys, token = TableBuilder(bucket, ""), set[bytes](), ""
-    while True:
-        page = parse_page(await pages.list(bucket, prefix="", continuation_token=token))
-        builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
-        keys |= {*page.keys}
-        if not page.is_truncated:
-            return builder.build()[0], keys
-        token = page.next_token
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("server", ["moto", "rclone"])
 async def test_the_parallel_listing_is_the_serial_one(
@@ -90,8 +73,8 @@ async def test_the_parallel_listing_is_the_serial_one(
     config = ConnectionConfig(endpoint_url=url, region="us-east-1", force_path_style=True)
     pages = S3Client(S3Session(config))
     try:
-        table, keys = await listed_serially(pages, shape)
-        assert keys == {key.encode() for key in SHAPES[shape]}
+        table = await listed_serially(pages, shape)
+        assert table.metadata.file_count == COUNT
         assert columns((await list_source(pages, S3Uri(shape, ""))).table) == columns(table)
     finally:
         await pages.aclose()

@@ -1,6 +1,8 @@
 """A listing from an S3 Inventory report is the listing that LIST gives."""
 
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,6 +16,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.testing import ACCESS_DENIED, Answer, FaultRule, LoopbackServer, MemoryObjects
+from tests.index.indexes import columns
 from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
 
 MANIFEST = S3Uri("bucket", "inventory/manifest.json")
@@ -36,31 +39,25 @@ def held(file_format: str, **changes: object) -> MemoryObjects:
     return objects
 
 
-def columns(table: InodeTable) -> dict[str, bytes]:
-    table.check_invariants()
-    return {name: column.tobytes() for name, column in table.columns.items()}
+@asynccontextmanager
+async def client_of(objects: MemoryObjects, *faults: FaultRule) -> AsyncIterator[S3Client]:
+    with LoopbackServer({"bucket": objects}, faults=faults) as server:
+        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")))
+        try:
+            yield client
+        finally:
+            await client.aclose()
 
 
 async def tables(objects: MemoryObjects, source: S3Uri) -> tuple[InodeTable, InodeTable]:
     """By inventory, and by LIST."""
-    with LoopbackServer({"bucket": objects}) as server:
-        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
-        client = S3Client(session)
-        try:
-            by_inventory = await list_inventory(client, MANIFEST, source)
-            by_list = await list_source(client, source)
-        finally:
-            await client.aclose()
-    return by_inventory.table, by_list.table
+    async with client_of(objects) as client:
+        return (await list_inventory(client, MANIFEST, source)).table, (await list_source(client, source)).table
 
 
 async def listed(objects: MemoryObjects, source: S3Uri, *faults: FaultRule) -> Listing:
-    with LoopbackServer({"bucket": objects}, faults=faults) as server:
-        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")))
-        try:
-            return await list_inventory(client, MANIFEST, source)
-        finally:
-            await client.aclose()
+    async with client_of(objects, *faults) as client:
+        return await list_inventory(client, MANIFEST, source)
 
 
 @pytest.mark.parametrize("file_format", ["CSV", "Parquet"])

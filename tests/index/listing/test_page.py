@@ -1,19 +1,21 @@
-"""The page parser against what rendered the page, and against ElementTree on the same bytes."""
+"""LIST pages: parsed as they were rendered, and requested as fast as the service accepts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote, unquote_plus
 from xml.sax.saxutils import escape
 
 import boto3
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.errors import ServiceError
+from fastfuse.errors import ServiceError, ThrottledError
 from fastfuse.index.listing import page as page_module
-from fastfuse.index.listing.page import Page, parse_page
+from fastfuse.index.listing.page import MAX_IN_FLIGHT, Page, Pager, parse_page
 from fastfuse.testing.buckets import MemoryObjects
 from fastfuse.testing.pages import ListQuery, render_page, select_page
+from tests.index.listing.test_lister import page_body
 from tests.servers import S3Server
 
 _HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
@@ -143,11 +145,6 @@ def test_pages_as_aws_writes_them_never_reach_elementtree(monkeypatch: pytest.Mo
     assert page == Page([b"a"] * 3, [7] * 3, [_TIME_NS] * 3, ['"e"'] * 3, ["STANDARD"] * 3, True, "t&<")
 
 
-def test_both_ways_read_the_same_page_alike() -> None:
-    body = wrapped(_AWS_WITH_EVERYTHING, truncated=True, token="t&<")
-    assert slow(body) == parse_page(body)
-
-
 @pytest.mark.parametrize("namespace", ["", ' xmlns="urn:other"'])
 def test_a_pretty_printed_page_is_understood_in_any_namespace(namespace: str) -> None:
     body = f"""<?xml version='1.0'?>
@@ -221,6 +218,7 @@ def test_a_document_type_is_refused_in_other_encodings_too(encoding: str) -> Non
 @pytest.mark.parametrize(
     "body",
     [b"", b"not xml", b"<html><body>login</body></html>", b"<ListBucketResult/>", body_of([Row("a")])[:-30],
+     wrapped("<Contents><Size>1</Size></Contents>"),
      b"<Error><Code>SlowDown</Code></Error>", b"<ListBucketResult><IsTruncated>maybe</IsTruncated></ListBucketResult>"],
 )  # fmt: skip
 def test_what_is_no_listing_is_refused(body: bytes) -> None:
@@ -284,19 +282,9 @@ def test_a_time_that_is_none_or_that_no_column_can_hold_is_refused(written: str)
         parse_page(body_of([Row("a", modified=written)]))
 
 
-def test_an_object_without_a_key_is_refused() -> None:
-    with pytest.raises(ServiceError, match="<Contents> without <Key>"):
-        parse_page(wrapped("<Contents><Size>1</Size></Contents>"))
-
-
 def test_a_truncated_page_that_does_not_say_how_to_go_on_is_refused() -> None:
     with pytest.raises(ServiceError, match="how to go on"):
         parse_page(body_of([], truncated=True))
-
-
-def test_a_truncated_page_without_objects_goes_on_by_its_token() -> None:
-    page = parse_page(body_of([], truncated=True, token="next"))
-    assert (page.keys, page.is_truncated, page.next_token) == ([], True, "next")
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=8, unique=True), st.booleans())
@@ -338,3 +326,82 @@ def test_pages_of_real_servers_are_read_as_botocore_reads_them(
     assert page.mtimes_ns == [int(item["LastModified"].timestamp() * 1000) * 10**6 for item in listed]
     assert page.common_prefixes == [unquote_plus(item["Prefix"]).encode() for item in reply.get("CommonPrefixes", [])]
     assert bool(page.common_prefixes) == bool(delimiter)
+
+
+BUSY_PAGE = page_body([b"p/a"])
+
+
+@dataclass
+class Busy:
+    """Throttles the requests that `throttles` counts down; each page takes a second on trio's clock."""
+
+    throttles: int = 0
+    in_flight: int = 0
+    most_in_flight: list[int] = field(default_factory=list)
+
+    async def list(self, bucket: str, **_: object) -> bytes:
+        self.in_flight += 1
+        self.most_in_flight.append(self.in_flight)
+        try:
+            await trio.sleep(1)
+        finally:
+            self.in_flight -= 1
+        if self.throttles > 0:
+            self.throttles -= 1
+            raise ThrottledError("503 SlowDown")
+        return BUSY_PAGE
+
+    async def aclose(self) -> None:
+        raise AssertionError("the pager does not own the source")
+
+
+async def pages(pager: Pager, count: int) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(pager.page, "p/")
+
+
+async def test_a_burst_of_throttling_halves_the_requests_in_flight_once(autojump_clock: object) -> None:
+    pager = Pager(Busy(throttles=MAX_IN_FLIGHT), "bucket")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pages, pager, MAX_IN_FLIGHT)
+        await trio.sleep(1.0001)  # the whole first round has been throttled, and nothing of the second is back
+        assert pager.throttled_count == MAX_IN_FLIGHT
+        assert pager.capacity == MAX_IN_FLIGHT // 2
+    assert pager.request_count == 2 * MAX_IN_FLIGHT
+
+
+async def test_a_service_that_goes_on_throttling_is_left_one_request(autojump_clock: object) -> None:
+    source = Busy(throttles=10**6)
+    pager = Pager(source, "bucket")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pages, pager, MAX_IN_FLIGHT)
+        await trio.sleep(100)
+        assert pager.capacity == 1
+        assert source.most_in_flight[-1] == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_requests_in_flight_recover_by_one_a_round(autojump_clock: object) -> None:
+    pager = Pager(Busy(throttles=1), "bucket")
+    await pager.page("p/")
+    assert pager.capacity == MAX_IN_FLIGHT // 2
+    await pages(pager, MAX_IN_FLIGHT // 2 - 1)
+    assert pager.capacity == MAX_IN_FLIGHT // 2 + 1
+    await pages(pager, MAX_IN_FLIGHT**2)
+    assert pager.capacity == MAX_IN_FLIGHT
+
+
+async def test_a_page_that_waits_behind_silent_requests_is_given_up(autojump_clock: object) -> None:
+    class Silent(Busy):
+        async def list(self, bucket: str, **_: object) -> bytes:
+            await trio.sleep_forever()
+            raise AssertionError
+
+    with trio.fail_after(400), pytest.raises(ServiceError, match="no LIST page of 'bucket' arrived within 300 s"):
+        await Pager(Silent(), "bucket").page("p/")
+
+
+async def test_a_page_that_is_throttled_for_minutes_is_given_up(autojump_clock: object) -> None:
+    with trio.fail_after(400), pytest.raises(ThrottledError):
+        await Pager(Busy(throttles=10**6), "bucket").page("p/")
