@@ -1,7 +1,7 @@
 """The lister over pages that a test writes and over the loopback server: the table of a serial listing or an error."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -9,6 +9,8 @@ from urllib.parse import quote
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, SourceError
 from fastfuse.index.inodes.builder import TableBuilder
@@ -124,40 +126,76 @@ def paths(table: InodeTable) -> list[str]:
     )
 
 
-KEYS = [f"data/{number // 7}/{number:03}".encode() for number in range(40)]
+KEYS = [f"data/{number // 7}/{number:03}" for number in range(40)]
 
 
-@pytest.mark.parametrize("by_token", [True, False], ids=["token", "start-after"])
-@pytest.mark.parametrize("page_keys", [1, 3, 39, 40, 41, 1000])
-async def test_pages_of_any_length_make_the_same_table(page_keys: int, by_token: bool) -> None:
-    store = PagedStore(KEYS, page_keys, by_token)
+@dataclass
+class WithoutStartAfter(PagedStore):
+    """A service that continues by tokens only."""
+
+    async def list(self, bucket: str, *, start_after: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+        return await super().list(bucket, **arguments)
+
+
+@dataclass
+class Unordered(PagedStore):
+    """Pages in an order of the service's own."""
+
+    def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
+        return super()._names(prefix, delimiter)[::-1]
+
+
+_PATHS = ["", "a", "a/", "a-", "a/b", "a/b/", "b", "c//d", "data", "ü 日+%"]
+_NAMES = ["a", "a/b", "a/b/c", "a/b-", "a/é", "a-", "a-/x", "a0", "b", "b/a", "c/a/b", "c//d", "ü 日+%/x"]
+
+
+def named_by(keys: Sequence[str], path: str, *, as_key_names: bool) -> tuple[str, set[str]]:
+    """N1 once more, plainly: the key prefix and the keys, none if the path names nothing."""
+    folder = path if not path or path.endswith("/") else f"{path}/"
+    parent = path[: path.rfind("/") + 1]
+    below = {key for key in keys if key.startswith(folder)}
+    begun = {key for key in keys if key.startswith(path)}
+    if as_key_names and begun:
+        return (folder if begun == below else parent), begun
+    if below:
+        return folder, below
+    return parent, {path} & {*keys}
+
+
+@given(
+    st.sets(st.sampled_from(_NAMES)),
+    st.booleans(),
+    st.sampled_from(_PATHS),
+    st.lists(st.integers(0, 3), max_size=6),
+    st.integers(1, 5) | st.sampled_from([39, 1000]),
+    st.sampled_from(["tokens", "last keys", "tokens only", "no order"]),
+    st.booleans(),
+)
+async def test_pages_of_any_length_show_what_the_uri_names_n1(
+    names: set[str], has_many: bool, path: str, first_pages: list[int], page_keys: int, service: str, as_key_names: bool
+) -> None:
+    keys = sorted([*names, *(KEYS if has_many else [])])
+    kind = {"tokens only": WithoutStartAfter, "no order": Unordered}.get(service, PagedStore)
+    by_token = service != "last keys"
+    # Without a token, an empty page does not say how to go on.
+    lengths = [length for length in first_pages if length or by_token]
+    store = kind([key.encode() for key in keys], page_keys, by_token, lengths)
     seen: list[int] = []
-    listing = await list_source(store, S3Uri("b", "data/"), progress=lambda listed: seen.append(listed.objects))
-    listing.table.check_invariants()
-    assert paths(listing.table) == [key.decode().removeprefix("data/") for key in KEYS]
-    assert listing.request_count == len(store.requests)
-    assert (seen, seen[-1]) == (sorted(seen), len(KEYS))
-    assert listing.table.metadata.bucket == "b"
-
-
-@pytest.mark.parametrize("first_pages", [[0], [0, 0, 5, 0], [2, 0, 1]])
-async def test_short_and_empty_pages_end_nothing_while_the_service_says_truncated(first_pages: list[int]) -> None:
-    listing = await list_source(PagedStore(KEYS, 10, first_pages=first_pages), S3Uri("b", "data"))
-    assert listing.table.metadata.file_count == len(KEYS)
-
-
-async def test_one_object_is_found_behind_empty_pages() -> None:
-    store = PagedStore([b"dir/a.bin", b"dir/b.bin"], first_pages=[0, 0])
-    store.keys = [b"dir/a.bin", b"dir/a.bin2"]
-    store.first_pages = [1000, 0, 0]
-    assert paths((await list_source(store, S3Uri("b", "dir/a.bin"))).table) == ["a.bin"]
-
-
-@pytest.mark.parametrize("first_pages", [[1, 1000], [0, 1, 0, 1000], [1000, 0, 1, 1]])
-async def test_keys_beside_the_folder_of_a_key_name_prefix_are_found_on_later_pages(first_pages: list[int]) -> None:
-    store = PagedStore([b"dir/a/x", b"dir/a0", b"dir/b"], first_pages=first_pages)
-    listing = await list_source(store, S3Uri("b", "dir/a"), is_key_name_prefix=True)
-    assert paths(listing.table) == ["a/x", "a0"]
+    prefix, named = named_by(keys, path, as_key_names=as_key_names)
+    good = {key for key in named if "" not in key.removeprefix(prefix).split("/")}
+    shown = {key for key in good if not any(other.startswith(f"{key}/") for other in good)}
+    with nullcontext() if shown else pytest.raises(SourceError):
+        listing = await list_source(
+            *(store, S3Uri("b", path)),
+            is_key_name_prefix=as_key_names,
+            progress=lambda listed: seen.append(listed.objects),
+        )
+        listing.table.check_invariants()
+        assert (listing.table.metadata.bucket, listing.table.metadata.key_prefix) == ("b", prefix)
+        assert paths(listing.table) == sorted(key.removeprefix(prefix) for key in shown)
+        assert listing.refusals.total == len(named - shown)
+        assert listing.request_count == len(store.requests)
+        assert seen[-1] == len(named)
 
 
 async def test_a_folder_without_objects_behind_an_empty_page_is_not_taken_for_one() -> None:
@@ -204,36 +242,6 @@ async def test_a_listing_that_has_no_token_after_a_key_that_is_not_utf8_is_refus
 async def test_a_key_that_was_not_asked_for_is_refused() -> None:
     with pytest.raises(ServiceError, match="does not begin with it"):
         await list_source(ScriptedSource([page_body([b"p/a", b"q"])]), S3Uri("b", "p/"))
-
-
-@dataclass(frozen=True)
-class Case:
-    """What a URI names in a bucket (clause N1): the key prefix and the paths of its mount."""
-
-    path: str
-    keys: list[str]
-    prefix: str
-    paths: list[str]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("", ["a", "b/c"], "", ["a", "b/c"]),
-        Case("train/", ["train/a", "train-01/b"], "train/", ["a"]),
-        Case("train", ["train/a", "train/b/c"], "train/", ["a", "b/c"]),
-        Case("train", ["train", "train/a"], "train/", ["a"]),
-        Case("p/file.bin", ["p/file.bin", "p/other"], "p/", ["file.bin"]),
-        Case("p/file.bin", ["p/file.bin", "p/file.bin.md5", "p/file.bin2/x"], "p/", ["file.bin"]),
-        Case("file.bin", ["file.bin"], "", ["file.bin"]),
-        Case("a//b", ["a//b"], "a//", ["b"]),
-        Case("ü 日+%", ["ü 日+%/x"], "ü 日+%/", ["x"]),
-    ],
-    ids=lambda case: f"{case.path!r} in {case.keys}",
-)
-async def test_a_uri_names_a_folder_or_exactly_one_object_n1(case: Case) -> None:
-    listing = await list_source(MemoryStore(dict.fromkeys(case.keys, b"x")), S3Uri("bucket", case.path))
-    assert (listing.table.metadata.key_prefix, paths(listing.table)) == (case.prefix, case.paths)
 
 
 async def test_a_partial_name_is_refused_with_its_candidates_n1() -> None:
@@ -454,8 +462,10 @@ class WithoutFolders(PagedStore):
 @pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "never answered"])
 async def test_a_listing_can_do_without_folder_names(is_silent: bool, autojump_clock: trio.testing.MockClock) -> None:
     with trio.fail_after(1):
-        listing = await list_source(WithoutFolders(KEYS, 3, is_silent=is_silent), S3Uri("b", "data/"))
-    assert paths(listing.table) == [key.decode().removeprefix("data/") for key in KEYS]
+        listing = await list_source(
+            WithoutFolders([key.encode() for key in KEYS], 3, is_silent=is_silent), S3Uri("b", "data/")
+        )
+    assert paths(listing.table) == [key.removeprefix("data/") for key in KEYS]
 
 
 async def test_empty_pages_in_between_lead_to_the_same_table(large_server: LoopbackServer) -> None:
@@ -464,34 +474,8 @@ async def test_empty_pages_in_between_lead_to_the_same_table(large_server: Loopb
     assert columns((await listed(large_server)).table) == columns(await serial_table(large_server))
 
 
-@dataclass
-class WithoutStartAfter(PagedStore):
-    """A service that continues by tokens only."""
-
-    async def list(self, bucket: str, *, start_after: str = "", **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
-        return await super().list(bucket, **arguments)
-
-
-@dataclass
-class Unordered(PagedStore):
-    """Pages in an order of the service's own."""
-
-    def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
-        return super()._names(prefix, delimiter)[::-1]
-
-
-@pytest.mark.parametrize("kind", [WithoutStartAfter, Unordered])
-@pytest.mark.parametrize("page_keys", [1, 7, 39])
-async def test_a_service_that_cannot_be_listed_by_ranges_is_listed_by_tokens(
-    kind: type[PagedStore], page_keys: int
-) -> None:
-    listing = await list_source(kind(KEYS, page_keys), S3Uri("b", "data/"))
-    assert paths(listing.table) == [key.decode().removeprefix("data/") for key in KEYS]
-    listing.table.check_invariants()
-
-
 async def test_keys_that_are_not_utf8_are_listed_by_tokens() -> None:
-    keys = [b"data/%d/\xff%d" % (number % 3, number) for number in range(30)] + KEYS
+    keys = [b"data/%d/\xff%d" % (number % 3, number) for number in range(30)] + [key.encode() for key in KEYS]
     listing = await list_source(PagedStore(keys, 4), S3Uri("b", "data/"))
     assert listing.refusals.total == 30
     assert listing.table.metadata.file_count == len(KEYS)
@@ -504,5 +488,5 @@ async def test_a_key_that_was_not_asked_for_ends_a_parallel_listing() -> None:
             return [*names, b"elsewhere"] if len(self.requests) > 5 and not delimiter else names
 
     with pytest.raises(FastfuseError, match="does not begin with it") as caught:
-        await list_source(Lying(KEYS, 3), S3Uri("b", "data/"))
+        await list_source(Lying([key.encode() for key in KEYS], 3), S3Uri("b", "data/"))
     assert isinstance(caught.value, ServiceError)
