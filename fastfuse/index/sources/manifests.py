@@ -69,10 +69,9 @@ class Reference:
 
 
 class Member(NamedTuple):
-    """``"name": value`` in an object, with the positions of the name and of the value's two ends."""
+    """``"name": value`` in an object, with the positions of the value's two ends."""
 
     name: str
-    name_at: int
     value: Any
     start: int
     end: int
@@ -169,7 +168,7 @@ class JsonText:
             names.add(name)
             start = self.after_space(colon + 1)
             value, end = self.value(start)
-            yield Member(name, at, value, start, end)
+            yield Member(name, value, start, end)
             at = self._after_comma(end, "}")
 
     def _is_within(self, at: int, closing: str, *, is_all: bool) -> bool:

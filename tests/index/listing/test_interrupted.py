@@ -12,7 +12,6 @@ import pytest
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.testing import (
     INTERNAL_ERROR,
-    SLOW_DOWN,
     FaultRule,
     LoopbackServer,
     MemoryObjects,
@@ -22,7 +21,7 @@ from fastfuse.testing import (
     Truncate,
 )
 from fastfuse.testing.faults import Action
-from tests.mounting import ENVIRONMENT, mount_command, mounted
+from tests.mounting import ENVIRONMENT, mount_command
 
 KEYS = [f"{folder}/{number:03}" for folder in "abc" for number in range(100)]
 # A listing gives up within seconds instead of minutes.
@@ -77,14 +76,3 @@ def test_a_service_that_breaks_off_for_good_mounts_nothing(
     assert "Traceback" not in done.stderr
     assert find_mount(tmp_path) is None
     assert pages(server) > page
-
-
-@pytest.mark.parametrize(
-    "action", [SLOW_DOWN, INTERNAL_ERROR, Reset(None), Truncate(300)], ids=["503", "500", "reset", "cut"]
-)
-def test_a_service_that_fails_three_times_in_ten_is_mounted_whole(server: LoopbackServer, action: Action) -> None:
-    server.faults.add(FaultRule(action=action, operation="ListObjectsV2", probability=0.3, seed=7))
-    with mounted("s3://bucket", server.endpoint_url) as mount:
-        found = sorted(str(path.relative_to(mount.path)) for path in mount.path.rglob("*") if path.is_file())
-        assert found == KEYS
-        assert mount.stop() == 0
