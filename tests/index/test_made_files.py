@@ -83,15 +83,3 @@ async def test_a_made_file_that_another_table_does_not_have_has_changed(
     here.table = new()
     with pytest.raises(ObjectChangedError, match="another file"):
         await here.reader.get(ref, 0, 1)
-
-
-async def test_closing_closes_the_reader_below() -> None:
-    here = Here({})
-    closed: list[bool] = []
-
-    async def aclose() -> None:
-        closed.append(True)
-
-    here.below.aclose = aclose  # type: ignore[method-assign]
-    await here.reader.aclose()
-    assert closed == [True]

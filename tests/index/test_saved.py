@@ -86,8 +86,8 @@ def kept(cache: IndexCache, *, age_s: float = 0.0, source: str = "s3://bucket/")
     return keep(cache, index_of({"a": 1}, source=source, age_s=age_s))
 
 
-def keep(cache: IndexCache, snapshot: Snapshot, source: S3Uri = SOURCE) -> Path:
-    path = cache.path(source, None)
+def keep(cache: IndexCache, snapshot: Snapshot) -> Path:
+    path = cache.path(SOURCE, None)
     fd = memfd(index_bytes(snapshot))
     cache.keep(path, fd)
     os.close(fd)
@@ -123,16 +123,6 @@ def test_a_damaged_listing_is_passed_over_with_a_line_in_the_log(
     assert cache.find(path, SOURCE, 60, fd) is None
     assert os.fstat(fd).st_size == 0
     assert "is not used: the index is damaged" in caplog.text
-
-
-def test_a_listing_that_holds_keys_of_another_bucket_is_passed_over(
-    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = S3Uri("other", "")
-    path = keep(cache, index_of({"a": 1}, source="s3://other/"), source)
-    assert cache.find(path, source, 60, fd) is None
-    assert os.fstat(fd).st_size == 0
-    assert "is not used: it says that it is an index of s3://other/ and holds keys of s3://bucket/" in caplog.text
 
 
 def test_a_file_of_another_user_is_passed_over(cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture) -> None:

@@ -26,9 +26,6 @@ __all__ = ["list_augmented_manifest", "list_manifest"]
 # Ten million keys of a hundred bytes.
 MAX_MANIFEST_BYTES: Final = 1 << 30
 
-# An object by its bucket and key.
-_Name = tuple[str, str]
-
 
 async def list_manifest(
     objects: ObjectSource,
@@ -51,11 +48,10 @@ async def list_manifest(
     _, data = await _manifest(objects, source)
     references = read_manifest(data, str(source))
     _refuse_nothing(source, len(references), "names no object", allow_empty=allow_empty)
-    named = _first_places(references)
-    names = sorted(named)
+    named = _in_key_order(references)
     if shard is not None and not shard.by_bytes:
-        names = [names[at] for at in shard.positions(range(len(names)))]
-    found = await head_all(objects, [named[name] for name in names], str(source), progress)
+        named = [named[at] for at in shard.positions(range(len(named)))]
+    found = await head_all(objects, named, str(source), progress)
     requests = 2 + len(found)
     if shard is not None and shard.by_bytes:
         found = [found[at] for at in shard.positions([ref.size_bytes for ref in found])]
@@ -88,14 +84,12 @@ async def list_augmented_manifest(
     bucket = buckets.pop() if len(buckets) == 1 else ""
     if shard is not None and not shard.by_bytes:
         lines = [lines[at] for at in shard.positions(range(len(lines)))]
-    named = _first_places(_references(lines))
-    names = sorted(named)
-    found = await head_all(objects, [named[name] for name in names], str(source), progress)
+    found = await head_all(objects, _in_key_order(_references(lines)), str(source), progress)
     requests = 2 + len(found)
     if shard is not None and shard.by_bytes:
         sizes = {(one.bucket, one.key): one.size_bytes for one in found}
         lines = [lines[at] for at in shard.positions([_size(line, sizes) for line in lines])]
-        kept = _first_places(_references(lines))
+        kept = {(one.bucket, one.key) for one in _references(lines)}
         found = [one for one in found if (one.bucket, one.key) in kept]
     builder = TableBuilder(bucket, "")
     _add_lines(builder, source, ref, lines, bucket)
@@ -128,14 +122,13 @@ def _references(lines: Sequence[AugmentedLine]) -> list[Reference]:
     return [reference for line in lines for reference in line.references]
 
 
-def _first_places(references: Sequence[Reference]) -> dict[_Name, Reference]:
-    named: dict[_Name, Reference] = {}
-    for reference in references:
-        named.setdefault((reference.bucket, reference.key), reference)
-    return named
+def _in_key_order(references: Sequence[Reference]) -> list[Reference]:
+    """Return the first reference to each object, in the order of buckets and keys."""
+    named = {(one.bucket, one.key): one for one in reversed(references)}
+    return [named[name] for name in sorted(named)]
 
 
-def _size(line: AugmentedLine, sizes_bytes: dict[_Name, int]) -> int:
+def _size(line: AugmentedLine, sizes_bytes: dict[tuple[str, str], int]) -> int:
     return sum(sizes_bytes[reference.bucket, reference.key] for reference in line.references)
 
 

@@ -29,10 +29,7 @@ def build(
 
 
 def find(table: InodeTable, path: bytes) -> int:
-    inode: int | None = ROOT
-    for name in path.split(b"/"):
-        assert inode is not None
-        inode = table.lookup(inode, name)
+    inode = table.find(path)
     assert inode is not None
     return inode
 

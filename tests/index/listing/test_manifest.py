@@ -125,17 +125,6 @@ async def test_a_part_by_count_asks_for_its_own_objects_only() -> None:
     assert sorted(objects.heads) == [f"s3://data/set/{at}" for at in (1, 4, 7)] + [str(SOURCE)]
 
 
-async def test_parts_by_bytes_are_as_even_as_bytes_allow() -> None:
-    def listed(at: int) -> Objects:
-        return manifest("a", "b", "c", "d", sizes=[100, 40, 30, 30])
-
-    shown = [
-        sorted(paths((await list_manifest(listed(at), SOURCE, shard=Shard(index=at, count=2, by_bytes=True))).table))
-        for at in range(2)
-    ]
-    assert shown == [["set/a"], ["set/b", "set/c", "set/d"]]
-
-
 async def test_a_part_may_be_empty_and_a_manifest_may_not() -> None:
     listing = await list_manifest(manifest("a"), SOURCE, shard=Shard(index=4, count=5))
     assert (paths(listing.table), order(listing.table)) == ({}, [])

@@ -82,12 +82,9 @@ def test_all_versions_take_the_flags_that_tell_the_latest() -> None:
 
 def test_without_versions_and_classes_everything_is_current_and_standard() -> None:
     columns = ("Bucket", "Key", "Size", "LastModifiedDate", "ETag")
-    found = parse_manifest(manifest({}, fileSchema=", ".join(columns)), "m")
+    found = parse_manifest(manifest({}, fileSchema=", ".join(columns), sourceBucket="arn:aws:s3:::bucket"), "m")
+    assert found.source_bucket == "bucket"
     assert read(found, csv_file([Row("a")], columns)) == expected([Row("a")])
-
-
-def test_the_source_bucket_may_be_an_arn() -> None:
-    assert parse_manifest(manifest({}, sourceBucket="arn:aws:s3:::bucket"), "m").source_bucket == "bucket"
 
 
 @pytest.mark.parametrize(

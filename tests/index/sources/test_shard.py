@@ -43,10 +43,6 @@ def test_by_bytes_no_two_parts_differ_by_more_than_the_largest_object(sizes: lis
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
-def test_objects_of_no_bytes_are_dealt_out_too() -> None:
-    assert [len(part) for part in parts([0] * 10, 3, by_bytes=True)] == [4, 3, 3]
-
-
 @pytest.mark.parametrize("text", ["1/1", "3/4", " 1/2 ", "999999/999999"])
 def test_a_part_is_read_as_it_is_written(text: str) -> None:
     shard = Shard.parse(text, by_bytes=True)

@@ -18,6 +18,7 @@ from fastfuse.index.sources.uri import S3Uri
         ("s3://bucket/a%20b+c?x#y", "bucket", "a%20b+c?x#y"),
         ("s3://bucket/../a", "bucket", "../a"),
         ("s3://bucket/s3://other/x", "bucket", "s3://other/x"),
+        ("s3://arn:aws:s3:::bucket/a", "arn:aws:s3:::bucket", "a"),  # no access point
     ],
 )
 def test_a_uri_is_a_bucket_and_the_rest_verbatim(text: str, bucket: str, path: str) -> None:
@@ -41,10 +42,6 @@ def test_the_arn_of_an_access_point_stands_for_a_bucket(point: str, path: str) -
     uri = S3Uri(point, path)
     assert S3Uri.parse(str(uri)) == uri
     assert S3Uri.parse(f"s3://{point}") == S3Uri(point, "")
-
-
-def test_an_arn_that_names_no_access_point_is_a_bucket_to_be_refused() -> None:
-    assert S3Uri.parse("s3://arn:aws:s3:::bucket/a") == S3Uri("arn:aws:s3:::bucket", "a")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
