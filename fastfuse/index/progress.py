@@ -81,12 +81,12 @@ def _logged_above(console: Console) -> Iterator[None]:
 class _LoggedProgress:
     def __init__(self, source: S3Uri, started_s: float) -> None:
         self._source = source
-        self._started_s = self._told_s = started_s
+        self._started_s = self._logged_s = started_s
 
     def __call__(self, listed: ListingProgress) -> None:
         now_s = time.monotonic()
-        if now_s - self._told_s >= _LOG_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
             _log.info("listing %s: %s", self._source, _figures(listed, self._started_s))
 
 

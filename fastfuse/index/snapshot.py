@@ -70,7 +70,7 @@ class Snapshot:
     listed_at_ns: int  # since the epoch; when the listing began
     table: InodeTable
     refusals: Refusals
-    # How the source was listed and which part of it is shown, in words; empty: as a prefix, and all of it.
+    # The way in which the source was listed and the part that is shown, in words; empty: all of a prefix.
     view: str = ""
 
 

@@ -85,7 +85,7 @@ class InodeTable:
         self._etags = columns["etags"].view("uint8").data
         self._inodes = columns["inodes"].data if "inodes" in columns else None
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
-        # By row, and by inode.
+        # Caches: the paths by row, the objects by inode.
         self._directory_paths: dict[int, str] = {}
         self._refs: dict[int, ObjectRef] = {}
         self._made = columns["made"].data if "made" in columns else memoryview(b"")

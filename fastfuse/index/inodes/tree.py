@@ -113,12 +113,12 @@ class Tree:
         self._prefix = prefix
         self._refusals = refusals
         self._stack = [_OpenDirectory(prefix, 0, 0)]  # from the root to the directory of the last key
-        # For each entry; the root is the first.
+        # One item for each entry; the root is the first.
         self._names = bytearray()
         self._name_lengths = bytearray(1)
         self._parents = array("I", [0])  # numbers of directories
         self._listed_rows = array("q", [-1])  # -1 - number for a directory
-        # For each directory, by its number.
+        # One item for each directory, by its number.
         self._depths = array("I", [0])
         # The directories whose children were not found by name, by the depth of these.
         self._unsorted: dict[int, list[int]] = {}

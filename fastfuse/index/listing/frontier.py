@@ -1,7 +1,7 @@
 """Which ranges of keys are being listed, and where to cut them when there is capacity for more. Pure: no I/O, no clock.
 
 `Frontier` holds the ranges (`Span`) of one prefix. The lister reports what each page brought (`advance`) and asks for
-new ranges (`cut`). The ranges are disjoint and cover the prefix at any time, whatever fails and is requested again.
+new ranges (`cut`). The ranges are disjoint and cover the prefix at any time, also when a request fails and is repeated.
 
 There are two ways to cut. Where folders are known (`mark`: a LIST with a delimiter returns a thousand of them for one
 request), a range is cut between folders, and no piece is empty. Elsewhere a cut is a guess, and a guess that hits
@@ -213,7 +213,7 @@ class Span:
     cursor: str
     pages: int = 0
     is_done: bool = False
-    # Where the last page began: the density of keys is taken from that page alone, because it may differ elsewhere.
+    # The beginning of the last page. The density of keys is that of this page alone, because it may differ elsewhere.
     last_page_after: str = ""
     # The estimate after the last page.
     pages_left: float = 0.0

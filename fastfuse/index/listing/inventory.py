@@ -59,8 +59,8 @@ async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int
         ref = await objects.head(uri.bucket, f"{stem}.checksum")
     except (MissingObjectError, ForbiddenObjectError):
         return 1
-    told = await read_small(objects, ref, limit_bytes=_MAX_CHECKSUM_BYTES)
-    if told.strip().lower() != hashlib.md5(text, usedforsecurity=False).hexdigest().encode():
+    checksum = await read_small(objects, ref, limit_bytes=_MAX_CHECKSUM_BYTES)
+    if checksum.strip().lower() != hashlib.md5(text, usedforsecurity=False).hexdigest().encode():
         raise ConfigurationError(
             f"{uri} is not the manifest that its {stem.rpartition('/')[2]}.checksum is of (MD5)",
             hint="copy the two again, or take another report",

@@ -87,7 +87,7 @@ def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Referen
     if len(found) > 1 and source.path in found and not source.path.endswith("/"):
         raise ConfigurationError(
             f"{name}:{found[source.path]}: {source.path!r} is an object beside the folder of the same name",
-            hint=f"what is mounted is the folder {folder}",
+            hint=f"the mount shows only the folder {folder}",
         )
     return [Reference(source.bucket, key, found[key]) for key in sorted(found)]
 

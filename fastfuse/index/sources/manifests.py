@@ -134,9 +134,9 @@ class JsonText:
         except json.JSONDecodeError as error:
             self.fail(error.pos, f"this is not JSON: {error.msg}", hint=_CORRECT)
         except RecursionError:
-            self.fail(at, "what begins here is nested too deeply", hint=_CORRECT)
+            self.fail(at, "the value that begins here is nested too deeply", hint=_CORRECT)
         except ValueError as error:
-            self.fail(at, f"what begins here is not JSON: {error}", hint=_CORRECT)
+            self.fail(at, f"the value that begins here is not JSON: {error}", hint=_CORRECT)
 
     def elements(self, at: int) -> Iterator[tuple[int, Any]]:
         """Yield the position and the value of each element of the array at `at`; nothing may follow the array.
