@@ -27,14 +27,13 @@ _BLOCK = memoryview(os.urandom(1 << 20))
 
 
 class _MemoryEngine:
-    def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool) -> Buffer | None:
-        """Nothing to start, and every read asks."""
-        return None
-
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
 
-    def release(self, inode: int) -> None:
+    def forget(self, inode: int) -> None:
+        """Nothing is kept."""
+
+    def refreshed(self) -> None:
         """Nothing is kept."""
 
 

@@ -178,7 +178,7 @@ def _lies_in(snapshot: Snapshot, path: str) -> bool:
         return not prefix
     if prefix in (path, path.rstrip("/") + "/"):
         return True
-    begun = [prefix.encode() + name for _, name, _ in table.children(table.inode(0))]
+    begun = [prefix.encode() + name for name, _ in table.children(table.inode(0))]
     if snapshot.view.startswith(KEY_NAME_PREFIX):
         return all(name.startswith(path.encode()) for name in begun)
     return all(name == path.encode() for name in begun)

@@ -59,7 +59,7 @@ _OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **MADE_COLUMN_TYPES, **ORDER_COLUMN_TYP
 _TYPES = {**COLUMN_TYPES, **_OPTIONAL_TYPES}
 _PLAIN_COLUMNS = {*COLUMN_TYPES, *INODE_COLUMN_TYPES}
 # Columns whose length is not the number of rows.
-_BLOBS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
+_BLOBS = {"names", "gone_inodes", "gone_rows", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,19 +20,20 @@ OUT_HEADER = struct.Struct("=IiQ")
 _STALE_INODE = struct.Struct("=Qqq")  # inode, offset, length of the data to drop
 _STALE_NAME = struct.Struct("=QII")  # directory, length of the name, flags; then the name and a NUL
 _INVAL_INODE, _INVAL_ENTRY = 2, 3
-_ATTRIBUTES_ONLY = -1  # an offset
 
 
 def pack_notices(changes: Changes) -> bytes:
-    """Return the notifications for `changes`, one after the other."""
-    names = (
+    """Return the notifications for `changes`, one after the other.
+
+    Those of directories drop their listings, too. They come first, and again last: a listing that the old table
+    answered may be on its way into the kernel's memory.
+    """
+    names = [
         _message(_INVAL_ENTRY, _STALE_NAME.pack(inode, len(name), 0) + name + b"\0")
         for inode, name in changes.stale_names
-    )
-    attributes = (
-        _message(_INVAL_INODE, _STALE_INODE.pack(inode, _ATTRIBUTES_ONLY, 0)) for inode in changes.stale_attributes
-    )
-    return b"".join((*names, *attributes))
+    ]
+    directories = [_message(_INVAL_INODE, _STALE_INODE.pack(inode, 0, 0)) for inode in changes.stale_directories]
+    return b"".join((*directories, *names, *directories))
 
 
 def send_notices(fd: int, notices: bytes) -> None:

@@ -3,8 +3,8 @@
 A lister makes the index in a memfd, reports through a pipe, and exits with its garbage. A refresh takes two
 short-lived processes, one after the other. The first makes the new index, gives unchanged files their old inode
 numbers, and writes down the changes. Then the supervisor hands the new table to the worker. The second process sends
-the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. Notices
-that it did not live to send are sent with those of the next refresh.
+the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. If it
+dies, another one sends them all again; what five did not live to send is sent with those of the next refresh.
 """
 
 import json
@@ -31,6 +31,9 @@ from fastfuse.s3.base import ConnectionConfig
 __all__ = ["IndexReport", "NewTable", "Refresher", "run_lister"]
 
 _log = logging.getLogger(__name__)
+
+# A process that sends notices and dies is followed by another, but not for ever.
+_MAX_SENDERS = 5
 
 
 def run_lister(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig) -> tuple[int, IndexReport]:
@@ -132,6 +135,7 @@ class _Refresh:
         Raises:
             NoRoomError: there is no room for the process.
         """
+        self.exit_code = 0
         self.pid = fork(lambda: send(_content(self.notices_fd)))
 
     def end(self) -> None:
@@ -188,6 +192,8 @@ class Refresher:
         # Of a listing that succeeded: the table is swapped.
         self._report: RefreshReport | None = None
         self._error: FastfuseError | None = None
+        # Processes that sent notices of this refresh and died.
+        self._dead_senders = 0
         # Notices that the kernel did not get, because the process that sends them died.
         self._unsent_fd = -1
         # Clients of the running refresh and of the next one: the running one may have listed too early for them.
@@ -234,6 +240,18 @@ class Refresher:
             self._running.send_notices(self._fork, send)
         except FastfuseError as error:
             self._error = _untold(error)
+
+    def owes_notices(self) -> bool:
+        """Return whether the process that sent notices has died, and another one has to: `send_notices`.
+
+        The kernel keeps what it knows for as long as the mount lives, so it must be told of every change. Telling it
+        twice does no harm.
+        """
+        running = self._running
+        if running is None or running.pid or self._report is None or self._error is not None or not running.exit_code:
+            return False
+        self._dead_senders += 1
+        return self._dead_senders < _MAX_SENDERS
 
     def outcome(self, snapshot_fd: int) -> str:
         """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""
@@ -312,6 +330,7 @@ class Refresher:
             self._running.end()
         _answer(self._waiting, b"")
         self._running = self._report = self._error = None
+        self._dead_senders = 0
 
 
 def _untold(reason: object) -> ServiceError:

@@ -22,6 +22,7 @@ import pyfuse3
 import trio
 
 from fastfuse.errors import MountError
+from fastfuse.mount.inode_handles import HANDLE_INODE_BITS
 from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.protocol import OUT_HEADER, send_notices
@@ -34,14 +35,21 @@ _log = logging.getLogger(__name__)
 _DEVICE = Path("/dev/fuse")
 _DEVICE_NUMBER = os.makedev(10, 229)  # https://www.kernel.org/doc/html/latest/admin-guide/devices.html
 
-# <linux/fuse.h>: fuse_in_header, fuse_init_in, fuse_init_out.
-_IN_HEADER_BYTES = 40
+# <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
 _INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
 _MAX_BACKGROUND_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
 _MAX_BACKGROUND = struct.Struct("=HH")  # max_background, congestion_threshold
+_IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding
+_READ = 15
+_READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
 _FLAGS_OFFSET = OUT_HEADER.size + 12
 _FLAGS2_OFFSET = OUT_HEADER.size + 32  # after max_background, congestion_threshold, max_write, time_gran, max_pages
 _FLAGS = struct.Struct("=I")
+# Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
+# send, and take the file for empty.
+_ATOMIC_O_TRUNC = 1 << 3
+_NO_OPEN_SUPPORT = 1 << 17  # Linux 3.16
+_NO_OPENDIR_SUPPORT = 1 << 24  # Linux 5.1
 _INIT_EXT = 1 << 30  # flags2 counts; not every libfuse says so itself
 _DIRECT_IO_ALLOW_MMAP = 1 << (36 - 32)  # bit of flags2; Linux 6.6
 _HAS_RESEND = 1 << (39 - 32)  # bit of flags2; Linux 6.9
@@ -52,6 +60,7 @@ _MAX_BACKGROUND_REQUESTS = 256
 _CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
+_TRIED_INODE = 1 << 41 | 7
 
 # Mount options cannot set the readahead (libfuse refuses ``max_readahead``); only the bdi's file in sysfs can.
 _BDI = Path("/sys/class/bdi")
@@ -86,6 +95,8 @@ class InitialisedOperations(pyfuse3.Operations):
     """The handlers of a session; `init` ends the loop that served the INIT request."""
 
     handshake_scope: trio.CancelScope | None = None
+    # Whether the kernel opens files and directories by itself once it was told that nobody else does.
+    opens_files = opens_directories = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +227,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         request = os.read(device, _INIT_REQUEST_MAX_BYTES)
-        *_, flags2 = _INIT_IN.unpack_from(request.ljust(_IN_HEADER_BYTES + _INIT_IN.size, b"\0"), _IN_HEADER_BYTES)
+        *_, flags, flags2 = _INIT_IN.unpack_from(request.ljust(_IN_HEADER.size + _INIT_IN.size, b"\0"), _IN_HEADER.size)
         os.dup2(theirs.fileno(), fd)
         ours.send(request)
         trio.run(_serve_init, operations)
@@ -226,23 +237,62 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)
         # The mount is read-only, so mapped pages cannot contradict bytes that are read past them.
-        _set_flags(reply, _FLAGS_OFFSET, _INIT_EXT)
+        _set_flags(reply, _FLAGS_OFFSET, _INIT_EXT, without=_ATOMIC_O_TRUNC)
         _set_flags(reply, _FLAGS2_OFFSET, flags2 & _DIRECT_IO_ALLOW_MMAP)
+        _prove_inodes(operations, ours)
+        operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
+        operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
         os.write(device, reply)
         os.dup2(device, fd, inheritable=True)
     os.close(device)
     return int(flags2)
 
 
-def _set_flags(reply: bytearray, offset: int, flags: int) -> None:
+def _set_flags(reply: bytearray, offset: int, flags: int, *, without: int = 0) -> None:
     (those_there,) = _FLAGS.unpack_from(reply, offset)
-    _FLAGS.pack_into(reply, offset, those_there | flags)
+    _FLAGS.pack_into(reply, offset, (those_there | flags) & ~without)
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:
     with trio.CancelScope() as operations.handshake_scope:
         await pyfuse3.main()
     operations.handshake_scope = None
+
+
+def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> None:
+    """Send a READ in the place of the `kernel`, and require that its handler gets the inode.
+
+    Raises:
+        MountError: it does not, so every file would be read as the inode 0.
+    """
+    header = _IN_HEADER.pack(_IN_HEADER.size + _READ_IN.size, _READ, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0)
+    kernel.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
+    handle = trio.run(_serve_read, operations)
+    kernel.recv(_INIT_REQUEST_MAX_BYTES)
+    if handle != 1 << HANDLE_INODE_BITS | _TRIED_INODE:
+        raise MountError(
+            "libfuse does not say which inode is read",
+            hint="install fastfuse anew, so that it is compiled with this machine's libfuse, and import no pyfuse3 "
+            "before it",
+        )
+
+
+async def _serve_read(operations: InitialisedOperations) -> int:
+    """Serve one READ with a handler of this function's own, and return the handle that it gets."""
+    handles = []
+
+    async def read(handle: int, _offset: int, _size_bytes: int) -> bytes:
+        handles.append(handle)
+        scope.cancel()
+        return b""
+
+    operations.read = read  # type: ignore[method-assign]
+    try:
+        with trio.CancelScope() as scope:
+            await pyfuse3.main()
+    finally:
+        del operations.read
+    return handles[0]
 
 
 def _fuse_fds() -> set[int]:

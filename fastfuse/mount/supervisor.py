@@ -26,7 +26,7 @@ from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.hint_taker import listen_for_hints
 from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
-from fastfuse.mount.mountpoint import BusyMountError, prepare_mountpoint
+from fastfuse.mount.mountpoint import prepare_mountpoint
 from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
-# While files are open the kernel says EBUSY, and it does not signal when they are closed.
-_UNMOUNT_RETRY_S = 0.2
+# How often to look whether the last read has ended.
+_DRAINED_EVERY_S = 0.02
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
 # A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
@@ -61,7 +61,7 @@ def run(
 ) -> int:
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
-    `ready` is called once the first open would work (clause L1). A process that made `counters` before it forked this
+    `ready` is called once the first read would work (clause L1). A process that made `counters` before it forked this
     one can read them. If every file will be read, the first large ones are prefetched, but not before `begin_fd` is
     readable, if it is given.
 
@@ -252,6 +252,9 @@ class Supervisor:
             self._swap(new)
             assert self._session is not None
             self._refresher.send_notices(self._session.notify)
+        while self._session is not None and self._session.is_connected and self._refresher.owes_notices():
+            _log.warning("the process that tells the kernel what has changed died; another one does")
+            self._refresher.send_notices(self._session.notify)
         while outcome := self._refresher.outcome(self._snapshot_fd):
             self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
 
@@ -271,38 +274,24 @@ class Supervisor:
             os.kill(self._worker_pid, signal.SIGKILL)
 
     def _drain(self) -> None:
-        """Refuse new opens and serve open files for the grace period, or until a second signal (clause L2)."""
+        """Refuse new reads, and let those under way end within the grace period, or until a second signal (clause L2)."""
         assert self._session is not None
-        _log.info("stopping: waiting up to %g s for open files", self._settings.grace_s)
-        # First: no open may succeed after the end was reported.
+        _log.info("stopping: waiting up to %g s for reads under way", self._settings.grace_s)
+        # First: no read may begin after the end was reported.
         self._counters.set(self._counters.slot("fastfuse_draining"), 1)
         self._notifier.stopping()
         deadline_s = time.monotonic() + self._settings.grace_s
-        is_refused = is_over = False
-        while not is_over:
-            try:
-                self._session.unmount()
-            except BusyMountError:
-                pass
-            except FastfuseError as error:
-                if not is_refused:
-                    _log.warning("%s", error)
-                is_refused = True
-            now_s = time.monotonic()
-            is_over = now_s >= deadline_s or self._ends_by(min(now_s + _UNMOUNT_RETRY_S, deadline_s))
-        if self._session.is_mounted:
-            _log.warning("detaching %s: reading files that are still open fails from now on", self._mountpoint)
-
-    def _ends_by(self, until_s: float) -> bool:
-        """Keep a worker alive until `until_s`; return True once the mount has ended or a second signal comes."""
-        while (left_s := until_s - time.monotonic()) > 0:
-            caught = signal.sigtimedwait(_SIGNALS, left_s)
+        reads = was_reads = 1  # twice none: the reply to the last one may still be on its way to the kernel
+        while (reads or was_reads) and time.monotonic() < deadline_s:
+            caught = signal.sigtimedwait(_SIGNALS, _DRAINED_EVERY_S)
             if caught is not None and caught.si_signo in _STOPPING:
-                return True
+                break
             # Other children end, too: fusermount3, where root does not unmount.
             if self._worker_has_exited() and not self._replace_worker():
-                return True
-        return False
+                return
+            was_reads, reads = reads, self._counters.get("fastfuse_waiting_reads")
+        if reads:
+            _log.warning("%d reads under way fail: %s is unmounted now", reads, self._mountpoint)
 
     def _worker_has_exited(self) -> bool:
         """Reap every child that has ended; return whether the worker did."""
@@ -376,14 +365,14 @@ class Supervisor:
         pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=self._counters.get("fastfuse_requests"))
         _log.warning("the worker died: %s; starting another", how)
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
+        # Its successor counts again what the kernel asks again.
+        self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)
         # The empty set makes it a pause that misses no signal.
         signal.sigtimedwait((), pause_s)
 
     def _mount_again(self) -> None:
-        _log.warning("mounting %s again: files that are open now fail, new opens work", self._mountpoint)
+        _log.warning("mounting %s again: files that are open now fail, opened again they work", self._mountpoint)
         self._disconnect()
-        # The releases of open files never come.
-        self._counters.set(self._counters.slot("fastfuse_open_files"), 0)
         self._mount()
 
     def _disconnect(self) -> None:

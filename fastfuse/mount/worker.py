@@ -11,15 +11,13 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 
 import pyfuse3
 import trio
 
-from fastfuse.cgroup import shares_memory
 from fastfuse.errors import FastfuseError
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
@@ -53,9 +51,6 @@ _MAX_TASKS = 2048
 _IDLE_TASKS = 16
 
 _MEASURE_EVERY_S = 1.0
-
-# By thread: reading its cgroup takes 30 µs. A thread that is moved to another cgroup keeps the first answer.
-_MAX_REMEMBERED_READERS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +96,7 @@ async def _serve(task: WorkerTask) -> None:
     async with trio.open_nursery() as nursery:
         made = MadeReader(client, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
-        may_store = lru_cache(_MAX_REMEMBERED_READERS)(shares_memory)
-        buckets = _serve_table(operations, task.snapshot_fd, engine, may_store)
+        buckets = _serve_table(operations, task.snapshot_fd, engine)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
@@ -116,19 +110,14 @@ async def _serve(task: WorkerTask) -> None:
         nursery.cancel_scope.cancel()
 
 
-def _serve_table(
-    operations: MountOperations,
-    snapshot_fd: int,
-    engine: ReadEngine,
-    may_store: Callable[[int], bool],
-) -> list[str]:
+def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> list[str]:
     """Answer from the snapshot in `snapshot_fd`, close that, and return the table's buckets.
 
     No other reference to the table remains, so that its mapping goes when another replaces it.
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    operations.serve(table, engine, may_store)
+    operations.serve(table, engine)
     return table.buckets()
 
 

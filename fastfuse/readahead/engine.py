@@ -1,4 +1,8 @@
-"""The seam between the FUSE layer and the read engine: opens, reads and releases of inodes."""
+"""The seam between the FUSE layer and the read engine: reads of inodes, and inodes that the kernel has forgotten.
+
+The kernel opens nothing (`mount.operations`), so a file is *begun* by its first read, and a stream of its readers lasts
+until one of them has come to its end, the kernel forgets the inode, or many others were read since.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -6,7 +10,7 @@ from itertools import islice
 
 import trio
 
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.fetches import Fetches, PoolStatistics, ReadCounts
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
@@ -19,26 +23,28 @@ from fastfuse.s3.base import RangeReader
 
 __all__ = ["ReadEngine", "ReadStatistics"]
 
-# Files that are read ahead for each reader before they are opened.
+# Files that are read ahead for each reader before they are begun.
 _MAX_FOLLOWERS = 4
-# Opens that were not foreseen before such a file is released; half as many where several readers want the memory.
-_PATIENCE_OPENS = 16
+# Files begun that were not foreseen before such a file is released; half as many where several readers want the memory.
+_PATIENCE_FILES = 16
 # The part of the first window that is fetched before anybody asks: all of it at once would delay the first bytes.
 _BEGUN_DIVISOR = 2
+# Streams of files that nobody has read to the end. One takes 4 kB, and an idle one holds no memory that others want.
+_MAX_STREAMS = 4096
 
 
 @dataclass(slots=True, kw_only=True)
 class ReadStatistics(ReadCounts):
     """The figures of an engine at one moment."""
 
-    open_files: int
+    streams: int
     pool: PoolStatistics
 
 
 class ReadEngine:
     """Reads listed objects by inode, ahead of the readers, within one limit of memory.
 
-    All state is made on the first open or read of a file and may be lost at any time without harm. Fetches run as tasks
+    All state is made on the first read of a file and may be lost at any time without harm. Fetches run as tasks
     in `nursery`, which must outlive every `read`. Its cancellation ends them and fails the reads that wait for them.
     """
 
@@ -49,50 +55,23 @@ class ReadEngine:
         nursery: trio.Nursery,
         listing: Callable[[], Listing],
     ) -> None:
-        """Begin with nothing open; `listing` returns the table of the moment."""
+        """Begin without streams; `listing` returns the table of the moment."""
         self._reader = reader
         self._config = config
         self._fetches = Fetches(nursery)
         self._pool = PartPool(config)
+        # Least recently read first.
         self._streams: dict[int, Stream] = {}
         self._service = ServicePace(config.first_window_bytes)
         self._delivered = Delivered()
-        # Files that are open and were opened before.
-        self._reopened: set[int] = set()
-        # Large files that readers are about to open, oldest first, and the unforeseen opens before each.
+        # Large files that readers are about to begin, oldest first, and the unforeseen ones begun before each.
         self._followers: dict[int, int] = {}
-        self._unforeseen_opens = 0
+        self._unforeseen_files = 0
         self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, self._fetches)
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""
         return self._prefetcher.new_order()
-
-    def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool = False) -> Buffer | None:
-        """Note that a handle of `inode` was opened, and start what its reader needs first. Never wait and never fail.
-
-        A small file, of one part at most, is fetched whole, unless the kernel most likely has it. With `takes_whole`,
-        if this is the first open and all of the file was prefetched, return all of it, for the page cache, and keep
-        nothing.
-        """
-        if self._followers.pop(inode, None) is None:
-            self._unforeseen_opens += 1
-            self._release_old_followers()
-        is_cached = self._delivered.has(inode)
-        if self._delivered.add(inode) and inode not in self._streams:
-            self._reopened.add(inode)
-        is_small = ref.size_bytes <= self._config.part_size_bytes
-        is_missed = is_small and not is_cached and not self._pool.holds(inode)
-        is_found = self._pool.is_guess(inode)
-        # A file that was opened before is fetched on request: that tells whether the page cache has kept it.
-        is_taken = takes_whole and inode not in self._reopened
-        whole = self._pool.take_expected(inode, ref) if is_taken else None
-        if whole is None and self._is_wanted(inode, ref, is_cached=is_cached):
-            stream = self._open(inode, ref)
-            if is_small:
-                stream.fetch_whole()
-        self._prefetcher.opened(inode, is_found=is_found, is_missed=is_missed)
-        return whole
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Return ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.
@@ -106,57 +85,83 @@ class ReadEngine:
         end = min(offset + size_bytes, ref.size_bytes)
         if offset >= end:
             return b""
-        # Handles of a worker that died are read without another open.
-        self._followers.pop(inode, None)
-        stream = self._streams.get(inode)
-        if stream is None or stream.file.ref is not ref:
-            stream = self._open(inode, ref)
-        return await stream.read(offset, end)
+        stream = self._streams.pop(inode, None)
+        if stream is not None and stream.file.ref == ref:
+            self._streams[inode] = stream  # as the one read last
+            if not stream.was_read:
+                self._begin(inode, offset)
+        else:
+            if stream is not None:
+                self._end(stream)
+            is_whole = not offset and end == ref.size_bytes
+            is_found = self._pool.is_guess(inode)
+            is_missed = ref.size_bytes <= self._config.part_size_bytes and not self._pool.holds(inode)
+            is_cached = self._delivered.has(inode)
+            whole = self._pool.take_expected(inode, ref) if is_whole else None
+            if whole is None:
+                stream = self._open(inode, ref, is_cached=is_cached)
+            self._begin(inode, offset, is_found=is_found, is_missed=is_missed)
+            if whole is not None:
+                self._fetches.counts.hits += 1
+                return whole
+        assert stream is not None
+        data = await stream.read(offset, end)
+        if end == ref.size_bytes and stream.is_done and self._streams.get(inode) is stream:
+            self.release(inode)
+        return data
 
     def fetch(self, inode: int, ref: ObjectRef, start: int, end: int) -> bool:
         """Start the fetch of ``[start, end)``, which is certain to be read, as one part.
 
-        Never wait and never fail; return False if there is no room or no connection for it now. It takes no `open`;
-        the file has to be released as if it had been read.
+        Never wait and never fail; return False if there is no room or no connection for it now.
         """
         return self._open(inode, ref).fetch(start, end)
 
     def begin(self) -> None:
-        """Start on the head of the listing, unless it was opened, where every file is read. Never wait, never fail."""
+        """Start on the head of the listing, unless it was begun, where every file is read. Never wait, never fail."""
         if self._config.expects_every_file:
             self._follow(self._prefetcher.leaders(), self._config.first_window_bytes // _BEGUN_DIVISOR, 0)
 
     def release(self, inode: int) -> None:
-        """Free the memory of `inode`, whose last handle is closed. Unknown inodes are fine."""
+        """Stop reading `inode` ahead: its parts are kept only while nobody else wants the memory."""
         self._followers.pop(inode, None)
         stream = self._streams.pop(inode, None)
-        if inode in self._reopened:
-            self._reopened.discard(inode)
-            if stream is None or not stream.was_read:
-                self._delivered.kept()
-            elif stream.began_at_start:
-                self._delivered.missed()
         if stream is not None:
-            stream.close()
+            self._end(stream)
+
+    def forget(self, inode: int) -> None:
+        """Keep nothing of `inode`: no process has it open, and the page cache has nothing of it."""
+        self.release(inode)
+        self._delivered.discard(inode)
+        self._pool.forget(inode)
+
+    def refreshed(self) -> None:
+        """Keep nothing of files that the table of the moment does not have."""
+        table = self._listing()
+        for inode in {*self._streams, *self._pool.inodes}:
+            if inode not in table:
+                self.release(inode)
+                self._pool.forget(inode)
 
     def statistics(self) -> ReadStatistics:
         """Return the figures of now."""
         counts = asdict(self._fetches.counts)
-        return ReadStatistics(**counts, open_files=len(self._streams), pool=self._pool.statistics())
+        return ReadStatistics(**counts, streams=len(self._streams), pool=self._pool.statistics())
 
     def check_invariants(self) -> None:
         """Assert that the pool's books are right, for tests."""
         self._pool.check_invariants()
 
-    def _is_wanted(self, inode: int, ref: ObjectRef, *, is_cached: bool) -> bool:
-        """Return whether the open of a file is reason to fetch it, or to keep what was fetched of it before."""
-        if not ref.size_bytes or ref.storage_class in ARCHIVE_STORAGE_CLASSES:
-            return False
-        if self._pool.is_expected(inode):
-            return True
-        return not is_cached and ref.size_bytes <= self._config.part_size_bytes
+    def _begin(self, inode: int, offset: int, *, is_found: bool = False, is_missed: bool = False) -> None:
+        """Note the first read of a file, and start what comes after it in some order."""
+        if self._followers.pop(inode, None) is None:
+            self._unforeseen_files += 1
+            self._release_old_followers()
+        if self._delivered.add(inode) and not offset:
+            self._delivered.missed()
+        self._prefetcher.begun(inode, is_found=is_found, is_missed=is_missed)
 
-    def _open(self, inode: int, ref: ObjectRef) -> Stream:
+    def _open(self, inode: int, ref: ObjectRef, *, is_cached: bool = False) -> Stream:
         stream = self._streams.get(inode)
         if stream is not None:
             if stream.file.ref == ref:
@@ -165,10 +170,16 @@ class ReadEngine:
         file = self._pool.open(inode, ref)
         stream = Stream(
             file, self._reader, self._pool, self._config, self._fetches, self._service, self._read_on,
-            is_cached=inode in self._reopened and self._delivered.has(inode),
+            is_cached=is_cached,
         )  # fmt: skip
         self._streams[inode] = stream
+        if len(self._streams) > _MAX_STREAMS:
+            self.release(next(iter(self._streams)))
         return stream
+
+    def _end(self, stream: Stream) -> None:
+        self._followers.pop(stream.file.inode, None)
+        stream.close()
 
     def _read_on(self, inode: int, size_bytes: int, left_bytes: int) -> None:
         """Read ahead `size_bytes` of the files that follow on `inode`, whose reader is `left_bytes` from its end.
@@ -183,7 +194,7 @@ class ReadEngine:
             if size_bytes <= 0 or (following in self._streams and following not in self._followers):
                 break
             stream = self._open(following, ref)  # first: it forgets a follower of another version
-            self._followers.setdefault(following, self._unforeseen_opens)
+            self._followers.setdefault(following, self._unforeseen_files)
             if not self._fetch_first(stream, size_bytes, before_bytes):
                 break
             size_bytes -= ref.size_bytes
@@ -206,7 +217,7 @@ class ReadEngine:
         followers = self._followers
         while followers:
             inode, since = next(iter(followers.items()))
-            patience = _PATIENCE_OPENS if len(followers) <= _MAX_FOLLOWERS else _PATIENCE_OPENS // 2
-            if self._unforeseen_opens - since < patience:
+            patience = _PATIENCE_FILES if len(followers) <= _MAX_FOLLOWERS else _PATIENCE_FILES // 2
+            if self._unforeseen_files - since < patience:
                 return
             self.release(inode)

@@ -1,8 +1,8 @@
 """Remembers what the kernel's page cache most likely has: files (`Delivered`), ranges of one (`CachedRanges`). Pure.
 
-Files are opened with ``keep_cache``, so a second read of the same bytes makes no request while the kernel keeps them.
-What the kernel has is therefore not read ahead: nobody would take it from here. The kernel does not report what it
-drops, but a request for bytes that it was given shows that it dropped them.
+A second read of the same bytes makes no request while the kernel keeps them. What the kernel has is therefore not read
+ahead: nobody would take it from here. The kernel reports the inodes that it forgets, but no pages that it drops; a
+request for bytes that it was given shows that it dropped them, and one that never comes that it has them.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ _MAX_RANGES = 1024
 
 
 class Delivered:
-    """The files that were opened before, one bit per inode. Inode numbers are never used again, so a refresh is fine.
+    """The files that were begun before, one bit per inode. Inode numbers are never used again, so a refresh is fine.
 
     The bits mean nothing while the kernel misses more files than it keeps: a data set larger than the memory, or
     readers past the page cache.
@@ -29,7 +29,7 @@ class Delivered:
         self._misses = 0
 
     def add(self, inode: int) -> bool:
-        """Note that `inode` is opened. Return whether it was opened before."""
+        """Note that `inode` is begun. Return whether it was before."""
         at, bit = inode >> 3, 1 << (inode & 7)
         bits = self._bits
         if at >= len(bits):
@@ -38,22 +38,32 @@ class Delivered:
         bits[at] |= bit
         return bool(was)
 
+    def discard(self, inode: int) -> None:
+        """Note that the kernel has nothing of `inode` any more."""
+        at = inode >> 3
+        if at < len(self._bits):
+            self._bits[at] &= ~(1 << (inode & 7))
+
     def has(self, inode: int) -> bool:
         """Return whether the kernel most likely has what readers want of `inode`."""
-        at = inode >> 3
-        return at < len(self._bits) and bool(self._bits[at] & (1 << (inode & 7))) and self._misses < _MANY_MISSES
+        return self._was_begun(inode) and self._misses < _MANY_MISSES
 
     def missed(self) -> None:
-        """Note that the kernel asked for the beginning of a file that was opened before."""
+        """Note that the kernel asked for the beginning of a file that was begun before."""
         self._misses = min(self._misses + 1, 2 * _MANY_MISSES)
 
-    def kept(self) -> None:
-        """Note that a file was opened and closed again, and the kernel asked for nothing."""
-        self._misses = max(self._misses - 1, 0)
+    def kept(self, inode: int) -> None:
+        """Note that `inode` was fetched ahead and nobody asked for it: if it was begun before, the kernel has it."""
+        if self._misses and self._was_begun(inode):
+            self._misses -= 1
+
+    def _was_begun(self, inode: int) -> bool:
+        at = inode >> 3
+        return at < len(self._bits) and bool(self._bits[at] & (1 << (inode & 7)))
 
 
 class CachedRanges:
-    """Ranges of one open file, in order, that were read and that the pool let go.
+    """Ranges of one file that is read, in order, that were read and that the pool let go.
 
     If the kernel asks again for more than single pages of them, it does not keep what it gets, and all ranges are
     forgotten. Invariant: ranges are not empty and do not touch.

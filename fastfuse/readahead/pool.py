@@ -31,6 +31,7 @@ Choudhury and Hahne 1998). One stalled file thus leaves a quarter, and a second 
 """
 
 from collections import deque
+from collections.abc import KeysView
 
 import trio
 
@@ -74,6 +75,11 @@ class PartPool:
         return self._share.share
 
     @property
+    def inodes(self) -> KeysView[int]:
+        """The files of which something is held or on its way, or that are being read."""
+        return self._files.keys()
+
+    @property
     def parts_in_flight(self) -> int:
         """The number of GETs that run."""
         return self._in_flight
@@ -96,6 +102,12 @@ class PartPool:
         self._share.forget(file)
         self._rest(file)
         self._forget_if_empty(file)
+
+    def forget(self, inode: int) -> None:
+        """Drop what is held of a file that nobody reads, unless it is expected."""
+        file = self._files.get(inode)
+        if file is not None and not (file.is_open or file.reads or file.is_expected):
+            self._discard(file)
 
     def enter(self, file: FileParts) -> None:
         """Begin a read of `file` that may have to wait; it must `leave` whatever happens."""

@@ -55,6 +55,10 @@ class Listing(Protocol):
         """Return the object behind a file. Raise if there is none."""
         ...
 
+    def __contains__(self, inode: int) -> bool:
+        """Return whether there is such an inode."""
+        ...
+
 
 class Order(Protocol):
     """One order in which files come. Each is an inode, or a row of the table, as the kind of order has it."""
@@ -128,8 +132,8 @@ class Prefetcher:
         self._fetches = fetches
         # Announced orders, in their turn.
         self._announcers: deque[Announcer] = deque()
-        # Tasks that fetch, and opens for which neither they nor new ones have fetched anything.
-        self._tasks = self._opens_unheeded = 0
+        # Tasks that fetch, and files begun for which neither they nor new ones have fetched anything.
+        self._tasks = self._unheeded = 0
         self._table: Listing | None = None
         self._listed = ListingOrder(0)
         self._shuffled = self._new_epoch(0)
@@ -151,11 +155,10 @@ class Prefetcher:
             self._announcers.remove(announcer)
         announcer.wake()
 
-    def opened(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
-        """Note that a file was opened, and fetch what comes after it in some order.
+    def begun(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
+        """Note the first read of a file, and fetch what comes after it in some order.
 
-        `is_found`: it was a guess. `is_missed`: it is small, and nothing of it was here nor, most likely, in the page
-        cache.
+        `is_found`: it was a guess. `is_missed`: it is small, and nothing of it was here.
         """
         for announcer in self._announcers:
             self._drop(announcer.decisions.opened(inode))
@@ -167,8 +170,8 @@ class Prefetcher:
             self._drop_rows(self._listed.opened(row))
             if self._shuffled.opened(row, is_found=is_found, is_missed=is_missed):
                 self._pool.drop_guesses()
-        self._opens_unheeded += 1
-        if self._opens_unheeded * _TASKS_PER_OPEN > self._tasks:
+        self._unheeded += 1
+        if self._unheeded * _TASKS_PER_OPEN > self._tasks:
             self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
@@ -216,7 +219,7 @@ class Prefetcher:
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
-        self._opens_unheeded = 0
+        self._unheeded = 0
         while (part := self._next_part()) is not None:
             self._tasks += 1
             self._fetches.start(self._fetch, part)
@@ -315,20 +318,22 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            self._pool.drop_expected(inode)
+            if self._pool.is_expected(inode):
+                self._delivered.kept(inode)
+                self._pool.drop_expected(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
             file = self._file_at(row)
             if file is not None:
-                self._pool.drop_expected(file[0])
+                self._drop((file[0],))
 
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, and then what else is wanted and would have to wait for it. Raise only `Cancelled`."""
         try:
             await self._fetch_one(part)
             while (following := self._next_part()) is not None:
-                self._opens_unheeded = max(0, self._opens_unheeded - 1)
+                self._unheeded = max(0, self._unheeded - 1)
                 await self._fetch_one(following)
         finally:
             self._tasks -= 1

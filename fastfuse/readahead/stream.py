@@ -1,4 +1,4 @@
-"""One open file: carries out the window's commands with the pool's memory and ranged GETs.
+"""One file that is read: carries out the window's commands with the pool's memory and ranged GETs.
 
 Awaits are the lock boundaries: there is none between a look into the index and what is done with the answer.
 """
@@ -26,7 +26,7 @@ _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
 
 
 class Stream:
-    """Reads one version of one object for all handles of it.
+    """Reads one version of one object for all its readers.
 
     `fetches` must outlive every `read`. If a task is cancelled while it waits, the fetch goes on for the others, and
     ends in the pool.
@@ -34,7 +34,7 @@ class Stream:
 
     __slots__ = (
         *("_beyond", "_config", "_cursor", "_fetches", "_is_cached", "_part", "_pool", "_reader", "_service"),
-        *("_window", "began_at_start", "file", "was_read"),
+        *("_window", "file", "was_read"),
     )
 
     def __init__(
@@ -55,8 +55,8 @@ class Stream:
         that end.
         """
         self.file = file
-        # Whether anything was asked for, and whether the beginning of the file was.
-        self.was_read = self.began_at_start = False
+        # Whether anything was asked for.
+        self.was_read = False
         self._reader = reader
         self._pool = pool
         self._config = config
@@ -77,12 +77,12 @@ class Stream:
         starts clean.
         """
         self.was_read = True
-        if not offset:
-            self.began_at_start = True
         part = self._part
         if part.data is None or offset < part.start or end > part.end:
             found = self.file.at(offset)
             if found is None or found.data is None or end > found.end:
+                if not offset and not len(self.file) and end == self.file.ref.size_bytes <= self._config.part_size_bytes:
+                    return await self._read_whole(end)
                 return await self._read_parts(self._foresee(offset, end), offset, end)
             part = found
         self._fetches.counts.hits += 1
@@ -99,13 +99,10 @@ class Stream:
             self._read_ahead(cursor)
         return piece
 
-    def fetch_whole(self) -> None:
-        """Fetch all of a small file, unless some of it is there or others need what it takes."""
-        if not len(self.file):
-            part = self._pool.try_ahead(self.file, 0, self.file.ref.size_bytes)
-            if part is not None:
-                self._fetches.counts.ahead_parts += 1
-                self._fetches.start(self._fetch, part)
+    @property
+    def is_done(self) -> bool:
+        """True if no reader has anything left to read, and no read is under way."""
+        return not self.file.reads and self._window.is_done
 
     def fetch(self, start: int, end: int) -> bool:
         """Start the fetches of what is missing in ``[start, end)``. Return False if others need what they take."""
@@ -117,7 +114,7 @@ class Stream:
         return True
 
     def close(self) -> None:
-        """Stop reading ahead, because the last handle is closed."""
+        """Stop reading ahead, because nobody reads on."""
         self._cursor = None
         self._window.closed()
         self._pool.close(self.file)
@@ -130,6 +127,23 @@ class Stream:
         if self._window.left:
             self._leave()
         return cursor
+
+    async def _read_whole(self, size_bytes: int) -> Buffer:
+        """Fetch and return all of a small file, in the task of its reader: nothing is foreseen, and nothing follows."""
+        pool, file = self._pool, self.file
+        pool.enter(file)
+        self._fetches.counts.demanded_parts += 1
+        self._fetches.counts.waits += 1
+        part = pool.demand(file, 0, size_bytes)
+        pool.pin(part)
+        try:
+            await self._fetch(part)
+            if part.error is not None:
+                raise part.error
+            return self._take(part, 0, size_bytes)
+        finally:
+            pool.unpin(part)
+            pool.leave(file)
 
     def _leave(self) -> None:
         """Let go what was read ahead for readers that have jumped away."""

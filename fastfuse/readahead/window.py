@@ -91,6 +91,11 @@ class Window:
         """The runs that a read could continue, least recently used first."""
         return tuple(self._runs.values())
 
+    @property
+    def is_done(self) -> bool:
+        """True if every reader has come to the end of the file."""
+        return all(cursor.position == self._size for cursor in self._runs.values())
+
     def resize(self, share: Share) -> None:
         """Allow `share` ahead of each cursor; a small one gets smaller parts, so that several are on their way."""
         config = self._config
@@ -129,7 +134,7 @@ class Window:
             cursor.pace.came(cursor.position, self._part_bytes, now_s)
 
     def closed(self) -> None:
-        """Note that the last handle is closed."""
+        """Note that nobody reads on."""
         if not self._is_small and self._runs:  # a file that nobody read tells nothing
             whole = [cursor for cursor in self._runs.values() if cursor.begin == 0 and cursor.position == self._size]
             self._service.closed(was_whole=bool(whole))

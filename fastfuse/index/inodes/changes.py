@@ -5,6 +5,7 @@ cache, working directories and open handles stay valid. A replaced file gets a n
 are never mixed with the new bytes. Numbers are never used again.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -29,11 +30,11 @@ class Changes:
     replaced: int = 0
     # (inode of a directory, name): the name, there or not, stands for something else now.
     stale_names: list[tuple[int, bytes]] = field(default_factory=list)
-    # Directories that stay and have another time.
-    stale_attributes: list[int] = field(default_factory=list)
+    # Directories that stay, and have another time or other children.
+    stale_directories: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.stale_names or self.stale_attributes)
+        return bool(self.stale_names or self.stale_directories)
 
 
 def take_over(old: InodeTable, new: InodeTable) -> tuple[InodeTable, Changes]:
@@ -56,6 +57,8 @@ class _Numbering:
         self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
         # A new manifest may name another bucket; then the same path is another object.
         self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
+        # By inodes of the old table: the row of the new one before which each of them was.
+        self._gone: dict[int, int] = {}
         self.changes = Changes()
 
     def match_directories(self) -> None:
@@ -64,9 +67,11 @@ class _Numbering:
         while waiting:
             old_row, new_row = waiting.pop()
             self._new_inodes[new_row] = self._old_inodes[old_row]
-            if self._old.columns["mtimes_ns"][old_row] != self._new.columns["mtimes_ns"][new_row]:
-                self.changes.stale_attributes.append(self._old.inode(old_row))
+            stale = len(self.changes.stale_names)
             waiting += self._match_children(old_row, new_row)
+            is_other_time = self._old.columns["mtimes_ns"][old_row] != self._new.columns["mtimes_ns"][new_row]
+            if is_other_time or len(self.changes.stale_names) > stale:
+                self.changes.stale_directories.append(self._old.inode(old_row))
 
     def table(self) -> InodeTable:
         """Return the new table with its numbers; rows without a match get fresh ones."""
@@ -75,7 +80,14 @@ class _Numbering:
         self._new_inodes[fresh] = np.arange(first, first + len(fresh), dtype="uint64")
         rows = np.argsort(self._new_inodes).astype("uint32")
         metadata = replace(self._new.metadata, next_inode=first + len(fresh))
-        return InodeTable(metadata, {**self._new.columns, "inodes": self._new_inodes, "inode_rows": rows})
+        gone = sorted(self._gone.items())
+        numbers = {
+            "inodes": self._new_inodes,
+            "inode_rows": rows,
+            "gone_inodes": np.array([inode for inode, _ in gone], "uint64"),
+            "gone_rows": np.array([row for _, row in gone], "uint32"),
+        }
+        return InodeTable(metadata, {**self._new.columns, **numbers})
 
     def _match_children(self, old_directory: int, new_directory: int) -> list[tuple[int, int]]:
         """Compare the children of one directory; return the subdirectories to compare next, as rows of both tables."""
@@ -98,7 +110,8 @@ class _Numbering:
         """Return the rows of the names in both tables; count the other names as added or removed."""
         places = {name: row for row, name in enumerate(olds.names(), olds.first)}
         old_rows, new_rows = [], []
-        for row, name in enumerate(news.names(), news.first):
+        names = list(news.names())
+        for row, name in enumerate(names, news.first):
             was = places.pop(name, None)
             if was is None:
                 self.changes.added += _files_below(self._new, row)
@@ -107,6 +120,7 @@ class _Numbering:
                 old_rows.append(was)
                 new_rows.append(row)
         for name, row in places.items():
+            self._gone[self._old.inode(row)] = news.first + bisect_left(names, name)
             self.changes.removed += _files_below(self._old, row)
             self.changes.stale_names.append((directory, name))
         return np.array(old_rows, "int64"), np.array(new_rows, "int64")
@@ -134,6 +148,7 @@ class _Numbering:
     def _replace(self, directory: int, old_row: int, new_row: int) -> None:
         name = self._new.name_at(new_row)
         self.changes.stale_names.append((directory, name))
+        self._gone[self._old.inode(old_row)] = new_row + 1
         if Kind.DIRECTORY in {self._old.columns["kinds"][old_row], self._new.columns["kinds"][new_row]}:
             self.changes.removed += _files_below(self._old, old_row)
             self.changes.added += _files_below(self._new, new_row)

@@ -23,11 +23,14 @@ column                  type      meaning
 ======================  ========  ==============================================================================
 
 Inode numbers are the rows plus one, so the root is 1, as FUSE requires. In a table that replaced another one
-(`index.inodes.changes`), unchanged rows keep their numbers, and two more columns hold them:
+(`index.inodes.changes`), unchanged rows keep their numbers, and more columns hold them, and where a listing that
+stopped at a row of the other table goes on:
 
 ======================  ========  ==============================================================================
 ``inodes``              uint64    inode number of the row
 ``inode_rows``          uint32    the rows, in the order of their inode numbers
+``gone_inodes``         uint64    children of directories that stayed, which the other table had, in order
+``gone_rows``           uint32    the row that follows each of them in its directory
 ======================  ========  ==============================================================================
 
 If the source has an order of its own (a manifest), one more column holds it; a file named twice is in it twice:
@@ -70,7 +73,12 @@ COLUMN_TYPES: Mapping[str, str] = {
     "etags": "V16",
 }
 
-INODE_COLUMN_TYPES: Mapping[str, str] = {"inodes": "uint64", "inode_rows": "uint32"}
+INODE_COLUMN_TYPES: Mapping[str, str] = {
+    "inodes": "uint64",
+    "inode_rows": "uint32",
+    "gone_inodes": "uint64",
+    "gone_rows": "uint32",
+}
 
 ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
 MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}

@@ -3,7 +3,7 @@
 Rows are in breadth-first order and the children of a directory are contiguous and sorted by name (bytes), so that
 
 * ``lookup`` is a bisection among the children,
-* ``readdir`` is a slice whose resume offset is the position in it,
+* ``readdir`` is a slice,
 * and the only per-row cost of the tree is the parent's row: 48 bytes a row and the bytes of its last name.
 
 `index.inodes.columns` describes the columns and the inode numbers. The paths of a table of several buckets are
@@ -85,6 +85,8 @@ class InodeTable:
         self._etags = columns["etags"].view("uint8").data
         self._inodes = columns["inodes"].data if "inodes" in columns else None
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
+        self._gone_inodes = columns["gone_inodes"].data if "gone_inodes" in columns else memoryview(b"")
+        self._gone_rows = columns["gone_rows"].data if "gone_rows" in columns else memoryview(b"")
         # Caches: the paths by row, the objects by inode.
         self._directory_paths: dict[int, str] = {}
         self._refs: dict[int, ObjectRef] = {}
@@ -165,15 +167,29 @@ class InodeTable:
             inode = self.lookup(inode, name)
         return inode
 
-    def children(self, directory: int, start: int = 0) -> Iterator[tuple[int, bytes, Attributes]]:
-        """Yield ``(resume offset, name, attributes)`` in byte order of names, from the `start`-th child on.
+    def children(self, directory: int, start: int = 0) -> Iterator[tuple[bytes, Attributes]]:
+        """Yield name and attributes in byte order of names, from the `start`-th child on."""
+        first, count = self.span(self.row(directory))
+        for row in range(first + start, first + count):
+            yield self.name_at(row), self._attributes(row, self.inode(row))
 
-        The resume offset of a child is the `start` that continues right after it.
+    def position_after(self, directory: int, child: int) -> int:
+        """Return how many children of `directory` come before or are `child`, which may be gone since the last table.
+
+        Raises:
+            StaleInodeError: nothing here and nothing in the last table has this number in `directory`.
         """
         first, count = self.span(self.row(directory))
-        for position in range(start, count):
-            row = first + position
-            yield position + 1, self.name_at(row), self._attributes(row, self.inode(row))
+        try:
+            row = self.row(child) + 1
+        except StaleInodeError:
+            at = bisect_left(self._gone_inodes, child)
+            if at == len(self._gone_inodes) or self._gone_inodes[at] != child:
+                raise
+            row = self._gone_rows[at]
+        if not first <= row <= first + count:
+            raise StaleInodeError(f"inode {child} is not in the directory {directory}")
+        return row - first
 
     def name_at(self, row: int) -> bytes:
         """Return the last path segment of a row."""
@@ -237,7 +253,7 @@ class InodeTable:
         """Return the buckets of the objects, in order."""
         if self.metadata.bucket:
             return [self.metadata.bucket]
-        found = [name.decode() for _, name, attributes in self.children(ROOT) if attributes.is_directory]
+        found = [name.decode() for name, attributes in self.children(ROOT) if attributes.is_directory]
         return [name for name in found if not name.startswith(".")]  # no bucket's name does
 
     def source_order(self) -> npt.NDArray[np.uint32] | None:

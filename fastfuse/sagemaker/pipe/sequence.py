@@ -215,7 +215,7 @@ class Lines:
 
 def _manifest(table: InodeTable) -> tuple[str, memoryview]:
     """Return name and bytes of the synthetic file at the root."""
-    for _, name, attributes in table.children(ROOT):
+    for name, attributes in table.children(ROOT):
         if not attributes.is_directory and table.is_made(attributes.inode):
             return name.decode(), table.made(attributes.inode)
     raise ConfigurationError(

@@ -44,7 +44,7 @@ def walk(table: InodeTable) -> dict[str, Attributes]:
     waiting = [("", ROOT)]
     while waiting:
         path, directory = waiting.pop()
-        for _, name, attributes in table.children(directory):
+        for name, attributes in table.children(directory):
             below = f"{path}/{name.decode()}" if path else name.decode()
             found[below] = attributes
             if attributes.is_directory:

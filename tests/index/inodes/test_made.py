@@ -40,7 +40,7 @@ def files(table: InodeTable) -> dict[bytes, bytes | None]:
     waiting = [(b"", ROOT)]
     while waiting:
         path, directory = waiting.pop()
-        for _, name, attributes in table.children(directory):
+        for name, attributes in table.children(directory):
             if attributes.is_directory:
                 waiting.append((path + name + b"/", attributes.inode))
             else:

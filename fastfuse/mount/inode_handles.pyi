@@ -1,0 +1,1 @@
+HANDLE_INODE_BITS: int
