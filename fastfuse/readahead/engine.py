@@ -58,6 +58,7 @@ class ReadEngine:
         """Begin without streams; `listing` returns the table of the moment."""
         self._reader = reader
         self._config = config
+        self._listing = listing
         self._fetches = Fetches(nursery)
         self._pool = PartPool(config)
         # Least recently read first.
@@ -93,13 +94,14 @@ class ReadEngine:
         else:
             if stream is not None:
                 self._end(stream)
-            is_whole = not offset and end == ref.size_bytes
-            is_found = self._pool.is_guess(inode)
-            is_missed = ref.size_bytes <= self._config.part_size_bytes and not self._pool.holds(inode)
+            is_whole, is_small = not offset and end == ref.size_bytes, ref.size_bytes <= self._config.part_size_bytes
+            is_found, is_missed = self._pool.is_guess(inode), is_small and not self._pool.holds(inode)
             is_cached = self._delivered.has(inode)
             whole = self._pool.take_expected(inode, ref) if is_whole else None
             if whole is None:
                 stream = self._open(inode, ref, is_cached=is_cached)
+                if is_small and not is_whole and not is_cached:
+                    stream.fetch_whole()
             self._begin(inode, offset, is_found=is_found, is_missed=is_missed)
             if whole is not None:
                 self._fetches.counts.hits += 1

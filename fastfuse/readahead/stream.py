@@ -104,6 +104,14 @@ class Stream:
         """True if no reader has anything left to read, and no read is under way."""
         return not self.file.reads and self._window.is_done
 
+    def fetch_whole(self) -> None:
+        """Fetch all of a small file, unless some of it is there or others need what it takes."""
+        if not len(self.file):
+            part = self._pool.try_ahead(self.file, 0, self.file.ref.size_bytes)
+            if part is not None:
+                self._fetches.counts.ahead_parts += 1
+                self._fetches.start(self._fetch, part)
+
     def fetch(self, start: int, end: int) -> bool:
         """Start the fetches of what is missing in ``[start, end)``. Return False if others need what they take."""
         while start < end:
