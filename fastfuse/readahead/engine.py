@@ -94,11 +94,12 @@ class ReadEngine:
         else:
             if stream is not None:
                 self._end(stream)
-            is_whole, is_small = not offset and end == ref.size_bytes, ref.size_bytes <= self._config.part_size_bytes
+            is_small, is_whole = ref.size_bytes <= self._config.part_size_bytes, not offset and end == ref.size_bytes
             is_found, is_missed = self._pool.is_guess(inode), is_small and not self._pool.holds(inode)
-            is_cached = self._delivered.has(inode)
-            whole = self._pool.take_expected(inode, ref) if is_whole else None
-            if whole is None:
+            whole = self._pool.take_expected(inode, ref) if is_whole and not is_missed else None
+            is_alone = is_whole and is_missed and self._pool.try_reserve(end)
+            if whole is None and not is_alone:
+                is_cached = self._delivered.has(inode)
                 stream = self._open(inode, ref, is_cached=is_cached)
                 if is_small and not is_whole and not is_cached:
                     stream.fetch_whole()
@@ -106,6 +107,8 @@ class ReadEngine:
             if whole is not None:
                 self._fetches.counts.hits += 1
                 return whole
+            if is_alone:
+                return await self._read_whole(ref)
         assert stream is not None
         data = await stream.read(offset, end)
         if end == ref.size_bytes and stream.is_done and self._streams.get(inode) is stream:
@@ -153,6 +156,22 @@ class ReadEngine:
     def check_invariants(self) -> None:
         """Assert that the pool's books are right, for tests."""
         self._pool.check_invariants()
+
+    async def _read_whole(self, ref: ObjectRef) -> Buffer:
+        """Read a small file, whose memory is reserved, in the task of its reader: nothing else needs to know of it."""
+        counts = self._fetches.counts
+        counts.waits += 1
+        counts.demanded_parts += 1
+        fetched_bytes = 0
+        try:
+            data = await self._reader.get(ref, 0, ref.size_bytes)
+            fetched_bytes = len(data)
+            return data
+        except Exception:
+            counts.failed_parts += 1
+            raise
+        finally:
+            self._pool.release(ref.size_bytes, fetched_bytes)
 
     def _begin(self, inode: int, offset: int, *, is_found: bool = False, is_missed: bool = False) -> None:
         """Note the first read of a file, and start what comes after it in some order."""

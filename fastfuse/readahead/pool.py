@@ -147,6 +147,25 @@ class PartPool:
             part.room = trio.Event()
         return part
 
+    def try_reserve(self, size_bytes: int) -> bool:
+        """Take a connection and memory for a file that is read at once; `release` them whatever happens.
+
+        Return False if another reader waits for either.
+        """
+        if self._queue or not self._may_start(0) or not self._make_room(size_bytes):
+            return False
+        self._reserved_bytes += size_bytes
+        self._in_flight += 1
+        return True
+
+    def release(self, size_bytes: int, fetched_bytes: int) -> None:
+        """Give back what `try_reserve` took, after a GET of so many bytes."""
+        self._reserved_bytes -= size_bytes
+        self._in_flight -= 1
+        self._fetched_bytes += fetched_bytes
+        if self._queue:
+            self._grant()
+
     def try_ahead(self, file: FileParts, start: int, end: int) -> Part | None:
         """Return a part to fetch now that nobody waits for yet, or None if others need what it takes."""
         if self._lacks_memory or file.waiting or not self._may_start(self._ahead_in_flight):

@@ -81,8 +81,6 @@ class Stream:
         if part.data is None or offset < part.start or end > part.end:
             found = self.file.at(offset)
             if found is None or found.data is None or end > found.end:
-                if not offset and not len(self.file) and end == self.file.ref.size_bytes <= self._config.part_size_bytes:
-                    return await self._read_whole(end)
                 return await self._read_parts(self._foresee(offset, end), offset, end)
             part = found
         self._fetches.counts.hits += 1
@@ -135,23 +133,6 @@ class Stream:
         if self._window.left:
             self._leave()
         return cursor
-
-    async def _read_whole(self, size_bytes: int) -> Buffer:
-        """Fetch and return all of a small file, in the task of its reader: nothing is foreseen, and nothing follows."""
-        pool, file = self._pool, self.file
-        pool.enter(file)
-        self._fetches.counts.demanded_parts += 1
-        self._fetches.counts.waits += 1
-        part = pool.demand(file, 0, size_bytes)
-        pool.pin(part)
-        try:
-            await self._fetch(part)
-            if part.error is not None:
-                raise part.error
-            return self._take(part, 0, size_bytes)
-        finally:
-            pool.unpin(part)
-            pool.leave(file)
 
     def _leave(self) -> None:
         """Let go what was read ahead for readers that have jumped away."""
