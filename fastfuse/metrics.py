@@ -88,6 +88,10 @@ class Counters:
         """Index of a metric's slot; `KeyError` for what is not declared."""
         return self._slots[name, value]
 
+    def memory(self, slot: int) -> memoryview:
+        """Return the one number of `slot` as memory, for compiled code."""
+        return self._values[slot : slot + 1]
+
     def add(self, slot: int, amount: int = 1) -> None:
         self._values[slot] += amount
 

@@ -7,6 +7,6 @@ import sys
 _flags = sys.getdlopenflags()
 sys.setdlopenflags(_flags | os.RTLD_GLOBAL)
 try:
-    from fastfuse.mount import inode_handles as inode_handles
+    from fastfuse.mount import interposed as interposed
 finally:
     sys.setdlopenflags(_flags)

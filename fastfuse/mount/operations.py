@@ -4,7 +4,7 @@ Every handler goes through `_answered`, because any exception but `FUSEError` wo
 becomes an errno, is counted, and is logged if it was not foreseen.
 
 There are no handles. OPEN and OPENDIR are answered ENOSYS, and the kernel asks for neither again: it opens by itself,
-keeps the pages of files and the listings of directories, and every request names its inode (`mount.inode_handles`). A
+keeps the pages of files and the listings of directories, and every request names its inode (`mount.interposed`). A
 worker thus has nothing that its successor needs. A table is immutable and knows every inode until a refresh replaces
 it, and then the kernel is told which names are stale; so forgets need no counting either. A listing of a directory
 goes on after the inode that it gave last, whatever table that was in.
@@ -22,7 +22,7 @@ import pyfuse3
 from fastfuse.errors import FastfuseError, ObjectArchivedError, ObjectChangedError, errno_for
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
-from fastfuse.mount.inode_handles import HANDLE_INODE_BITS
+from fastfuse.mount import interposed
 from fastfuse.mount.session import InitialisedOperations
 from fastfuse.objects import Buffer, ObjectRef
 
@@ -37,7 +37,7 @@ _FOREVER_S = 10 * 365 * 24 * 3600.0
 # The log names this many of the objects that were replaced or deleted since the listing.
 _MAX_CHANGED_LOGGED = 20
 
-_INODE_MASK = (1 << HANDLE_INODE_BITS) - 1
+_INODE_MASK = (1 << interposed.HANDLE_INODE_BITS) - 1
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
 _FILE_MODE = stat.S_IFREG | 0o444
 # st_blksize. `cp`, `cat` and Python's `open` read this much at a time: large enough that requests cost little, small
@@ -133,14 +133,27 @@ class MountOperations(InitialisedOperations):
 
     def serve(self, table: InodeTable, engine: ReadEngine) -> None:
         """Answer from `table` and `engine` from now on; a worker's first step."""
-        self._table = table
         self._engine = engine
+        self._answer_from(table)
 
     def swap(self, table: InodeTable) -> None:
         """Answer from `table` from now on: what it does not have any more is stale (clause L6)."""
-        self._table = table
+        self._answer_from(table)
         self._changed_logged.clear()
         self._engine.refreshed()
+
+    def _answer_from(self, table: InodeTable) -> None:
+        self._table = table
+        interposed.answer_from(
+            table.columns,
+            uid=self._uid,
+            gid=self._gid,
+            directory_mode=self._directory_mode,
+            file_mode=self._file_mode,
+            block_bytes=_BLOCK_BYTES,
+            timeout_s=_FOREVER_S,
+            answered=self._counters.memory(self._requests_slot),
+        )
 
     def count_answer(self, number: int = 0) -> None:
         """Count an answered request, and its errno if that is a failure."""
@@ -154,6 +167,8 @@ class MountOperations(InitialisedOperations):
         self._counters.add(self._failures_slot)
         self.count_answer(errno.EIO)
 
+    # This one and `getattr` are asked only for what `interposed` leaves to them: columns that do not fit, and inodes that
+    # are not in the table.
     @_answered
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         inode = self._table.lookup(parent_inode, name)

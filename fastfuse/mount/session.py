@@ -22,7 +22,7 @@ import pyfuse3
 import trio
 
 from fastfuse.errors import MountError
-from fastfuse.mount.inode_handles import HANDLE_INODE_BITS
+from fastfuse.mount.interposed import HANDLE_INODE_BITS
 from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.protocol import OUT_HEADER, send_notices

@@ -1,1 +1,0 @@
-HANDLE_INODE_BITS: int

@@ -1,0 +1,21 @@
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+HANDLE_INODE_BITS: int
+
+def answer_from(
+    columns: Mapping[str, npt.NDArray[np.generic]],
+    *,
+    uid: int,
+    gid: int,
+    directory_mode: int,
+    file_mode: int,
+    block_bytes: int,
+    timeout_s: float,
+    answered: memoryview,
+) -> None: ...
+def stop_answering() -> None: ...
+def found(parent: int, name: bytes) -> int | None: ...
+def attributes(inode: int) -> tuple[int, int, int] | None: ...
