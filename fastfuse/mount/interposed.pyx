@@ -148,7 +148,7 @@ def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t 
     cdef Py_ssize_t rows = len(kinds)
     if (inodes is None) != (inode_rows is None):
         raise ValueError("inode numbers without their order")
-    if not (rows and len(names) and rows == len(name_ends) == len(sizes) == len(mtimes_ns) and 2 * rows == len(spans)):
+    if not (rows and rows == len(name_ends) == len(sizes) == len(mtimes_ns) and 2 * rows == len(spans)):
         raise ValueError("columns of different lengths")
     if inodes is not None and not rows == len(inodes) == len(inode_rows):
         raise ValueError("columns of different lengths")
