@@ -27,8 +27,7 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_requests": ("counter", "", ("",)),
     "fastfuse_errors": ("counter", "errno", ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")),
     "fastfuse_handler_failures": ("counter", "", ("",)),
-    "fastfuse_opened_files": ("counter", "", ("",)),
-    "fastfuse_open_files": ("gauge", "", ("",)),
+    "fastfuse_waiting_reads": ("gauge", "", ("",)),
     "fastfuse_draining": ("gauge", "", ("",)),
     "fastfuse_pool_bytes": ("gauge", "", ("",)),
     "fastfuse_hints": ("counter", "outcome", ("taken", "unknown")),
@@ -88,7 +87,7 @@ def test_the_exposition_parses_and_has_every_metric_with_every_label(
     counters: Counters, scrape: tuple[str, int]
 ) -> None:
     counters.add(counters.slot("fastfuse_fetch_requests", "denied"), 3)
-    counters.set(counters.slot("fastfuse_open_files"), 5)
+    counters.set(counters.slot("fastfuse_waiting_reads"), 5)
     families = {family.name: family for family in text_string_to_metric_families(scraped(scrape))}
     assert families.keys() == CONTRACT.keys()
     for name, (kind, label, values) in CONTRACT.items():
@@ -98,7 +97,7 @@ def test_the_exposition_parses_and_has_every_metric_with_every_label(
             (name + suffix, {label: value} if label else {}) for value in values
         ]
     assert [sample.value for sample in families["fastfuse_fetch_requests"].samples] == [0, 0, 3, 0, 0, 0, 0, 0]
-    assert families["fastfuse_open_files"].samples[0].value == 5
+    assert families["fastfuse_waiting_reads"].samples[0].value == 5
 
 
 def test_what_a_child_counts_its_parent_and_the_endpoint_see(counters: Counters, scrape: tuple[str, int]) -> None:

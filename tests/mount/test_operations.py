@@ -6,10 +6,11 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyfuse3
 import pytest
+import trio
 
 from fastfuse.errors import (
     BadReplyError,
@@ -23,6 +24,7 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
+from fastfuse.mount.inode_handles import HANDLE_INODE_BITS
 from fastfuse.mount.operations import MountOperations
 from fastfuse.objects import Buffer, ObjectRef
 
@@ -36,14 +38,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.reads: list[tuple[int, int, int]] = []
-        self.opened: list[int] = []
-        self.released: list[int] = []
-        # Files that were fetched before they were opened.
-        self.whole: dict[int, bytes] = {}
-
-    def open(self, inode: int, ref: ObjectRef, *, takes_whole: bool) -> Buffer | None:
-        self.opened.append(inode)
-        return self.whole.get(inode) if takes_whole else None
+        self.forgotten: list[int] = []
+        self.refreshes = 0
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         self.reads.append((inode, offset, size_bytes))
@@ -51,8 +47,11 @@ class FakeEngine:
             raise self.error
         return b"x" * min(size_bytes, ref.size_bytes - offset)
 
-    def release(self, inode: int) -> None:
-        self.released.append(inode)
+    def forget(self, inode: int) -> None:
+        self.forgotten.append(inode)
+
+    def refreshed(self) -> None:
+        self.refreshes += 1
 
 
 class Mounted:
@@ -66,7 +65,6 @@ class Mounted:
         self.table: InodeTable = builder.build()[0]
         self.counters = Counters()
         self.engine = FakeEngine()
-        self.shares_pages = CONTEXT.pid
         self._options: dict[str, Any] = {"umask": umask, "direct_from_bytes": direct_from_bytes}
         self.operations = self._served()
         self.directory = self.inode(ROOT, b"dir")
@@ -75,13 +73,9 @@ class Mounted:
 
     def _served(self) -> MountOperations:
         operations = MountOperations(self.counters, uid=7, gid=8, **self._options)
-        operations.serve(self.table, self.engine, may_store=lambda pid: pid == self.shares_pages)
+        operations.serve(self.table, self.engine)
+        operations.opens_files = operations.opens_directories = True
         return operations
-
-    def lose_worker(self) -> None:
-        """Another worker goes on, which knows nothing but the table."""
-        self.counters.add(self.counters.slot("fastfuse_worker_respawns"))
-        self.operations = self._served()
 
     def inode(self, parent: int, name: bytes) -> int:
         found = self.table.lookup(parent, name)
@@ -154,16 +148,58 @@ async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted)
     )
 
 
-async def test_a_draining_mount_takes_no_opens_and_serves_what_is_open_l2(mounted: Mounted) -> None:
-    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+async def test_a_draining_mount_refuses_reads_and_shows_what_there_is_l2(mounted: Mounted) -> None:
     mounted.counters.set(mounted.counters.slot("fastfuse_draining"), 1)
-    assert await errno_of(mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)) == errno.ESHUTDOWN
-    assert await mounted.operations.read(opened.fh, 0, 10) == b"x" * 10
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.ESHUTDOWN
+    assert mounted.engine.reads == []
     assert mounted.counters.get("fastfuse_errors", "ESHUTDOWN") == 1
+    assert (await mounted.operations.getattr(mounted.file, CONTEXT)).st_size == 10
+
+
+async def test_a_read_that_waits_is_counted_until_it_ends_however_it_does(mounted: Mounted) -> None:
+    waiting: list[float] = []
+
+    async def read(inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        waiting.append(mounted.counters.get("fastfuse_waiting_reads"))
+        await trio.sleep(0 if offset else 60)
+        raise UnavailableError("x")
+
+    mounted.engine.read = read  # type: ignore[method-assign]
+    assert await errno_of(mounted.operations.read(mounted.file, 1, 10)) == errno.EIO
+    with trio.move_on_after(0.01):
+        await mounted.operations.read(mounted.file, 0, 10)
+    assert waiting == [1, 1]
+    assert mounted.counters.get("fastfuse_waiting_reads") == 0
+
+
+async def test_the_kernel_is_told_to_open_by_itself(mounted: Mounted) -> None:
+    assert await errno_of(mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)) == errno.ENOSYS
+    assert await errno_of(mounted.operations.opendir(mounted.directory, CONTEXT)) == errno.ENOSYS
+    assert mounted.counters.get("fastfuse_errors", "other") == 0
+
+
+async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounted: Mounted) -> None:
+    mounted.operations.opens_files = mounted.operations.opens_directories = False
+    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert (opened.fh, opened.keep_cache, opened.direct_io) == (mounted.file, True, False)
+    assert await mounted.operations.opendir(mounted.directory, CONTEXT) == mounted.directory
+    await mounted.operations.release(mounted.file)
+    await mounted.operations.releasedir(mounted.directory)
+
+
+async def test_the_reading_process_in_a_handle_is_no_part_of_the_inode(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = 4_194_304 << HANDLE_INODE_BITS
+    assert await mounted.operations.read(process | mounted.file, 2, 3) == b"xxx"
+    assert mounted.engine.reads == [(mounted.file, 2, 3)]
+    *_, (name, _, _) = await listed(mounted, process | mounted.directory, monkeypatch)
+    assert name == b"file"
 
 
 @pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC, os.O_TRUNC])
-async def test_an_open_that_could_write_is_refused_r1(mounted: Mounted, flags: int) -> None:
+async def test_an_open_that_could_write_is_refused_where_opens_are_answered_r1(flags: int) -> None:
+    mounted = Mounted(direct_from_bytes=1)
     assert await errno_of(mounted.operations.open(mounted.file, flags, CONTEXT)) == errno.EROFS
 
 
@@ -193,150 +229,31 @@ async def test_every_change_is_refused_counted_and_not_logged_r1(
     assert not caplog.records
 
 
-async def test_an_archived_object_cannot_be_opened_and_is_logged_once_d5(
+async def test_an_archived_object_cannot_be_read_and_is_logged_once_d5(
     mounted: Mounted, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounted.engine.error = ObjectArchivedError("x")
     for _ in range(3):
-        assert await errno_of(mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)) == errno.EACCES
+        assert await errno_of(mounted.operations.read(mounted.archived, 0, 5)) == errno.EACCES
     assert [record.getMessage() for record in caplog.records] == [
-        "'p/archived' is archived as DEEP_ARCHIVE: restore first"
+        "'p/archived' is archived as DEEP_ARCHIVE: restore it first"
     ]
-    assert mounted.engine.reads == [(mounted.archived, 0, 1)] * 3
-    assert mounted.counters.get("fastfuse_open_files") == 0
+    mounted.engine.error = None  # restored
+    assert await mounted.operations.read(mounted.archived, 0, 5) == b"xxxxx"
 
 
-async def test_an_archived_object_that_was_restored_opens(mounted: Mounted) -> None:
-    assert (await mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)).fh == mounted.archived
+async def test_what_the_kernel_forgets_the_engine_forgets(mounted: Mounted) -> None:
+    await mounted.operations.forget([(mounted.file, 3), (mounted.archived, 1)])
+    assert mounted.engine.forgotten == [mounted.file, mounted.archived]
 
 
-async def test_opening_tells_the_engine_and_waits_for_nothing(mounted: Mounted) -> None:
-    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert (opened.fh, opened.keep_cache, opened.direct_io) == (mounted.file, True, False)
-    assert mounted.engine.opened == [mounted.file]
-    assert mounted.engine.reads == []
-
-
-async def test_a_file_is_released_with_its_last_handle(mounted: Mounted) -> None:
-    for _ in range(2):
-        await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert mounted.counters.get("fastfuse_open_files") == 2
-    await mounted.operations.release(mounted.file)
-    assert mounted.engine.released == []
-    await mounted.operations.release(mounted.file)
-    assert mounted.engine.released == [mounted.file]
-    assert mounted.counters.get("fastfuse_open_files") == 0
-    assert mounted.counters.get("fastfuse_opened_files") == 2
-
-
-@pytest.mark.parametrize(("threshold_bytes", "is_direct"), [(None, False), (10, True), (11, False)])
+@pytest.mark.parametrize(("threshold_bytes", "is_direct"), [(10, True), (11, False)])
 async def test_large_files_are_read_past_the_page_cache_where_that_was_asked_for(
-    threshold_bytes: int | None, is_direct: bool
+    threshold_bytes: int, is_direct: bool
 ) -> None:
     mounted = Mounted(direct_from_bytes=threshold_bytes)
     opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
     assert (opened.keep_cache, opened.direct_io) == (True, is_direct)
-
-
-@pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bytes]]:
-    """What the kernel was given without being asked."""
-    calls: list[tuple[int, int, bytes]] = []
-    monkeypatch.setattr(pyfuse3, "notify_store", lambda *call: calls.append(call))
-    return calls
-
-
-async def test_a_file_that_is_here_is_put_into_the_page_cache_with_its_first_handle(
-    mounted: Mounted, stored: list[tuple[int, int, bytes]]
-) -> None:
-    mounted.engine.whole[mounted.file] = b"0123456789"
-    for _ in range(2):
-        await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert stored == [(mounted.file, 0, b"0123456789")]
-    assert mounted.counters.get("fastfuse_read_served_bytes") == 10
-    for _ in range(2):
-        await mounted.operations.release(mounted.file)
-    await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert len(stored) == 2
-
-
-async def test_a_file_is_put_nowhere_beside_the_handles_of_a_worker_that_died(
-    mounted: Mounted, stored: list[tuple[int, int, bytes]]
-) -> None:
-    """A read of it may be on its way, and the kernel would wait for that."""
-    mounted.engine.whole[mounted.file] = b"0123456789"
-    mounted.lose_worker()
-    await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert stored == []
-
-
-async def test_a_file_is_not_put_where_its_reader_would_not_find_it_for_long(
-    mounted: Mounted, stored: list[tuple[int, int, bytes]]
-) -> None:
-    mounted.engine.whole = {mounted.file: b"0123456789", mounted.archived: b"01234"}
-    mounted.shares_pages = CONTEXT.pid + 1
-    await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert stored == []
-    mounted.shares_pages = CONTEXT.pid
-    await mounted.operations.open(mounted.archived, os.O_RDONLY | os.O_DIRECT, CONTEXT)
-    assert stored == []
-    past_the_page_cache = Mounted(direct_from_bytes=10)
-    past_the_page_cache.engine.whole[mounted.file] = b"0123456789"
-    await past_the_page_cache.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert stored == []
-
-
-async def test_a_page_cache_that_takes_nothing_fails_no_open_and_is_not_asked_again(
-    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[object] = []
-
-    def refuse(*call: object) -> None:
-        refused.append(call)
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(pyfuse3, "notify_store", refuse)
-    mounted.engine.whole[mounted.file] = b"0123456789"
-    for _ in range(2):
-        handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
-        assert await mounted.operations.read(handle, 0, 3) == b"xxx"
-        await mounted.operations.release(handle)
-    assert len(refused) == 1
-    assert mounted.counters.get("fastfuse_read_served_bytes") == 6
-
-
-async def test_a_handle_of_a_worker_that_died_is_read_and_released(mounted: Mounted) -> None:
-    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
-    mounted.lose_worker()
-    assert await mounted.operations.read(handle, 0, 3) == b"xxx"
-    await mounted.operations.release(handle)
-    assert mounted.engine.released == [mounted.file]
-    assert mounted.counters.get("fastfuse_open_files") == 0
-
-
-async def test_closing_a_handle_of_a_worker_that_died_closes_none_of_its_successors(mounted: Mounted) -> None:
-    earlier = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
-    mounted.lose_worker()
-    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
-    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
-    await mounted.operations.release(earlier)
-    assert mounted.engine.released == []
-    assert await mounted.operations.read(handle, 0, 100) == b"x" * 10
-    await mounted.operations.release(handle)
-    assert mounted.engine.released == [mounted.file]
-    assert await errno_of(mounted.operations.getattr(mounted.file, CONTEXT)) == errno.ESTALE
-
-
-async def test_what_was_opened_under_a_worker_that_died_is_read_on_after_a_refresh_l6(mounted: Mounted) -> None:
-    earlier = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
-    mounted.lose_worker()
-    assert await mounted.operations.read(earlier, 0, 3) == b"xxx"
-    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
-    assert await mounted.operations.read(earlier, 0, 100) == b"x" * 10
-    assert (await mounted.operations.getattr(mounted.file, CONTEXT)).st_size == 10
-    # One of several that share it; the worker that counted them is dead.
-    await mounted.operations.release(earlier)
-    assert await mounted.operations.read(earlier, 5, 100) == b"x" * 5
 
 
 async def test_attributes_are_the_listings_and_the_owners_a1() -> None:
@@ -351,7 +268,7 @@ async def test_attributes_are_the_listings_and_the_owners_a1() -> None:
 async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:
     mounted = Mounted()
     most = replace(mounted.table.metadata, total_bytes=1 << 80)
-    mounted.operations.serve(InodeTable(most, mounted.table.columns), mounted.engine, may_store=lambda _: False)
+    mounted.operations.serve(InodeTable(most, mounted.table.columns), mounted.engine)
     assert (await mounted.operations.statfs(CONTEXT)).f_blocks == (1 << 63) - 1
 
 
@@ -359,14 +276,15 @@ async def test_a_question_that_contradicts_the_table_is_an_error_of_that_request
     mounted: Mounted, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await errno_of(mounted.operations.lookup(mounted.file, b"x", CONTEXT)) == errno.EIO
-    assert await errno_of(mounted.operations.open(mounted.directory, os.O_RDONLY, CONTEXT)) == errno.EIO
+    assert await errno_of(mounted.operations.read(mounted.directory, 0, 1)) == errno.EIO
     assert mounted.counters.get("fastfuse_handler_failures") == len(caplog.records) == 2
 
 
 async def test_an_inode_that_is_not_in_the_table_is_stale_so_that_its_path_is_looked_up_again(mounted: Mounted) -> None:
-    for question in (mounted.operations.getattr, mounted.operations.opendir):
-        assert await errno_of(question(999, CONTEXT)) == errno.ESTALE
-    assert await errno_of(mounted.operations.open(999, os.O_RDONLY, CONTEXT)) == errno.ESTALE
+    assert await errno_of(mounted.operations.getattr(999, CONTEXT)) == errno.ESTALE
+    assert await errno_of(mounted.operations.read(999, 0, 1)) == errno.ESTALE
+    for start in (0, 3):
+        assert await errno_of(mounted.operations.readdir(999, start, cast("Any", None))) == errno.ESTALE
     assert await errno_of(mounted.operations.lookup(999, b"x", CONTEXT)) == errno.ESTALE
     assert mounted.counters.get("fastfuse_handler_failures") == 0
 
@@ -397,46 +315,32 @@ async def listed(
     return entries
 
 
-async def test_an_open_file_that_a_refresh_takes_away_keeps_object_and_attributes_until_it_is_closed_l6(
-    mounted: Mounted,
-) -> None:
-    handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
+async def test_a_file_that_a_refresh_takes_away_is_stale_and_the_engine_is_told_l6(mounted: Mounted) -> None:
     mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
-    assert (await mounted.operations.getattr(mounted.file, CONTEXT)).st_size == 10
-    assert await mounted.operations.read(handle, 0, 100) == b"x" * 10
-    await mounted.operations.release(handle)
+    assert mounted.engine.refreshes == 1
     assert await errno_of(mounted.operations.getattr(mounted.file, CONTEXT)) == errno.ESTALE
-    assert await errno_of(mounted.operations.read(handle, 0, 100)) == errno.ESTALE
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 100)) == errno.ESTALE
+    assert mounted.engine.reads == []
 
 
-async def test_a_file_that_was_open_before_a_refresh_is_read_anew_after_it_l6(mounted: Mounted) -> None:
-    for _ in range(2):
-        handle = (await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)).fh
-        await mounted.operations.release(handle)
-        mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 10, b"p/dir/more": 1}))
-    entry = await mounted.operations.lookup(mounted.directory, b"file", CONTEXT)
-    assert entry.st_ino == mounted.file
+async def test_a_file_that_a_refresh_leaves_is_read_on_l6(mounted: Mounted) -> None:
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 10, b"p/dir/more": 1}))
+    assert await mounted.operations.read(mounted.file, 0, 100) == b"x" * 10
+    assert (await mounted.operations.lookup(mounted.directory, b"file", CONTEXT)).st_ino == mounted.file
 
 
-async def test_a_listing_goes_on_in_the_table_that_it_began_in_and_is_not_remembered_l6(
+async def test_a_listing_goes_on_in_the_table_that_a_refresh_has_brought_n6(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = await mounted.operations.opendir(mounted.directory, CONTEXT)
-    *_, (name, resume, _) = await listed(mounted, handle, monkeypatch, count=2)
-    assert name == b".."
-    mounted.operations.swap(refreshed(mounted, {b"p/dir/other": 1}))
-    [(name, _, timeout_s)] = await listed(mounted, handle, monkeypatch, resume)
-    assert (name, timeout_s) == (b"file", 0.0)
-    # From the beginning again it is what there is now.
-    *_, (name, _, timeout_s) = await listed(mounted, handle, monkeypatch)
+    directory = mounted.directory
+    *_, (name, resume, _) = await listed(mounted, directory, monkeypatch, count=3)
+    assert (name, resume) == (b"file", mounted.file + 2)
+    assert await listed(mounted, directory, monkeypatch, resume) == []
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/a": 1, b"p/dir/other": 1}))
+    [(name, _, timeout_s)] = await listed(mounted, directory, monkeypatch, resume)
     assert name == b"other"
     assert timeout_s > 0
-    await mounted.operations.releasedir(handle)
-    assert not mounted.operations._open_directories
-    assert not mounted.operations._earlier_tables
-    # Closed, and so forgotten: whoever asks now is answered from the table there is.
-    [(name, _, _)] = await listed(mounted, handle, monkeypatch, resume)
-    assert name == b"other"
+    assert [name for name, *_ in await listed(mounted, directory, monkeypatch)] == [b".", b"..", b"a", b"other"]
 
 
 async def test_changed_objects_are_named_in_the_log_once_each_and_not_without_end(
@@ -453,16 +357,3 @@ async def test_changed_objects_are_named_in_the_log_once_each_and_not_without_en
     assert "'p/000' was replaced or deleted since the listing" in caplog.messages[0]
     assert "'fastfuse refresh' shows what is there now" in caplog.messages[0]
     assert caplog.messages[-1].endswith("more of these are not logged")
-
-
-async def test_a_refused_open_gives_back_what_it_took_unless_somebody_else_has_the_file_open(mounted: Mounted) -> None:
-    mounted.engine.error = ObjectArchivedError("x")
-    assert await errno_of(mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)) == errno.EACCES
-    assert (mounted.engine.opened, mounted.engine.released) == ([], [mounted.archived])
-    mounted.engine.error = None  # restored for a while
-    await mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)
-    mounted.engine.error = ObjectArchivedError("x")
-    assert await errno_of(mounted.operations.open(mounted.archived, os.O_RDONLY, CONTEXT)) == errno.EACCES
-    assert mounted.engine.released == [mounted.archived]
-    await mounted.operations.release(mounted.archived)
-    assert mounted.engine.released == [mounted.archived] * 2

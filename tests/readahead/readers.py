@@ -42,6 +42,9 @@ class Files:
     def __len__(self) -> int:
         return len(self.refs)
 
+    def __contains__(self, inode: int) -> bool:
+        return 0 < inode <= len(self.refs)
+
     def row(self, inode: int) -> int:
         if not 0 < inode <= len(self.refs):
             raise StaleInodeError(f"inode {inode} is not in the table")

@@ -21,7 +21,7 @@ async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
     async with running(reader) as engine:
         assert await engine.read(1, listed("empty", 0), 0, 4096) == b""
         assert reader.gets == []
-        assert engine.statistics().open_files == 0
+        assert engine.statistics().streams == 0
 
 
 async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> None:
@@ -60,7 +60,7 @@ async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> No
         assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)[: 128 * KIB]
         assert engine.statistics().demanded_parts == 0
         engine.release(1)
-        assert engine.statistics().open_files == 0
+        assert engine.statistics().streams == 0
 
 
 async def test_a_fetch_on_command_is_refused_where_it_would_be_at_the_expense_of_others() -> None:

@@ -1,4 +1,4 @@
-"""Large files that are read one after the other: the next one is on its way before it is opened."""
+"""Large files that are read one after the other: the next one is on its way before it is begun."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,7 +23,6 @@ def shards(count: int) -> list[ObjectRef]:
 
 
 async def read_until(engine: ReadEngine, inode: int, ref: ObjectRef, end: int = SIZE_BYTES) -> None:
-    engine.open(inode, ref)
     data = b""
     while len(data) < end:
         data += await engine.read(inode, ref, len(data), 16 * KIB)
@@ -38,10 +37,11 @@ async def read_all(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int
         await read_until(engine, row + 1, refs[row])
 
 
-def open_and_close(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int]) -> None:
+async def begin_and_leave(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int]) -> None:
     for row in rows:
-        engine.open(row + 1, refs[row])
+        await engine.read(row + 1, refs[row], 0, 4 * KIB)
         engine.release(row + 1)
+        await settled()
 
 
 async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends() -> None:
@@ -58,7 +58,7 @@ async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends() -> N
 
 
 @pytest.mark.parametrize("directories", [0, 2])
-async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other_was_opened(directories: int) -> None:
+async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other_was_begun(directories: int) -> None:
     refs, reader = [None] * directories + shards(4), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         first = refs[directories]
@@ -97,7 +97,7 @@ async def test_of_readers_that_each_have_files_of_their_own_none_gives_up_what_a
 
 
 @pytest.mark.parametrize("readers", [8, 16])
-async def test_readers_that_close_their_files_together_find_the_next_ones_ahead(
+async def test_readers_that_end_their_files_together_find_the_next_ones_ahead(
     autojump_clock: MockClock, readers: int
 ) -> None:
     """As of equal shards; more is ahead than what was read is kept."""
@@ -106,8 +106,6 @@ async def test_readers_that_close_their_files_together_find_the_next_ones_ahead(
     async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
         for step in range(8):
             rows = range(step, len(refs), 8)
-            for row in rows:
-                engine.open(row + 1, refs[row])
             for offset in range(0, SIZE_BYTES, 16 * KIB):
                 for row in rows:
                     await engine.read(row + 1, refs[row], offset, 16 * KIB)
@@ -127,12 +125,12 @@ async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for
     async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
         for step in range(2):
             await read_all(engine, refs, range(step, 8 * readers, 8))
-        assert engine.statistics().open_files > 2 * readers
+        assert engine.statistics().streams > 2 * readers
         elsewhere = range(8 * readers + 1, len(refs), 2)
-        open_and_close(engine, refs, elsewhere[:8])
-        assert engine.statistics().open_files == 4
-        open_and_close(engine, refs, elsewhere[8:])
-        assert engine.statistics().open_files == 0
+        await begin_and_leave(engine, refs, elsewhere[:8])
+        assert engine.statistics().streams == 4
+        await begin_and_leave(engine, refs, elsewhere[8:])
+        assert engine.statistics().streams == 0
         engine.check_invariants()
 
 
@@ -160,7 +158,6 @@ async def test_readers_of_short_shards_have_ahead_what_they_take_in_the_time_of_
         took_s, most_bytes = [], 0
         for inode, ref in enumerate(refs, start=1):
             began_s = trio.current_time()
-            engine.open(inode, ref)
             for offset in range(0, ref.size_bytes, MIB):
                 await engine.read(inode, ref, offset, MIB)
                 await trio.sleep(MIB / bytes_per_s)
@@ -196,15 +193,15 @@ async def test_who_stops_in_the_middle_of_a_file_has_fetched_nothing_of_the_next
     assert reader.ranges("shard-02") == []
 
 
-async def test_what_is_not_opened_is_given_up_after_sixteen_others() -> None:
+async def test_what_is_not_begun_is_released_after_sixteen_others() -> None:
     refs, reader = shards(40), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await read_all(engine, refs, [1, 2])
-        assert engine.statistics().open_files == 1
-        open_and_close(engine, refs, range(38, 8, -2))
-        assert engine.statistics().open_files == 1
-        open_and_close(engine, refs, [7])
-        assert engine.statistics().open_files == 0
+        assert engine.statistics().streams == 1
+        await begin_and_leave(engine, refs, range(38, 8, -2))
+        assert engine.statistics().streams == 1
+        await begin_and_leave(engine, refs, [7])
+        assert engine.statistics().streams == 0
         engine.check_invariants()
 
 
@@ -215,7 +212,7 @@ async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(
     assert reader.ranges("shard-02") == []
 
 
-async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_opens_one() -> None:
+async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_begins_one() -> None:
     refs, reader = [None, *shards(6)], ScriptedReader()
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
     async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
@@ -234,13 +231,13 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybod
 
 
 @pytest.mark.parametrize("first", ["small", "archived"])
-async def test_nothing_is_begun_where_the_listing_begins_with_what_is_not_read_ahead(first: str) -> None:
+async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read_ahead(first: str) -> None:
     refs, reader = shards(3), ScriptedReader()
     refs[0] = listed("first", 10 * KIB) if first == "small" else replace(refs[0], storage_class="GLACIER")
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
         await settled()
-        assert engine.statistics().open_files == 0
+        assert engine.statistics().streams == 0
     assert not reader.gets
 
 
@@ -261,14 +258,13 @@ async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near() -
     refs, reader = [listed(name, 20 * MIB) for name in ("first", "second")], ScriptedReader()
     config = ReadaheadConfig(part_size_bytes=4 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB)
     async with running(reader, config, Files(refs)) as engine:
-        engine.open(1, refs[0])
         await engine.read(1, refs[0], 0, MIB)
         await settled()
         sizes = [end - start for start, end in sorted(reader.ranges("second"))]
     assert sizes == [2 * MIB] * 3 + [3 * MIB] * 4 + [2 * MIB]
 
 
-async def test_of_a_file_of_any_size_only_what_is_begun_is_looked_at() -> None:
+async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at() -> None:
     reader = ScriptedReader()
     reader.holds = lambda _key, _start, _end: True
     config = replace(CONFIG, expects_every_file=True)
@@ -280,27 +276,31 @@ async def test_of_a_file_of_any_size_only_what_is_begun_is_looked_at() -> None:
         reader.let_go()
 
 
-async def test_nothing_is_begun_once_the_first_was_opened() -> None:
+async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read() -> None:
     refs, reader = shards(3), ScriptedReader()
+    reader.holds = lambda _key, _start, _end: True
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
-        engine.open(1, refs[0])
-        engine.begin()
-        await settled()
-    assert not reader.gets
+        async with trio.open_nursery() as readers:
+            readers.start_soon(engine.read, 1, refs[0], 0, 4 * KIB)
+            await settled()
+            before = list(reader.gets)
+            engine.begin()
+            await settled()
+            assert reader.gets == before
+            reader.let_go()
 
 
-async def test_what_was_begun_and_is_read_without_another_open_is_not_given_up() -> None:
-    """As the handles of a worker that died are."""
+async def test_what_was_fetched_ahead_and_is_read_now_is_not_released() -> None:
     refs, reader = shards(40), ScriptedReader()
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
         assert len(await engine.read(1, refs[0], 0, 4 * KIB)) == 4 * KIB
-        open_and_close(engine, refs, range(39, 9, -1))
-        assert engine.statistics().open_files == 1
+        await begin_and_leave(engine, refs, range(39, 9, -1))
+        assert engine.statistics().streams == 1
         engine.release(1)
 
 
-async def test_nothing_is_begun_where_files_may_be_left_out() -> None:
+async def test_nothing_is_fetched_where_files_may_be_left_out() -> None:
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(shards(3))) as engine:
         engine.begin()
@@ -308,14 +308,14 @@ async def test_nothing_is_begun_where_files_may_be_left_out() -> None:
     assert not reader.gets
 
 
-async def test_what_was_begun_is_given_up_when_sixteen_others_were_opened() -> None:
+async def test_what_was_fetched_ahead_is_released_when_sixteen_others_were_begun() -> None:
     refs, reader = shards(20), ScriptedReader()
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
-        open_and_close(engine, refs, range(19, 4, -1))
-        assert engine.statistics().open_files == 1
-        open_and_close(engine, refs, [4])
-        assert engine.statistics().open_files == 0
+        await begin_and_leave(engine, refs, range(19, 4, -1))
+        assert engine.statistics().streams == 1
+        await begin_and_leave(engine, refs, [4])
+        assert engine.statistics().streams == 0
         engine.check_invariants()
 
 
@@ -325,12 +325,10 @@ async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetc
     config = ReadaheadConfig(first_window_bytes=48 * MIB, memory_limit_bytes=64 * MIB)
     async with running(reader, config, Files(refs)) as engine:
         for inode, ref in enumerate(refs, start=1):
-            engine.open(inode, ref)
             for offset in range(0, ref.size_bytes, MIB):
                 await engine.read(inode, ref, offset, MIB)
             engine.release(inode)
         before = len(reader.gets)
-        engine.open(1, refs[0])
         await engine.read(1, refs[0], 0, MIB)
         await settled()
         assert 0 < sum(end - start for _, start, end in reader.gets[before:]) <= 6 * MIB

@@ -111,7 +111,19 @@ def test_when_the_kernel_drops_more_than_it_keeps_nothing_is_taken_for_cached_un
         delivered.missed()
     assert not delivered.has(1)
     for _ in range(8):
-        delivered.kept()
+        delivered.kept(1)
+        delivered.kept(2)  # never begun, so that nobody wants it says nothing
     assert not delivered.has(1)
-    delivered.kept()
+    delivered.kept(1)
     assert delivered.has(1)
+
+
+def test_what_the_kernel_has_forgotten_is_not_cached() -> None:
+    delivered = Delivered()
+    for inode in (1, 2):
+        delivered.add(inode)
+    for inode in (1, 1, 1 << 40):
+        delivered.discard(inode)
+    assert not delivered.has(1)
+    assert delivered.has(2)
+    assert not delivered.add(1)

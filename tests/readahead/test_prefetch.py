@@ -1,4 +1,4 @@
-"""Small files through the engine: one GET at open, the next ones ahead, and never at the expense of anybody."""
+"""Small files through the engine: one GET each, the next ones ahead, and never at the expense of anybody."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +31,9 @@ def dataset(count: int, size_bytes: int = 39 * KB) -> list[ObjectRef]:
 
 
 async def read_whole(engine: ReadEngine, inode: int, ref: ObjectRef) -> None:
-    """As the kernel does it that keeps nothing for another epoch: open, read, release."""
-    whole = engine.open(inode, ref, takes_whole=True)
+    """Read as the kernel does that keeps nothing for another epoch."""
     await trio.lowlevel.checkpoint()
-    if whole is None:
-        whole = await engine.read(inode, ref, 0, ref.size_bytes)
-    assert whole == content(ref)
-    engine.release(inode)
+    assert await engine.read(inode, ref, 0, ref.size_bytes) == content(ref)
 
 
 async def read_all(engine: ReadEngine, refs: list[ObjectRef], inodes: list[int], readers: int = 1) -> None:
@@ -48,14 +44,6 @@ async def read_all(engine: ReadEngine, refs: list[ObjectRef], inodes: list[int],
     async with trio.open_nursery() as nursery:
         for reader in range(readers):
             nursery.start_soon(read_some, inodes[reader::readers])
-
-
-async def open_all(engine: ReadEngine, refs: list[ObjectRef], inodes: list[int]) -> None:
-    """As the kernel does it that has what is read."""
-    for inode in inodes:
-        engine.open(inode, refs[inode - 1])
-        await trio.lowlevel.checkpoint()
-        engine.release(inode)
 
 
 def in_order(refs: list[ObjectRef]) -> list[int]:
@@ -72,45 +60,26 @@ def keys_twice(reader: ScriptedReader) -> list[str]:
 
 
 @pytest.mark.parametrize("size_bytes", [1, 39 * KB, 65 * KIB, 256 * KIB])
-async def test_opening_a_small_file_starts_one_get_of_exactly_its_size(size_bytes: int) -> None:
+async def test_the_first_read_of_a_small_file_is_one_get_of_exactly_its_size(size_bytes: int) -> None:
     ref = listed("a", size_bytes)
     reader = ScriptedReader()
     async with running(reader, CONFIG) as engine:
-        engine.open(1, ref)
-        await settled()
-        assert reader.gets == [("a", 0, size_bytes)]
         for offset in range(0, size_bytes, 64 * KIB):
             assert await engine.read(1, ref, offset, 64 * KIB) == content(ref)[offset : offset + 64 * KIB]
-        engine.release(1)
-        assert len(reader.gets) == 1
+        assert reader.gets == [("a", 0, size_bytes)]
+        assert engine.statistics().streams == 0
 
 
-async def test_a_small_file_whose_get_could_not_start_at_open_is_one_get_at_its_first_read() -> None:
+@pytest.mark.parametrize("offset", [0, 4 * KIB, 190 * KIB])
+async def test_a_first_read_of_some_of_a_small_file_is_one_get_of_all_of_it(offset: int) -> None:
     ref = listed("a", 200 * KIB)
     reader = ScriptedReader()
     async with running(reader, CONFIG) as engine:
-        assert await engine.read(1, ref, 0, 4 * KIB) == content(ref)[: 4 * KIB]
+        assert await engine.read(1, ref, offset, 4 * KIB) == content(ref)[offset : offset + 4 * KIB]
         assert reader.gets == [("a", 0, 200 * KIB)]
 
 
-@pytest.mark.parametrize(
-    "ref",
-    [
-        listed("empty", 0),
-        listed("large", 256 * KIB + 1),
-        ObjectRef("bucket", "archived", 10 * KB, '"v1"', 0, "GLACIER"),
-    ],
-)
-async def test_opening_an_empty_a_large_or_an_archived_file_starts_nothing(ref: ObjectRef) -> None:
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files([ref])) as engine:
-        engine.open(1, ref)
-        await settled()
-        assert reader.gets == []
-        engine.release(1)
-
-
-async def test_files_that_are_no_objects_are_read_when_they_are_opened_and_never_before() -> None:
+async def test_files_that_are_no_objects_are_read_when_they_are_begun_and_never_before() -> None:
     refs = [ObjectRef("", f"made-{index:02}", 39 * KB, '"made-1"') for index in range(40)]
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
@@ -121,73 +90,135 @@ async def test_files_that_are_no_objects_are_read_when_they_are_opened_and_never
         assert [key for key, _, _ in reader.gets] == [ref.key for ref in refs[:20]]
 
 
-async def test_a_file_that_is_opened_and_closed_unread_leaves_only_what_is_the_first_to_go() -> None:
-    reader = ScriptedReader()
-    ref = listed("a", 39 * KB)
-    async with running(reader, CONFIG) as engine:
-        engine.open(1, ref)
-        engine.release(1)
-        await settled()
-        pool = engine.statistics().pool
-        assert (engine.statistics().open_files, pool.held_bytes, pool.spent_bytes) == (0, 39 * KB, 39 * KB)
-
-
-async def test_two_opens_of_one_file_are_one_get() -> None:
+async def test_two_first_reads_of_one_file_are_one_get() -> None:
     ref = listed("a", 39 * KB)
     reader = ScriptedReader()
+    reader.holds = lambda _key, _start, _end: True
     async with running(reader, CONFIG) as engine:
-        engine.open(1, ref)
-        engine.open(1, ref)
-        await settled()
-        engine.open(1, ref)
-        assert await engine.read(1, ref, 0, 39 * KB) == content(ref)
+        async with trio.open_nursery() as readers:
+            for _ in range(2):
+                readers.start_soon(read_whole, engine, 1, ref)
+            await settled()
+            reader.let_go()
         assert len(reader.gets) == 1
+        assert engine.statistics().streams == 0
 
 
-async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_open_and_not_kept() -> None:
+async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_and_not_kept() -> None:
     refs = dataset(2)
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await engine.new_order().announce([1])
         await settled()
-        assert engine.open(1, refs[0], takes_whole=True) == content(refs[0])
+        assert await engine.read(1, refs[0], 0, 128 * KIB) == content(refs[0])
+        assert len(reader.gets) == 1
         statistics = engine.statistics()
-        assert (statistics.pool.held_bytes, statistics.open_files) == (0, 0)
+        assert (statistics.pool.held_bytes, statistics.streams, statistics.waits) == (0, 0, 0)
         assert statistics.pool.unread_dropped_bytes == 0
         engine.check_invariants()
-        # The kernel has dropped it already, or did not take it.
+        # The kernel has dropped it already.
         assert await engine.read(1, refs[0], 0, 39 * KB) == content(refs[0])
-        engine.release(1)
         assert reader.gets == [(refs[0].key, 0, 39 * KB)] * 2
 
 
-async def test_only_what_was_expected_and_is_here_as_a_whole_is_handed_out_and_only_on_demand() -> None:
-    small, other, large = listed("a", 39 * KB), listed("b", 39 * KB), listed("c", 2 * CONFIG.part_size_bytes)
-    changed = listed("a", 39 * KB, etag='"v2"')
+async def test_what_was_expected_and_is_on_its_way_is_waited_for_and_not_fetched_again() -> None:
+    refs = dataset(1)
     reader = ScriptedReader()
-    async with running(reader, CONFIG, Files([small, other, large])) as engine:
+    async with running(reader, CONFIG, Files(refs)) as engine:
         reader.holds = lambda _key, _start, _end: True
         await engine.new_order().announce([1])
-        assert engine.open(1, small, takes_whole=True) is None  # on its way
-        reader.let_go()
-        await settled()
-        engine.release(1)
-        assert engine.open(1, small, takes_whole=True) is None  # opened before
-        reader.holds = lambda _key, _start, _end: False
-        await engine.new_order().announce([2, 3])
-        await settled()
-        assert engine.open(2, other) is None
-        assert await engine.read(2, other, 0, 39 * KB) == content(other)
-        assert engine.open(3, large, takes_whole=True) is None
-    async with running(reader, CONFIG, Files([small])) as engine:
+        async with trio.open_nursery() as readers:
+            readers.start_soon(read_whole, engine, 1, refs[0])
+            await settled()
+            reader.let_go()
+        assert len(reader.gets) == 1
+
+
+async def test_what_was_expected_is_kept_for_a_reader_that_takes_it_in_pieces() -> None:
+    refs = dataset(1)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
         await engine.new_order().announce([1])
         await settled()
-        assert engine.open(1, changed, takes_whole=True) is None
+        for offset in range(0, 39 * KB, 4 * KIB):
+            assert await engine.read(1, refs[0], offset, 4 * KIB) == content(refs[0])[offset : offset + 4 * KIB]
+        assert len(reader.gets) == 1
+
+
+async def test_what_was_expected_of_another_version_is_not_handed_out() -> None:
+    """Semantics D1"""
+    small, changed = listed("a", 39 * KB), listed("a", 39 * KB, etag='"v2"')
+    async with running(ScriptedReader(), CONFIG, Files([small])) as engine:
+        await engine.new_order().announce([1])
+        await settled()
         assert await engine.read(1, changed, 0, 39 * KB) == content(changed)
 
 
-async def test_a_warm_epoch_costs_no_request() -> None:
-    """The kernel asks for nothing that it was given: only opens and releases come."""
+async def test_what_the_kernel_forgets_is_not_kept_whether_it_was_read_or_not() -> None:
+    small, large = dataset(1)[0], listed("large", 2 * MIB)
+    async with running(ScriptedReader(), CONFIG, Files([small, large])) as engine:
+        await engine.read(1, small, 0, 4 * KIB)
+        await engine.read(2, large, 0, MIB)
+        await settled()
+        assert engine.statistics().streams == 2
+        for inode in (1, 2, 3):
+            engine.forget(inode)
+        statistics = engine.statistics()
+        assert (statistics.streams, statistics.pool.held_bytes, statistics.pool.parts) == (0, 0, 0)
+
+
+async def test_a_file_that_the_kernel_forgets_while_it_is_read_or_expected_is_kept() -> None:
+    """The kernel forgets the inode that a listing showed, and looks it up again to read it."""
+    refs = dataset(2)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        reader.holds = lambda _key, _start, _end: True
+        await engine.new_order().announce([2])
+        async with trio.open_nursery() as readers:
+            readers.start_soon(read_whole, engine, 1, refs[0])
+            await settled()
+            for inode in (1, 2):
+                engine.forget(inode)
+            reader.let_go()
+        await settled()
+        await read_whole(engine, 2, refs[1])
+        assert len(reader.gets) == 2
+
+
+async def test_what_the_kernel_has_forgotten_is_fetched_ahead_again() -> None:
+    refs = dataset(300)
+    reader = ScriptedReader()
+    async with running(reader, CONFIG, Files(refs)) as engine:
+        await read_all(engine, refs, in_order(refs))
+        assert len(reader.gets) == 300
+        engine.forget(7)
+        await engine.new_order().announce(in_order(refs))
+        await settled()
+        assert keys_twice(reader) == [refs[6].key]
+
+
+async def test_a_refresh_leaves_nothing_of_what_it_took_away() -> None:
+    """Semantics L6"""
+    refs = dataset(40)
+    tables = [Files(refs)]
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(ScriptedReader(), CONFIG, nursery, lambda: tables[-1])
+        await engine.new_order().announce([30])
+        for inode in (1, 20):
+            await engine.read(inode, refs[inode - 1], 0, 4 * KIB)
+        await settled()
+        tables.append(Files(refs[:10]))
+        engine.refreshed()
+        engine.check_invariants()
+        assert engine.statistics().streams == 1
+        assert await engine.read(1, refs[0], 4 * KIB, 4 * KIB) == content(refs[0])[4 * KIB : 8 * KIB]
+        engine.forget(1)
+        await settled()
+        assert engine.statistics().pool.held_bytes == 0
+
+
+async def test_a_warm_epoch_that_is_announced_costs_no_request() -> None:
+    """The kernel asks for nothing that it was given."""
     refs = dataset(500)
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
@@ -196,7 +227,7 @@ async def test_a_warm_epoch_costs_no_request() -> None:
         for order in (in_order(refs), shuffled(refs)):
             announced = engine.new_order()
             await announced.announce(order)
-            await open_all(engine, refs, order)
+            await settled()
             announced.withdraw()
         assert len(reader.gets) == 500
 
@@ -212,16 +243,24 @@ async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_in_the
         assert trio.current_time() - began_s < 500 * 0.02 / 10
 
 
-async def test_once_the_kernel_keeps_what_it_gets_an_epoch_costs_next_to_no_request_again() -> None:
+async def test_once_the_kernel_keeps_what_it_gets_an_announced_epoch_costs_next_to_no_request_again() -> None:
     refs = dataset(500)
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         for _ in range(2):
             await read_all(engine, refs, shuffled(refs))
         before = len(reader.gets)
-        await open_all(engine, refs, shuffled(refs, seed=1))
         assert before > 900
-        assert len(reader.gets) - before < 20
+        costs = []
+        for seed in range(4):
+            order = engine.new_order()
+            await order.announce(shuffled(refs, seed))
+            await settled()
+            order.withdraw()
+            costs.append(len(reader.gets) - before)
+            before = len(reader.gets)
+        assert costs[0] > 0
+        assert costs[-1] == 0
 
 
 # Room for 1,000 of the small files that nobody has asked for yet.
@@ -248,7 +287,7 @@ async def test_where_every_file_is_read_a_shuffled_epoch_takes_a_third_of_its_ro
         assert keys_twice(reader) == []
 
 
-async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_opened(autojump_clock: MockClock) -> None:
+async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_begun(autojump_clock: MockClock) -> None:
     refs = dataset(1000)
     reader = ScriptedReader(delay_s=0.02)
     async with running(reader, replace(EVERY, expects_every_file=False), Files(refs)) as engine:
@@ -263,16 +302,6 @@ async def test_a_reader_of_a_few_of_them_has_caused_four_times_as_many_gets(auto
         await read_all(engine, refs, shuffled(refs)[:50])
         await trio.sleep(1)
         assert 150 < len(reader.gets) <= 250
-
-
-async def test_a_second_shuffled_epoch_that_the_page_cache_serves_costs_nothing(autojump_clock: MockClock) -> None:
-    refs = dataset(1000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, EVERY, Files(refs)) as engine:
-        await time_s_of_shuffled_epoch(engine, refs)
-        await open_all(engine, refs, shuffled(refs, seed=1))
-        await trio.sleep(1)
-        assert len(reader.gets) == 1000
 
 
 async def test_a_second_shuffled_epoch_that_the_kernel_could_not_keep_is_as_fast_as_the_first(
@@ -433,19 +462,18 @@ async def test_guesses_on_their_way_are_kept_where_giving_them_up_brings_no_room
     reader = ScriptedReader()
     reader.holds = lambda _key, _start, _end: True
     async with running(reader, replace(EVERY, memory_limit_bytes=32 * MIB), Files(refs)) as engine:
-        for inode in range(100, 292, 12):
-            engine.open(inode, refs[inode - 1])
-        await settled()
-        before = engine.statistics().pool.expected_bytes
-        assert before == 8 * MIB
-        await engine.new_order().announce([250])
-        reader.let_go()
+        async with trio.open_nursery() as readers:
+            for inode in range(100, 292, 12):
+                readers.start_soon(read_whole, engine, inode, refs[inode - 1])
+            await settled()
+            before = engine.statistics().pool.expected_bytes
+            assert before == 8 * MIB
+            await engine.new_order().announce([250])
+            reader.let_go()
         await settled()
         # They landed as guesses, and the last of them gave way then.
         assert reader.gets[-1][0] == refs[249].key
         assert engine.statistics().pool.expected_bytes == before
-        for inode in range(100, 292, 12):
-            engine.release(inode)
 
 
 async def test_an_announced_order_takes_over_what_was_guessed(autojump_clock: MockClock) -> None:
@@ -464,7 +492,7 @@ async def test_an_announced_order_takes_over_what_was_guessed(autojump_clock: Mo
         await trio.sleep(1)
 
 
-async def test_where_most_files_are_never_opened_nothing_is_held_for_them_in_the_end(autojump_clock: MockClock) -> None:
+async def test_where_most_files_are_never_begun_nothing_is_held_for_them_in_the_end(autojump_clock: MockClock) -> None:
     refs = dataset(3000)
     wanted = [inode for inode in in_order(refs) if inode % 3 == 0]
     reader = ScriptedReader(delay_s=0.02)
@@ -474,7 +502,7 @@ async def test_where_most_files_are_never_opened_nothing_is_held_for_them_in_the
         assert engine.statistics().pool.expected_bytes == 0
 
 
-async def test_a_damaged_table_fails_nobody_who_opens_a_file_and_fetches_nothing_for_him() -> None:
+async def test_a_damaged_table_fails_nobody_who_begins_a_file_and_fetches_nothing_for_him() -> None:
     class Damaged(Files):
         def file_at(self, row: int) -> tuple[int, int] | None:
             raise ValueError(f"row {row} is damaged")
@@ -518,7 +546,7 @@ async def test_sixteen_shuffled_readers_with_hints_keep_three_quarters_of_the_co
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autojump_clock: MockClock) -> None:
     refs = dataset(12_000, 100)
     order = shuffled(refs)
-    announced, opened, left = 0, 0, []
+    announced, begun, left = 0, 0, []
     async with running(ScriptedReader(delay_s=0.02), ReadaheadConfig(), Files(refs)) as engine:
 
         async def announce() -> None:
@@ -529,12 +557,12 @@ async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autoj
                 announced = min(start + 64, len(order))
 
         async def read_some(mine: list[int]) -> None:
-            nonlocal opened
+            nonlocal begun
             for inode in mine:
                 await read_whole(engine, inode, refs[inode - 1])
-                opened += 1
+                begun += 1
                 if announced < len(order):
-                    left.append(announced - opened)
+                    left.append(announced - begun)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(announce)
@@ -569,20 +597,19 @@ async def test_directories_and_files_that_cannot_be_fetched_are_passed_over() ->
         assert sorted(key for key, _, _ in reader.gets) == [f"file-0000{row}" for row in range(4)] + ["next"]
 
 
-async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_opened() -> None:
+async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begun() -> None:
     ref = listed("large", 2 * MIB)
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files([ref])) as engine:
         await engine.new_order().announce([1])
         await settled()
         assert reader.gets == [("large", 0, 256 * KIB)]
-        engine.open(1, ref)
-        assert engine.statistics().pool.expected_bytes == 0
         assert await engine.read(1, ref, 0, 64 * KIB) == content(ref)[: 64 * KIB]
+        assert engine.statistics().pool.expected_bytes == 0
         assert engine.statistics().waits == 0
 
 
-async def test_what_is_announced_is_fetched_without_anything_being_opened() -> None:
+async def test_what_is_announced_is_fetched_before_anything_is_begun() -> None:
     refs = dataset(300)
     reader = ScriptedReader()
     async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
@@ -628,7 +655,7 @@ async def test_wrong_hints_cost_a_bounded_number_of_gets_and_right_bytes_come_an
         assert engine.statistics().pool.expected_bytes == 0
 
 
-async def test_announcing_waits_while_enough_is_announced_and_goes_on_as_files_are_opened() -> None:
+async def test_announcing_waits_while_enough_is_announced_and_goes_on_as_files_are_begun() -> None:
     refs = dataset(6000, 5 * KB)
     taken = 0
 
@@ -687,9 +714,7 @@ async def test_what_is_fetched_for_files_to_come_stays_within_a_quarter_of_the_m
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         for inode in range(1, 301):
-            engine.open(inode, refs[inode - 1])
             await engine.read(inode, refs[inode - 1], 0, 200 * KIB)
-            engine.release(inode)
             await settled()
             pool = engine.statistics().pool
             assert pool.expected_bytes <= CONFIG.memory_limit_bytes // 4
@@ -784,7 +809,7 @@ async def test_after_a_refresh_the_rows_of_the_new_table_count() -> None:
         assert fetched == {old[0].key, old[1].key, *(ref.key for ref in new[52:64])}
 
 
-async def test_opening_what_a_refresh_has_taken_away_is_fine() -> None:
+async def test_beginning_what_a_refresh_has_taken_away_is_fine() -> None:
     ref = listed("gone", 39 * KB)
     async with running(ScriptedReader(), CONFIG) as engine:
         await read_whole(engine, 77, ref)
@@ -818,7 +843,7 @@ async def test_a_file_that_is_being_read_never_gives_way_to_files_to_come() -> N
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["open", "read", "release", "announce", "withdraw", "stall", "go"]), st.integers(1, 40)),
+    st.tuples(st.sampled_from(["forget", "read", "release", "announce", "withdraw", "stall", "go"]), st.integers(1, 40)),
     max_size=60,
 )
 
@@ -844,8 +869,8 @@ async def _carry_out(actions: list[tuple[str, int]]) -> None:
 
         for action, inode in actions:
             match action:
-                case "open":
-                    engine.open(inode, refs[inode - 1])
+                case "forget":
+                    engine.forget(inode)
                 case "read":
                     readers.start_soon(read, inode)
                 case "release":

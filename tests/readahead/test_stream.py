@@ -269,7 +269,7 @@ async def test_memory_of_a_released_file_is_small_and_its_readahead_stops(autoju
         assert engine.statistics().pool.held_bytes > SMALL.memory_limit_bytes // 4
         engine.release(1)
         assert engine.statistics().pool.held_bytes <= SMALL.memory_limit_bytes // 8
-        assert engine.statistics().open_files == 0
+        assert engine.statistics().streams == 0
 
 
 async def test_a_part_that_arrives_after_release_starts_no_more_readahead() -> None:

@@ -59,14 +59,15 @@ def test_an_object_that_is_denied_may_not_be_accessed() -> None:
 
 
 @pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE"])
-def test_an_archived_object_cannot_be_opened_and_the_log_says_what_to_do(storage_class: str) -> None:
+def test_the_first_read_of_an_archived_object_is_refused_and_the_log_says_what_to_do(storage_class: str) -> None:
     """D5"""
     objects = MemoryObjects({"warm": b"warm"})
     objects.put("cold", b"cold", storage_class=storage_class)
     with place(objects) as here:
-        for _ in range(2):
-            assert errno_of(os.open, here.path / "cold", os.O_RDONLY) == errno.EACCES
-        assert here.mount.log.count("'cold' is archived as " + storage_class + ": restore first") == 1
+        with (here.path / "cold").open("rb", buffering=0) as cold:
+            for _ in range(2):
+                assert errno_of(cold.read) == errno.EACCES
+        assert here.mount.log.count("'cold' is archived as " + storage_class + ": restore it first") == 1
         assert os.stat(here.path / "cold").st_size == 4
         assert (here.path / "warm").read_bytes() == b"warm"
 
@@ -78,7 +79,7 @@ def test_an_archived_object_that_was_restored_is_read() -> None:
     objects.put("instant", block_bytes(2, SIZE), storage_class="GLACIER_IR")
     objects.put("empty", b"", storage_class="DEEP_ARCHIVE")
     with place(objects) as here:
-        assert errno_of(os.open, here.path / "restored", os.O_RDONLY) == errno.EACCES
+        assert errno_of((here.path / "restored").read_bytes) == errno.EACCES
         objects.put("restored", block_bytes(1, SIZE))  # what a GET sees of a restored object; its ETag is the same
         assert (here.path / "restored").read_bytes() == block_bytes(1, SIZE)
         assert (here.path / "instant").read_bytes() == block_bytes(2, SIZE)

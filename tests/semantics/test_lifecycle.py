@@ -9,16 +9,17 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from fastfuse.mount.mountpoint import find_mount
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.semantics.leftovers import descendants
-from tests.semantics.places import BUCKET, Place, block_bytes, gets, place, refused
+from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place, refused
 
 MIB = 1 << 20
 DATA = {"file": block_bytes(1, 3 * MIB), "other": b"other"}
@@ -38,7 +39,7 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_the_first_open_works_when_the_mount_says_that_it_is_ready() -> None:
+def test_the_first_read_works_when_the_mount_says_that_it_is_ready() -> None:
     """L1"""
     with place({f"{number:04}": b"x" for number in range(2500)}) as here:
         # `place` has waited for READY=1 and for nothing else.
@@ -78,6 +79,16 @@ def opened(path: Path) -> Iterator[int]:
             os.close(file)
 
 
+@contextmanager
+def reading(here: Place) -> Iterator[tuple[FaultRule, Future[bytes]]]:
+    """A read of `file` that the service does not answer while the rule is there."""
+    rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="file"))
+    with ThreadPoolExecutor(1) as threads:
+        read = threads.submit(direct_read, here.path / "file", 4096)
+        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) > 0)
+        yield rule, read
+
+
 def stopping(here: Place, number: signal.Signals = signal.SIGTERM) -> None:
     """Tell the mount to stop and return when it has heard of it."""
     assert here.mount.notified().startswith("STATUS=serving")
@@ -102,37 +113,53 @@ def test_two_signals_at_once_end_an_idle_mount_in_good_order() -> None:
         assert find_mount(here.path) is None
 
 
-def test_a_stopping_mount_lets_open_files_be_read_and_takes_no_new_opens() -> None:
+def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> None:
     """L2"""
     with place(DATA, "--grace-s", "60") as here:
-        with (here.path / "file").open("rb", buffering=0) as file:
-            assert file.read(10) == DATA["file"][:10]
+        with reading(here) as (rule, read), (here.path / "other").open("rb", buffering=0) as other:
+            assert other.read() == b"other"
             stopping(here)
             with pytest.raises(OSError, match="shutdown") as caught:
-                (here.path / "other").open("rb")
+                direct_read(here.path / "other", 4096)
             assert caught.value.errno == errno.ESHUTDOWN
-            assert file.readall() == DATA["file"][10:]
+            # Pages that the kernel has are readable until the unmount.
+            assert os.pread(other.fileno(), 10, 0) == b"other"
             assert here.mount.process.poll() is None
+            assert not read.done()
+            here.server.faults.remove(rule)
+            assert read.result(60) == DATA["file"][:4096]
         assert here.mount.wait() == 0
         assert find_mount(here.path) is None
 
 
-def test_a_second_signal_detaches_the_mount_at_once() -> None:
+def test_an_open_file_that_nobody_reads_does_not_delay_the_end() -> None:
     """L2"""
     with place(DATA, "--grace-s", "3600") as here, opened(here.path / "file") as file:
+        assert os.read(file, 10) == DATA["file"][:10]
+        assert here.mount.stop() == 0
+        assert find_mount(here.path) is None
+        with pytest.raises(OSError, match="not connected"):
+            os.pread(file, 10, 2 * MIB)
+
+
+def test_a_second_signal_ends_the_mount_at_once() -> None:
+    """L2"""
+    with place(DATA, "--grace-s", "3600") as here, reading(here) as (_, read):
         stopping(here)
         assert here.mount.stop(signal.SIGTERM) == 0
         assert find_mount(here.path) is None
-        with pytest.raises(OSError, match="not connected"):
-            os.read(file, 10)
+        with pytest.raises(OSError, match=r"not connected|Input/output|abort"):
+            read.result(60)
 
 
-def test_the_mount_is_detached_when_the_grace_period_is_over() -> None:
+def test_reads_under_way_fail_when_the_grace_period_is_over() -> None:
     """L2"""
-    with place(DATA, "--grace-s", "0.3") as here, opened(here.path / "file"):
+    with place(DATA, "--grace-s", "0.3") as here, reading(here) as (_, read):
         assert here.mount.stop(signal.SIGTERM) == 0
         assert find_mount(here.path) is None
-        assert "files that are still open" in here.mount.log
+        assert "1 reads under way fail" in here.mount.log
+        with pytest.raises(OSError, match=r"not connected|Input/output|abort"):
+            read.result(60)
 
 
 def test_unmounting_from_outside_ends_the_daemon() -> None:
@@ -151,15 +178,12 @@ def test_detaching_from_outside_ends_the_daemon_after_the_last_close() -> None:
         assert here.mount.wait() == 0
 
 
-def test_a_mount_that_was_detached_from_outside_can_be_stopped_and_its_files_be_read() -> None:
+def test_a_mount_that_was_detached_from_outside_can_be_stopped() -> None:
     """L2"""
-    with place(DATA, "--grace-s", "3600") as here:
-        with (here.path / "file").open("rb", buffering=0) as file:
-            subprocess.run(["fusermount3", "-u", "-z", here.path], check=True)
-            stopping(here)
-            assert file.readall() == DATA["file"]
-            assert here.mount.process.poll() is None
-        assert here.mount.wait() == 0
+    with place(DATA, "--grace-s", "3600") as here, opened(here.path / "file") as file:
+        subprocess.run(["fusermount3", "-u", "-z", here.path], check=True)
+        assert os.read(file, 10) == DATA["file"][:10]
+        assert here.mount.stop() == 0
 
 
 def test_a_mount_whose_supervisor_was_killed_is_replaced(server: LoopbackServer, directory: Path) -> None:

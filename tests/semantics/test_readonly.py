@@ -54,6 +54,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "bind a socket": _bind_socket,
     "fallocate": _fallocate,
 }
+# Where the mount is writable, the kernel opens by itself.
+OPENS = {"open for writing", "open for reading and writing", "open for appending"}
 # An existing name or a full directory is no better reason for the kernel than a read-only file system is.
 DATA = {"file": b"data", "other": b"other", "folder/inner": b"inner"}
 
@@ -85,12 +87,26 @@ def test_a_change_of_a_read_only_mount_is_refused(here: Place, change: str) -> N
 
 
 # O_TMPFILE is the exception: FUSE's own answer where the mount has no handler is EOPNOTSUPP.
-@pytest.mark.parametrize("change", [name for name in CHANGES if name != "create a temporary file"])
+@pytest.mark.parametrize("change", [name for name in CHANGES if name not in OPENS | {"create a temporary file"}])
 def test_a_change_that_the_kernel_lets_through_is_refused(writable: Place, change: str) -> None:
     """R1"""
     with pytest.raises(OSError, match="Read-only") as caught:
         CHANGES[change](writable.path)
     assert caught.value.errno == errno.EROFS
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND])
+def test_the_kernel_opens_for_writing_by_itself_and_the_first_change_is_refused(writable: Place, flags: int) -> None:
+    """R1"""
+    descriptor = os.open(writable.path / "file", flags)
+    try:
+        for change in (lambda: os.write(descriptor, b"x"), lambda: os.ftruncate(descriptor, 1)):
+            with pytest.raises(OSError, match="Read-only") as caught:
+                change()
+            assert caught.value.errno == errno.EROFS
+    finally:
+        os.close(descriptor)
+    assert (writable.path / "file").stat().st_size == 4
 
 
 def test_access_tells_that_nothing_can_be_written(here: Place) -> None:

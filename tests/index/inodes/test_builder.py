@@ -136,12 +136,13 @@ def test_lookup_finds_what_children_lists_and_nothing_else(objects: Objects) -> 
                 table.lookup(inode, b"a")
             continue
         children = list(table.children(inode))
-        assert [name for _, name, _ in children] == sorted(name for _, name, _ in children)
-        for position, (resume, name, attributes) in enumerate(children):
+        assert [name for name, _ in children] == sorted(name for name, _ in children)
+        for position, (name, attributes) in enumerate(children):
             assert table.lookup(inode, name) == attributes.inode
             assert table.parent(attributes.inode) == inode
-            assert list(table.children(inode, resume)) == children[position + 1 :]
-        names = {name for _, name, _ in children}
+            assert table.position_after(inode, attributes.inode) == position + 1
+            assert list(table.children(inode, position + 1)) == children[position + 1 :]
+        names = {name for name, _ in children}
         assert all(table.lookup(inode, absent) is None for absent in {b"", b"zz", b"a!!", b"\xff\xff"} - names)
 
 

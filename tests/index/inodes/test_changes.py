@@ -1,5 +1,6 @@
 """A table that takes another one's place: what stays keeps its inode number, and nothing else does."""
 
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +12,8 @@ from fastfuse.errors import StaleInodeError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import Changes, take_over
 from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
+from fastfuse.index.inodes.tree import Refusals
+from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot
 from tests.index.indexes import MD5
 
 
@@ -99,8 +102,9 @@ def check_what_is_stale(
             expected.add((were[parent].inode, name.encode()))
     assert set(changes.stale_names) == expected
     assert len(changes.stale_names) == len(expected)
-    times = {path for path in stay if were[path].is_directory and were[path].mtime_ns != are[path].mtime_ns}
-    assert sorted(changes.stale_attributes) == sorted(were[path].inode for path in times)
+    stale = {path for path in stay if were[path].is_directory and were[path].mtime_ns != are[path].mtime_ns}
+    stale_inodes = {were[path].inode for path in stale} | {directory for directory, _ in expected}
+    assert sorted(changes.stale_directories) == sorted(stale_inodes)
 
 
 def test_an_identical_table_changes_nothing() -> None:
@@ -132,3 +136,71 @@ def test_a_number_that_is_not_in_the_table_is_stale(inode: int) -> None:
         assert inode not in table
         with pytest.raises(StaleInodeError):
             table.attributes(inode)
+
+
+def names_from(table: InodeTable, start: int) -> list[bytes]:
+    return [name for name, _ in table.children(ROOT, start)]
+
+
+_names = st.dictionaries(st.sampled_from("abcdefghij"), st.integers(0, 2).map(Version), max_size=10)
+
+
+@given(st.lists(_names, min_size=2, max_size=4), st.data())
+def test_a_listing_goes_on_where_it_stopped_in_the_table_before(generations: list[Objects], data: st.DataObject) -> None:
+    """N6"""
+    old = table_of(generations[0])
+    for objects in generations[1:]:
+        new, _ = take_over(old, table_of(objects))
+        reached = data.draw(st.integers(1, max(1, len(list(old.children(ROOT))))))
+        for name, attributes in list(old.children(ROOT))[:reached]:
+            after = names_from(new, new.position_after(ROOT, attributes.inode))
+            assert after == sorted(other for other in names_from(new, 0) if other > name)
+        old = new
+
+
+@given(st.lists(_objects, min_size=2, max_size=2), st.data())
+def test_a_listing_across_a_refresh_has_every_name_of_both_tables_exactly_once(
+    generations: list[Objects], data: st.DataObject
+) -> None:
+    """N6"""
+    before, after = map(table_of, generations)
+    new, _ = take_over(before, after)
+    were = {path: attributes for path, attributes in walk(before).items() if attributes.is_directory}
+    for path, attributes in were.items():
+        new_inode = walk(new).get(path)
+        if new_inode is None or not new_inode.is_directory:
+            continue
+        children = list(before.children(attributes.inode))
+        reached = data.draw(st.integers(0, len(children)))
+        position = new.position_after(attributes.inode, children[reached - 1][1].inode) if reached else 0
+        seen = [name for name, _ in children[:reached]] + [name for name, _ in new.children(attributes.inode, position)]
+        assert len(seen) == len(set(seen))
+        assert {name for name, _ in children} & {name for name, _ in new.children(attributes.inode)} <= set(seen)
+
+
+def test_a_child_of_another_directory_or_of_none_has_no_place_in_a_listing() -> None:
+    objects = {f"{folder}/{name}": Version() for folder in "abc" for name in "xyz"}
+    old = table_of({**objects, "e": Version()})
+    new, _ = take_over(old, table_of({key: version for key, version in objects.items() if key != "c/y"}))
+    places = {path: attributes.inode for path, attributes in walk(old).items()}
+    for directory, child in (("a", places["c/y"]), ("c", places["a/x"]), ("a", ROOT), ("a", 1 << 50)):
+        for table in (old, new):
+            with pytest.raises(StaleInodeError):
+                table.position_after(places[directory], child)
+    assert new.position_after(places["c"], places["c/y"]) == 1
+    assert new.position_after(ROOT, places["e"]) == 3
+
+
+def test_a_place_in_a_listing_survives_the_snapshot() -> None:
+    """N6: the table that a worker serves comes from a file."""
+    old = table_of({name: Version() for name in "abcd"})
+    new, _ = take_over(old, table_of({name: Version() for name in "acd"}))
+    gone = old.lookup(ROOT, b"b")
+    assert gone is not None
+    fd = os.memfd_create("test")
+    try:
+        save_snapshot(Snapshot(source="s3://bucket/", listed_at_ns=1, table=new, refusals=Refusals()), fd)
+        table = open_snapshot(fd).table
+    finally:
+        os.close(fd)
+    assert names_from(table, table.position_after(ROOT, gone)) == [b"c", b"d"]
