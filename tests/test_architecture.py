@@ -130,12 +130,16 @@ def modules_of(package: Path) -> dict[str, Module]:
     return found
 
 
+# Cython's, by the same names: they import nothing of this package.
+COMPILED = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.pyx")}
+
+
 def own_target(imported: str, known: Iterable[str]) -> str | None:
     """The module of this package that an import names, or None for somebody else's."""
     root, _, rest = imported.partition(".")
     if root != PACKAGE.name:
         return None
-    if rest in known:
+    if rest in known or rest in COMPILED:
         return rest
     return rest.rpartition(".")[0] or "__init__"
 

@@ -265,7 +265,9 @@ def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> N
     Raises:
         MountError: it does not, so every file would be read as the inode 0.
     """
-    header = _IN_HEADER.pack(_IN_HEADER.size + _READ_IN.size, _READ, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0)
+    header = _IN_HEADER.pack(
+        _IN_HEADER.size + _READ_IN.size, _READ, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0
+    )
     kernel.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
     handle = trio.run(_serve_read, operations)
     kernel.recv(_INIT_REQUEST_MAX_BYTES)
@@ -286,7 +288,7 @@ async def _serve_read(operations: InitialisedOperations) -> int:
         scope.cancel()
         return b""
 
-    operations.read = read  # type: ignore[method-assign]
+    operations.read = read  # type: ignore[assignment, method-assign]
     try:
         with trio.CancelScope() as scope:
             await pyfuse3.main()

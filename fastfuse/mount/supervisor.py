@@ -274,7 +274,7 @@ class Supervisor:
             os.kill(self._worker_pid, signal.SIGKILL)
 
     def _drain(self) -> None:
-        """Refuse new reads, and let those under way end within the grace period, or until a second signal (clause L2)."""
+        """Refuse new reads; let those under way end, for the grace period or until a second signal (clause L2)."""
         assert self._session is not None
         _log.info("stopping: waiting up to %g s for reads under way", self._settings.grace_s)
         # First: no read may begin after the end was reported.

@@ -146,6 +146,7 @@ class ReadEngine:
         for inode in {*self._streams, *self._pool.inodes}:
             if inode not in table:
                 self.release(inode)
+                self._pool.drop_expected(inode)
                 self._pool.forget(inode)
 
     def statistics(self) -> ReadStatistics:

@@ -11,11 +11,9 @@ States of a part, all changed here:
 * in flight: its memory is reserved and its GET runs.
 * landed: its bytes are there, and tasks that waited for it have not taken theirs yet. It is still reserved.
 * fresh: evictable, least recently read first, and only for a part that a reader waits for.
-* expected, guessed: of a file that is not open yet. Evictable before the fresh ones (see `shelves`).
+* expected, guessed: of a file that is not begun yet. Evictable before the fresh ones (see `shelves`).
 * left, spent: evictable by readahead too (see `shelves`).
-* failed, gone: out of the books. Tasks that waited for a failed part get its error.
-
-A part is in the index of its file in every state but the last two.
+* failed, gone: out of the books and of the file's index. Tasks that waited for a failed part get its error.
 
 INVARIANT: reserved (in flight, landed) and all that is evictable take at most the limit, always. Two things are not
 counted: the part behind a slice that is being written to the kernel (a dozen at most, for milliseconds), and the about
@@ -31,7 +29,6 @@ Choudhury and Hahne 1998). One stalled file thus leaves a quarter, and a second 
 """
 
 from collections import deque
-from collections.abc import KeysView
 
 import trio
 
@@ -75,9 +72,9 @@ class PartPool:
         return self._share.share
 
     @property
-    def inodes(self) -> KeysView[int]:
+    def inodes(self) -> list[int]:
         """The files of which something is held or on its way, or that are being read."""
-        return self._files.keys()
+        return list(self._files)
 
     @property
     def parts_in_flight(self) -> int:
@@ -97,7 +94,7 @@ class PartPool:
         return file
 
     def close(self, file: FileParts) -> None:
-        """Note that no handle is open: all parts, also those in flight, count as spent."""
+        """Note that nobody reads on: all parts, also those in flight, count as spent."""
         file.is_open = False
         self._share.forget(file)
         self._rest(file)
@@ -185,10 +182,9 @@ class PartPool:
         return self._expected.has_room(size_bytes, is_guess=is_guess)
 
     def try_expect(self, inode: int, ref: ObjectRef, end: int, *, is_guess: bool = False) -> Part | None:
-        """Return the first `end` bytes of a file that will be opened, to fetch now; None if others need what they take.
+        """Return the first `end` bytes of a file that will be begun, to fetch now; None if others need what they take.
 
-        Requires that nothing is held for `inode` (`holds`). The file is expected until `open` or `drop_expected`; a
-        guess gives way to files that are none.
+        Nothing may be held for `inode` (`holds`). The file is expected until `open` or `drop_expected`.
         """
         if not self.may_expect or not self.has_room_for_expected(end, is_guess=is_guess):
             return None
@@ -216,18 +212,14 @@ class PartPool:
                 self._expected.rank(file, is_guess=True)
 
     def drop_expected(self, inode: int) -> None:
-        """Drop what is held of a file that most likely nobody will open."""
+        """Drop what is held of a file that most likely nobody will begin."""
         file = self._files.get(inode)
         if file is not None and file.is_expected:
             for part in self._unexpect(file):
                 self._drop(part)
 
     def take_expected(self, inode: int, ref: ObjectRef) -> memoryview | None:
-        """Return all of a file that was expected, and forget it; None if it is not here in one part.
-
-        It is not kept as spent: the page cache has it, and the memory is used again while the processor's caches have
-        it.
-        """
+        """Return all of a file that was expected, and keep nothing of it; None if it is not here in one part."""
         file = self._files.get(inode)
         whole = file.whole if file is not None and file.is_expected and file.ref == ref else None
         if whole is None or whole.data is None:
@@ -242,11 +234,11 @@ class PartPool:
             self.drop_expected(inode)
 
     def holds(self, inode: int) -> bool:
-        """Return whether the file is open, or parts of it are held or in flight."""
+        """Return whether the file is being read, or parts of it are held or in flight."""
         return inode in self._files
 
     def is_expected(self, inode: int) -> bool:
-        """Return whether parts of the file are held or in flight, and it was not opened since."""
+        """Return whether parts of the file are held or in flight, and it was not begun since."""
         file = self._files.get(inode)
         return file is not None and file.is_expected
 
@@ -398,7 +390,7 @@ class PartPool:
         return part
 
     def _settle(self, file: FileParts) -> None:
-        """Make the expected parts of `file`, which was opened, fresh ones."""
+        """Make the expected parts of `file`, which was begun, fresh ones."""
         for part in self._unexpect(file):
             self._fresh.put(part)
 

@@ -36,7 +36,7 @@ class Carried:
     def open(self, inode: int) -> None:
         self.opens += 1
         self.early += inode in self.fetched
-        self.dropped += self.order.opened(inode)
+        self.dropped += self.order.begun(inode)
         self.go_on()
 
     def open_all(self, inodes: Iterable[int]) -> None:
@@ -135,7 +135,7 @@ def test_enough_is_announced_at_4096_files() -> None:
     seen = [order.is_full]
     order.announce([4096])
     seen.append(order.is_full)
-    order.opened(17)
+    order.begun(17)
     assert [*seen, order.is_full] == [False, True, False]
 
 
@@ -148,7 +148,7 @@ def test_an_order_is_spent_when_everything_is_fetched_or_passed_over() -> None:
     spent.append(order.is_spent)
     order.advance(0)
     spent.append(order.is_spent)
-    order.opened(1)
+    order.begun(1)
     assert [*spent, order.is_spent] == [True, False, True, True]
 
 
@@ -218,7 +218,7 @@ class Orders(RuleBasedStateMachine):
 
     @rule(inode=st.integers(1, 400))
     def open(self, inode: int) -> None:
-        self.forget(self.order.opened(inode), inode)
+        self.forget(self.order.begun(inode), inode)
 
     @rule(count=st.integers(1, 40))
     def open_next(self, count: int) -> None:

@@ -24,7 +24,7 @@ class Carried:
     def open(self, row: int) -> None:
         self.opens += 1
         self.early += row in self.fetched
-        self.dropped.update(self.order.opened(row))
+        self.dropped.update(self.order.begun(row))
         while (wanted := self.order.next()) is not None:
             self.fetched.add(wanted)
             self.order.advance(0)
@@ -178,7 +178,7 @@ def test_a_run_gives_way_once_others_have_opened_256_files() -> None:
 def test_a_refused_row_is_given_again() -> None:
     order = ListingOrder(MANY)
     for row in range(4):
-        order.opened(row)
+        order.begun(row)
     assert [order.next(), order.next()] == [4, 4]
     order.advance(0)
     assert order.next() == 5
@@ -187,8 +187,8 @@ def test_a_refused_row_is_given_again() -> None:
 def test_runs_take_turns() -> None:
     order = ListingOrder(MANY)
     for row in range(4):
-        order.opened(row)
-        order.opened(1000 + row)
+        order.begun(row)
+        order.begun(1000 + row)
     wanted: list[int | None] = []
     for _ in range(4):
         wanted.append(order.next())
@@ -206,7 +206,7 @@ def intervals(rows: set[int]) -> set[tuple[int, int]]:
 def test_runs_are_what_was_opened_without_a_gap_whatever_the_order(rows: Sequence[int], count: int) -> None:
     order = ListingOrder(60)
     for row in rows[:count]:
-        order.opened(row)
+        order.begun(row)
     assert set(order.runs) == intervals(set(rows[:count]))
 
 
@@ -214,7 +214,7 @@ def test_runs_are_what_was_opened_without_a_gap_whatever_the_order(rows: Sequenc
 def test_whatever_is_opened_the_commands_are_bounded_and_within_the_table(rows: list[int], row_count: int) -> None:
     order = ListingOrder(row_count)
     for row in rows:
-        order.opened(row % row_count)
+        order.begun(row % row_count)
         commands = 0
         while (wanted := order.next()) is not None:
             assert 0 <= wanted < row_count

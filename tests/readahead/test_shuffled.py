@@ -27,7 +27,7 @@ class Carried:
     def open(self, row: int) -> None:
         is_found, is_missed = row in self.held, row not in self.held and row not in self.read
         self.misses += is_missed
-        if self.epoch.opened(row, is_found=is_found, is_missed=is_missed):
+        if self.epoch.begun(row, is_found=is_found, is_missed=is_missed):
             self.is_ended = True
             self.held.clear()
         self.held.discard(row)
@@ -144,7 +144,7 @@ def test_files_that_are_opened_twice_in_an_epoch_end_it_no_sooner() -> None:
 def test_an_open_after_a_long_time_of_plenty_looks_at_no_more_rows_than_can_be_held() -> None:
     epoch = ShuffledEpoch(COUNT, COUNT // 8)
     for row in range(COUNT // 2):
-        epoch.opened(COUNT - 1 - row, is_found=False, is_missed=True)
+        epoch.begun(COUNT - 1 - row, is_found=False, is_missed=True)
     looked_at = 0
     while epoch.next() is not None:
         epoch.advance(0)

@@ -80,7 +80,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def reading(here: Place) -> Iterator[tuple[FaultRule, Future[bytes]]]:
+def reading(here: Place) -> Iterator[tuple[int, Future[bytes]]]:
     """A read of `file` that the service does not answer while the rule is there."""
     rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="file"))
     with ThreadPoolExecutor(1) as threads:

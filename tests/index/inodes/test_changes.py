@@ -146,7 +146,9 @@ _names = st.dictionaries(st.sampled_from("abcdefghij"), st.integers(0, 2).map(Ve
 
 
 @given(st.lists(_names, min_size=2, max_size=4), st.data())
-def test_a_listing_goes_on_where_it_stopped_in_the_table_before(generations: list[Objects], data: st.DataObject) -> None:
+def test_a_listing_goes_on_where_it_stopped_in_the_table_before(
+    generations: list[Objects], data: st.DataObject
+) -> None:
     """N6"""
     old = table_of(generations[0])
     for objects in generations[1:]:
