@@ -1,8 +1,8 @@
 """The read engine: keeps ranged GETs ahead of the readers.
 
-`engine` is the seam to the FUSE layer. `window` decides what to fetch of an open file (pure: where by `cursor`, how far
-ahead by `pace`), and `stream` carries it out. `prefetch` does both for files that are not open yet. `pool` owns the
-memory.
+`engine` is the seam to the FUSE layer. A file is *begun* by its first read. `window` decides what to fetch of a file
+that is read (pure: where by `cursor`, how far ahead by `pace`), and `stream` carries it out. `prefetch` does both for
+files that are not begun yet. `pool` owns the memory.
 """
 
 from fastfuse.readahead.engine import ReadEngine, ReadStatistics

@@ -1,12 +1,12 @@
 """Decides which files come next in an order that a training script has announced: pure, no clock, no I/O.
 
 An announced order has to prove itself. It begins with credit for a few files; a file fetched costs one, and a file
-opened brings two. A list that nobody follows costs the first credit, once. A list that is half wrong costs as much
+begun brings two. A list that nobody follows costs the first credit, once. A list that is half wrong costs as much
 again as it saves. A right one soon has as many files ahead as readers of any spread need.
 
 Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The place that they have
-reached is therefore the least of the last few opens. Files before it that are not fetched are skipped, and fetched ones
-far behind it are dropped.
+reached is therefore the least of the last few files begun. Files before it that are not fetched are skipped, and
+fetched ones far behind it are dropped.
 """
 
 from collections import OrderedDict, deque
@@ -19,12 +19,12 @@ _WORKERS = 16
 _SPREAD_FILES = 32 * _WORKERS
 # Announced and not fetched: 0.4 MB. A script that announces more waits.
 _MAX_QUEUED_FILES = 8 * _SPREAD_FILES
-# What an order may cost that nobody follows, and what one may have fetched that is not opened yet.
+# What an order may cost that nobody follows, and what one may have fetched that is not begun yet.
 _FIRST_CREDIT_FILES = _SPREAD_FILES // 2
 _MAX_AHEAD_FILES = 2 * _SPREAD_FILES
-_CREDIT_PER_OPEN = 2
-# Opens elsewhere, and none in the order, before it gives way to others.
-_PATIENCE_OPENS = _SPREAD_FILES // 2
+_CREDIT_PER_FILE = 2
+# Files begun elsewhere, and none in the order, before it gives way to others.
+_PATIENCE_FILES = _SPREAD_FILES // 2
 
 
 class AnnouncedOrder:
@@ -39,9 +39,9 @@ class AnnouncedOrder:
         self._ahead_bytes = 0
         self._announced_files = 0
         self._credit_files = _FIRST_CREDIT_FILES
-        # Places of the files opened last. The order is followed once every worker may have opened one.
+        # Places of the files begun last. The order is followed once every worker may have begun one.
         self._recent: deque[int] = deque(maxlen=_WORKERS)
-        self._opens_elsewhere = 0
+        self._begun_elsewhere = 0
 
     @property
     def is_full(self) -> bool:
@@ -55,7 +55,7 @@ class AnnouncedOrder:
 
     @property
     def ahead(self) -> Sequence[int]:
-        """The files that were fetched and are not opened yet, in order."""
+        """The files that were fetched and are not begun yet, in order."""
         return tuple(self._ahead)
 
     def announce(self, inodes: Sequence[int]) -> None:
@@ -65,16 +65,16 @@ class AnnouncedOrder:
                 self._queued.setdefault(inode, self._announced_files)
             self._announced_files += 1
 
-    def opened(self, inode: int) -> Sequence[int]:
-        """Note that a file was opened, in this order or not. Return files that are no longer expected."""
+    def begun(self, inode: int) -> Sequence[int]:
+        """Note that a file was begun, in this order or not. Return files that are no longer expected."""
         place = self._queued.pop(inode, None)
         if place is None:
             if inode not in self._ahead:
-                self._opens_elsewhere += 1
+                self._begun_elsewhere += 1
                 return ()
             place = self._remove_ahead(inode)
-        self._opens_elsewhere = 0
-        self._credit_files = min(self._credit_files + _CREDIT_PER_OPEN, _MAX_AHEAD_FILES)
+        self._begun_elsewhere = 0
+        self._credit_files = min(self._credit_files + _CREDIT_PER_FILE, _MAX_AHEAD_FILES)
         self._recent.append(place)
         return self._leave_behind(min(self._recent)) if self._is_followed else ()
 
@@ -96,10 +96,10 @@ class AnnouncedOrder:
 
     def give_way(self) -> Sequence[int]:
         """Return what is ahead of readers that seem to have gone, for another order that lacks memory."""
-        return self._drop_ahead() if self._opens_elsewhere >= _PATIENCE_OPENS else ()
+        return self._drop_ahead() if self._begun_elsewhere >= _PATIENCE_FILES else ()
 
     def withdraw(self) -> Sequence[int]:
-        """End the order. Return what was fetched and not opened."""
+        """End the order. Return what was fetched and not begun."""
         self._queued.clear()
         return self._drop_ahead()
 

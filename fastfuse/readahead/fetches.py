@@ -15,7 +15,7 @@ __all__ = ["Fetches", "PoolStatistics", "ReadCounts"]
 class ReadCounts:
     """The counts of all files of an engine together. A read is a hit when it waited for nothing.
 
-    `waits` counts waits for a part: two for a read across two parts. A file that was taken at its open counts as
+    `waits` counts waits for a part: two for a read across two parts. A file that was taken at its first read counts as
     neither.
     """
 

@@ -48,7 +48,7 @@ class ReadaheadConfig:
     # What is fetched ahead when the first large file is begun, as if it were read to its end; 0: the window grows with
     # what is read.
     first_window_bytes: int = 0
-    # Every file is read once in each epoch, so files are fetched before they are opened, also in no known order.
+    # Every file is read once in each epoch, so files are fetched before they are begun, also in no known order.
     expects_every_file: bool = False
     # Parts held and parts in flight, of all files: one whole window is half of it.
     memory_limit_bytes: int = 1024 * _MIB

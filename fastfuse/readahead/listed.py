@@ -3,12 +3,12 @@
 Files are rows of the table, where the files of a directory follow one another by name, and the files of the next
 directory follow on.
 
-A *run* is rows that were opened without a gap, ``[begin, position)``, in whatever order. An open
+A *run* is rows that were begun without a gap, ``[begin, position)``, in whatever order. A file begun
 
 * at some run's position extends that run, and joins it with the run that begins where it now ends;
 * anywhere else begins a new run.
 
-Several readers that share an order and open files in batches, or a little out of turn, thus make runs that grow
+Several readers that share an order and begin files in batches, or a little out of turn, thus make runs that grow
 together. A run of a few rows is an order, not chance, and a window is kept ahead of it that grows with the run. Random
 readers make runs of one row.
 """
@@ -20,30 +20,30 @@ __all__ = ["ListingOrder"]
 
 # Files that belong together (a picture and its label) are read in turn by random readers too, and three by chance.
 _RUN_FILES = 4
-# Few large files are read ahead. A reader that opens the first of all before any other most likely goes on with the
+# Few large files are read ahead. A reader that begins the first of all before any other most likely goes on with the
 # second.
 _FOLLOWED_FILES = 2
-# Files ahead per file opened: a reader that stops early has wasted at most twice what it read.
+# Files ahead per file begun: a reader that stops early has wasted at most twice what it read.
 _GROWTH = 2
 # Files ahead of a run at most: 16 workers, each in a batch of 32 files, are so far apart. The pool bounds the bytes.
 _MAX_AHEAD_FILES = 512
-# Runs that are told apart: 64 workers, or as many files that random readers opened last.
+# Runs that are told apart: 64 workers, or as many files that random readers began last.
 _MAX_RUNS = 64
-# Opens elsewhere before a run has ended, or is slow enough to give way to others.
-_PATIENCE_OPENS = _MAX_AHEAD_FILES // 2
+# Files begun elsewhere before a run has ended, or is slow enough to give way to others.
+_PATIENCE_FILES = _MAX_AHEAD_FILES // 2
 
 
 class _Run:
-    """Invariants: ``begin < position``; every row of ``[begin, position)`` was opened."""
+    """Invariants: ``begin < position``; every row of ``[begin, position)`` was begun."""
 
     __slots__ = ("ahead_until", "begin", "position", "touched_at")
 
     def __init__(self, row: int) -> None:
         self.begin = row
         self.position = row + 1
-        # Rows from `position` on and below were commanded, or opened.
+        # Rows from `position` on and below were commanded, or begun.
         self.ahead_until = row + 1
-        # On the clock of opens.
+        # On the clock of files begun.
         self.touched_at = 0
 
     @property
@@ -52,12 +52,12 @@ class _Run:
 
     @property
     def ahead(self) -> range:
-        """Rows that were commanded and are not opened yet."""
+        """Rows that were commanded and are not begun yet."""
         return range(self.position, self.ahead_until)
 
 
 class ListingOrder:
-    """The runs in a table of `row_count` rows. Bounded, however many files are opened."""
+    """The runs in a table of `row_count` rows. Bounded, however many files are begun."""
 
     def __init__(self, row_count: int, first_file_row: int = 0) -> None:
         """Begin with no runs; `first_file_row` is behind the directories that the table begins with."""
@@ -68,8 +68,8 @@ class ListingOrder:
         self._begins: dict[int, _Run] = {}
         # Runs that may want more ahead, in their turn.
         self._hungry: dict[_Run, None] = {}
-        self._opens = 0
-        # What was ahead of runs that ended: it may still be opened, above all where there are few files.
+        self._begun_files = 0
+        # What was ahead of runs that ended: it may still be begun, above all where there are few files.
         self._left: deque[range] = deque()
         # How long the last run was that ended: the next may be as long, as with samples of six files each.
         self._usual_files = 0
@@ -79,9 +79,9 @@ class ListingOrder:
         """The ``[begin, position)`` of each run, least recently extended first."""
         return tuple((run.begin, run.position) for run in self._runs.values())
 
-    def opened(self, row: int) -> Sequence[int]:
-        """Note that a file was opened. Return rows that were commanded and are no longer expected."""
-        self._opens += 1
+    def begun(self, row: int) -> Sequence[int]:
+        """Note that a file was begun. Return rows that were commanded and are no longer expected."""
+        self._begun_files += 1
         run = self._runs.pop(row, None)
         dropped: Sequence[int] = ()
         if run is None:
@@ -91,7 +91,7 @@ class ListingOrder:
         else:
             run.position = row + 1
         run = self._join(run)
-        run.touched_at = self._opens
+        run.touched_at = self._begun_files
         self._runs[run.position] = run
         if run.files >= _RUN_FILES:
             self._hungry[run] = None
@@ -104,7 +104,7 @@ class ListingOrder:
         return range(row + 1, self._row_count if is_run else row + 1)
 
     def next(self) -> int | None:
-        """Return the next row to fetch, the runs in turn; the same until `advance` or another open."""
+        """Return the next row to fetch, the runs in turn; the same until `advance` or `begun`."""
         while self._hungry:
             run = next(iter(self._hungry))
             row = max(run.position, run.ahead_until)
@@ -130,7 +130,7 @@ class ListingOrder:
             return self._left.popleft()
         while self._runs:
             run = next(iter(self._runs.values()))
-            if self._opens - run.touched_at < _PATIENCE_OPENS:
+            if self._begun_files - run.touched_at < _PATIENCE_FILES:
                 break
             del self._runs[run.position]
             dropped = self._forget(run)
@@ -139,7 +139,7 @@ class ListingOrder:
         return ()
 
     def _is_beginning(self, run: _Run) -> bool:
-        return run.begin == self._first_file_row and run.files == self._opens
+        return run.begin == self._first_file_row and run.files == self._begun_files
 
     def _end_ahead(self, run: _Run) -> int:
         end = run.position + min(_GROWTH * run.files, _MAX_AHEAD_FILES)

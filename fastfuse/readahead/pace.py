@@ -188,7 +188,7 @@ class ServicePace:
     __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_whole_files", "was_left_early")
 
     def __init__(self, first_window_bytes: int = 0) -> None:
-        """Begin with the window of a reader that opens a file before anything is known; 0: none is foreseen."""
+        """Begin with the window of a reader that begins a file before anything is known; 0: none is foreseen."""
         # By octave of the size.
         self._times: dict[int, _Time] = {}
         self._load = Load()
@@ -202,7 +202,7 @@ class ServicePace:
 
     @property
     def ramp_bytes(self) -> int:
-        """The window of a reader that opens a file now, if it will likely read to the end, or else 0."""
+        """The window of a reader that begins a file now, if it will likely read to the end, or else 0."""
         return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
 
     def waited(self) -> None:

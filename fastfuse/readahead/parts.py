@@ -37,7 +37,7 @@ class Part:
         self.size_bytes = end - start
         # Asked for by a read that waits, not read ahead.
         self.is_demanded = is_demanded
-        # Fetched before the file was opened.
+        # Fetched before the file was begun.
         self.is_expected = is_expected
         # Read ahead for a reader that has jumped away since.
         self.is_left = False
@@ -118,7 +118,7 @@ class FileParts:
         self.ref = ref
         self._starts: list[int] = []
         self._parts: dict[int, Part] = {}
-        # What was read while the file was open, and is no longer held.
+        # What was read by its readers of now, and is no longer held.
         self.cached = CachedRanges()
         self.in_flight = 0
         self.demanded_in_flight = 0
@@ -131,7 +131,7 @@ class FileParts:
         # Reads that may have to wait; a release may have overtaken them.
         self.reads = 0
         self.is_open = False
-        # The file is not open, but will be; `is_guess`: no order says so.
+        # The file is not begun, but will be; `is_guess`: no order says so.
         self.is_expected = False
         self.is_guess = False
         # Another object has taken the inode. What still arrives is only for the readers that wait for it.

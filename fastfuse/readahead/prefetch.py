@@ -1,6 +1,6 @@
-"""Fetches files before they are opened: carries out what `announced`, `listed` and `shuffled` decide, in this order.
+"""Fetches files before they are begun: carries out what `announced`, `listed` and `shuffled` decide, in this order.
 
-The pool keeps what is fetched as *expected*, within bounds of its own, until the file is opened or its order drops it.
+The pool keeps what is fetched as *expected*, within bounds of its own, until the file is begun or its order drops it.
 Expected files give way to everything that a reader waits for. Guesses (`shuffled`, and everything that was expected
 before a refresh) also give way to files of the other orders, which adopt them otherwise.
 """
@@ -29,10 +29,10 @@ __all__ = ["Announcer", "Listing", "Prefetcher"]
 _UNPROVEN_DIVISOR = 16
 # The root and its subdirectories come before the first file.
 _MAX_LEADING_ROWS = 1024
-# One open leaves room for one file, and a task that has fetched one takes the next. New tasks begin when there is room
-# for one more to each so many that run.
-_TASKS_PER_OPEN = 8
-# What a table may raise for an unknown inode or a damaged row: no reason to fail the open of another file.
+# One file begun leaves room for one file, and a task that has fetched one takes the next. New tasks begin when there is
+# room for one more to each so many that run.
+_TASKS_PER_FILE = 8
+# What a table may raise for an unknown inode or a damaged row: no reason to fail the read of another file.
 _NO_FILE = (FastfuseError, LookupError, ValueError)
 
 
@@ -87,7 +87,7 @@ class Announcer:
         return self.decisions.is_spent
 
     async def announce(self, inodes: Sequence[int]) -> None:
-        """Take files that will be opened, in this order and after those announced before.
+        """Take files that will be begun, in this order and after those announced before.
 
         A checkpoint; waits while enough is announced. Inodes that are no longer files are skipped when it is their
         turn. If cancelled, nothing of `inodes` was taken.
@@ -101,7 +101,7 @@ class Announcer:
         self._prefetcher.enlist(self)
 
     def withdraw(self) -> None:
-        """Forget what was announced and not opened. Idempotent; another `announce` begins afresh."""
+        """Forget what was announced and not begun. Idempotent; another `announce` begins afresh."""
         self._prefetcher.dismiss(self)
 
     def wake(self) -> None:
@@ -161,21 +161,21 @@ class Prefetcher:
         `is_found`: it was a guess. `is_missed`: it is small, and nothing of it was here.
         """
         for announcer in self._announcers:
-            self._drop(announcer.decisions.opened(inode))
+            self._drop(announcer.decisions.begun(inode))
         try:
             row = self._current_table().row(inode)
         except _NO_FILE:
             pass  # a refresh has taken it out of the table
         else:
-            self._drop_rows(self._listed.opened(row))
-            if self._shuffled.opened(row, is_found=is_found, is_missed=is_missed):
+            self._drop_rows(self._listed.begun(row))
+            if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
                 self._pool.drop_guesses()
         self._unheeded += 1
-        if self._unheeded * _TASKS_PER_OPEN > self._tasks:
+        if self._unheeded * _TASKS_PER_FILE > self._tasks:
             self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
-        """Return the large files that are likely to be opened when `inode` is at its end, one after the other."""
+        """Return the large files that are likely to be begun when `inode` is at its end, one after the other."""
         try:
             return self._large_files(self._listed.followers(self._current_table().row(inode)))
         except _NO_FILE:
@@ -200,7 +200,7 @@ class Prefetcher:
     def _current_table(self) -> Listing:
         table = self._listing()
         if table is not self._table:
-            # Rows mean something else now. What was fetched by the old ones is found if it is opened.
+            # Rows mean something else now. What was fetched by the old ones is found if it is begun.
             self._table = table
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))

@@ -5,9 +5,9 @@
 * left: read ahead for a reader that has jumped away. It stays while memory is not short, and is fresh again if a reader
   comes back. It gives way to other files, but not to readahead of its own file: a reader that jumps from place to place
   would fetch many times what it reads.
-* guessed: of a file that is opened some time, as every file is. It takes only free room, and once it has landed gives
+* guessed: of a file that is begun some time, as every file is. It takes only free room, and once it has landed gives
   it to known files. An order that comes to it adopts it. After a refresh of the table all expected files are guesses.
-* known: of a file that an order names, kept until it is opened or the order drops it.
+* known: of a file that an order names, kept until it is begun or the order drops it.
 
 `Spare` holds the first two, `Expected` the others.
 INVARIANT: known, guessed and what is in flight for them take at most a quarter of the limit, and `max_parts` parts.
@@ -27,7 +27,7 @@ _MAX_SPENT_BYTES = 64 << 20
 
 
 class Expected:
-    """The parts of files that are not open yet, but will be."""
+    """The parts of files that are not begun yet, but will be."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.max_bytes = limit_bytes // _EXPECTED_DIVISOR
@@ -65,7 +65,7 @@ class Expected:
         return (self.guessed or self.known).pop()
 
     def put(self, part: Part) -> None:
-        """Hold `part`, which has landed before its file was opened."""
+        """Hold `part`, which has landed before its file was begun."""
         (self.guessed if part.file.is_guess else self.known).put(part)
 
     def take(self, file: FileParts) -> list[Part]:
