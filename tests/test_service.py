@@ -73,7 +73,7 @@ def test_the_manager_is_told_of_readiness_and_leaves_the_listing_its_time() -> N
     assert directives()["TimeoutStartSec"] == ["infinity"]
 
 
-def test_stopping_has_more_time_than_open_files_have_to_be_read() -> None:
+def test_stopping_has_more_time_than_reads_under_way_have_to_end() -> None:
     [timeout] = directives()["TimeoutStopSec"]
     assert int(timeout) > 30.0
 

@@ -135,7 +135,7 @@ def mount(
         typer.Option(
             envvar="FASTFUSE_GRACE_S",
             metavar="SECONDS",
-            help="How long a stopping mount lets open files be read to their end.",
+            help="How long a stopping mount lets reads under way end.",
         ),
     ] = 30.0,
     uid: Annotated[
@@ -319,7 +319,7 @@ def index(
 def refresh(
     mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
 ) -> int:
-    """List the source of a mount again and show what it holds now; open files keep what they had."""
+    """List the source of a mount again and show what it holds now; what has not changed keeps its pages."""
     from fastfuse.mount import control
 
     _say(control.request_refresh(Path(os.path.abspath(mountpoint))))

@@ -103,7 +103,7 @@ def run(
             min=0,
             max=86400,
             rich_help_panel=_JOB,
-            help="How long, after that, files that others have open can be read to their end.",
+            help="How long, after that, reads of others that are under way may take to end.",
         ),
     ] = 30.0,
     allow_other: Annotated[
