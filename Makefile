@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx
+COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/mount/interposed.pyx
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
@@ -46,12 +46,13 @@ docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
 	dot -Tsvg $< -o $@
 
 clean: ## Remove what was installed and built here.
-	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so \
+	    fastfuse/mount/inode_handles.c fastfuse/mount/inode_handles.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an environment is made again only when pyproject.toml or what is compiled changes.
 $(VENV)/.demo: pyproject.toml $(COMPILED) | system-run
-	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and a module of our own are compiled)"
+	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and two modules of our own are compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
