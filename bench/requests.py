@@ -51,7 +51,7 @@ def measure(mounted: Mounted, count: int, act: Callable[[int], object]) -> Cost:
     for number in range(count):
         act(number)
     elapsed_s = time.perf_counter() - started_s
-    # What the kernel sends without waiting (RELEASE) is served before this.
+    # What the kernel sends without waiting (FORGET) is served before this.
     os.statvfs(mounted.root)
     return Cost((_cpu_s(mounted.pid) - cpu_before_s) / count * 1e6, elapsed_s / count * 1e6)
 
@@ -60,11 +60,6 @@ def _lookup(mounted: Mounted, names: list[str], count: int) -> Cost:
     forget_names()
     paths = [str(mounted.root / name) for name in names]
     return measure(mounted, min(count, len(paths)), lambda number: os.stat(paths[number]))
-
-
-def _open_release(mounted: Mounted, names: list[str], count: int) -> Cost:
-    path = str(mounted.root / names[0])
-    return measure(mounted, count, lambda _: os.close(os.open(path, os.O_RDONLY)))
 
 
 def _read(mounted: Mounted, names: list[str], count: int, size_bytes: int) -> Cost:
@@ -82,7 +77,6 @@ _Measurement = Callable[[Mounted, list[str], int], Cost]
 # And what share of --count is enough of it.
 _REQUESTS: dict[str, tuple[_Measurement, float]] = {
     "lookup": (_lookup, 1.0),
-    "open and release": (_open_release, 1.0),
     "read of 4 KiB": (lambda mounted, names, count: _read(mounted, names, count, _SMALL_BYTES), 1.0),
     "read of 1 MiB": (lambda mounted, names, count: _read(mounted, names, count, _LARGE_BYTES), 0.1),
 }
