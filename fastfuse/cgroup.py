@@ -2,12 +2,10 @@
 
 from pathlib import Path, PurePosixPath
 
-__all__ = ["memory_limit_bytes", "shares_memory"]
+__all__ = ["memory_limit_bytes"]
 
 _PROCESSES = Path("/proc")
 _HIERARCHIES = Path("/sys/fs/cgroup")
-# Version 1 tells no limit as a number beyond any RAM.
-_NO_LIMIT_BYTES = 1 << 60
 
 
 def memory_limit_bytes(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = _HIERARCHIES) -> int | None:
@@ -22,19 +20,6 @@ def memory_limit_bytes(memberships: Path = _PROCESSES / "self/cgroup", hierarchi
         return None
     limits = [limit for line in lines for file in _limit_files(line, hierarchies) if (limit := _read(file)) is not None]
     return min(limits, default=None)
-
-
-def shares_memory(pid: int, processes: Path = _PROCESSES, hierarchies: Path = _HIERARCHIES) -> bool:
-    """Whether pages that this process adds to the page cache are as good for `pid` as its own.
-
-    They count to our group: where that has a limit, they would not last for the processes of another one.
-    """
-    ours = processes / "self/cgroup"
-    try:
-        is_one_group = ours.read_bytes() == (processes / str(pid) / "cgroup").read_bytes()
-    except OSError:  # it is gone, or of another namespace, where its number is 0
-        is_one_group = False
-    return is_one_group or (memory_limit_bytes(ours, hierarchies) or _NO_LIMIT_BYTES) >= _NO_LIMIT_BYTES
 
 
 def _limit_files(line: str, hierarchies: Path) -> list[Path]:

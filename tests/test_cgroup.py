@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.cgroup import memory_limit_bytes, shares_memory
+from fastfuse.cgroup import memory_limit_bytes
 
 
 class Machine:
@@ -73,36 +73,7 @@ def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
 
 
 def test_a_group_may_have_any_name(tmp_path: Path) -> None:
-    for pid in ("self", "42"):
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "cgroup").write_bytes(b"0::/\xff" + pid.encode() + b"\n")
-    assert shares_memory(42, tmp_path, tmp_path / "fs")
-    (tmp_path / "fs" / os.fsdecode(b"\xffself")).mkdir(parents=True)
-    (tmp_path / "fs" / os.fsdecode(b"\xffself") / "memory.max").write_text("1000")
-    assert not shares_memory(42, tmp_path, tmp_path / "fs")
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "limits", "is_shared"),
-    [
-        ("0::/a", "0::/a", {"a/memory.max": "1000"}, True),
-        ("0::/a", "0::/b", {"a/memory.max": "1000"}, False),
-        ("0::/a", "0::/b", {"a/memory.max": "max"}, True),
-        ("0::/a", "0::/a/b", {"memory.max": "1000"}, False),
-        ("4:memory:/a", "4:memory:/b", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, True),
-        ("0::/a", None, {"a/memory.max": "1000"}, False),
-        ("0::/a", None, {}, True),
-    ],
-    ids=["one", "two", "no limit", "below ours", "no limit in v1", "in another namespace", "that and no limit"],
-)
-def test_pages_are_shared_within_a_group_and_where_nothing_limits_ours(
-    tmp_path: Path, ours: str, theirs: str | None, limits: dict[str, str], is_shared: bool
-) -> None:
-    for pid, group in (("self", ours), ("42", theirs)):
-        if group is not None:
-            (tmp_path / pid).mkdir()
-            (tmp_path / pid / "cgroup").write_text(group + "\n")
-    for name, limit in limits.items():
-        (tmp_path / "fs" / name).parent.mkdir(parents=True)
-        (tmp_path / "fs" / name).write_text(limit)
-    assert shares_memory(42, tmp_path, tmp_path / "fs") == is_shared
+    (tmp_path / "self").write_bytes(b"0::/\xff\n")
+    (tmp_path / os.fsdecode(b"\xff")).mkdir()
+    (tmp_path / os.fsdecode(b"\xff") / "memory.max").write_text("1000")
+    assert memory_limit_bytes(tmp_path / "self", tmp_path) == 1000
