@@ -128,7 +128,8 @@ def mounted(
     """Mount `uri` at `path` (a new directory unless given) until the end of the block; fails unless it gets ready."""
     with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as directory:
         place = path or Path(directory, "mount")
-        place.mkdir(exist_ok=True)
+        if path is None:
+            place.mkdir()
         log_path = Path(directory, "log")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket, log_path.open("wb") as log:
             notify_socket.bind(str(Path(directory, "notify")))
