@@ -286,7 +286,7 @@ class Supervisor:
             caught = signal.sigtimedwait(_SIGNALS, _DRAINED_EVERY_S)
             if caught is not None and caught.si_signo in _STOPPING:
                 break
-            # Other children end, too: fusermount3, where root does not unmount.
+            # Other children end, too: those of a refresh.
             if self._worker_has_exited() and not self._replace_worker():
                 return
             was_reads, reads = reads, self._counters.get("fastfuse_waiting_reads")
