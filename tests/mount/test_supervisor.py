@@ -538,6 +538,37 @@ def test_changes_that_a_process_did_not_live_to_tell_the_kernel_are_told_with_th
         assert mount.stop() == 0
 
 
+@pytest.mark.parametrize(("deaths", "exit_code"), [(4, 0), (5, 1)])
+def test_a_process_that_dies_while_it_tells_the_kernel_is_followed_by_another_up_to_five_in_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deaths: int, exit_code: int
+) -> None:
+    """L6"""
+    senders = tmp_path / "senders"
+    change = f"""
+    import os, signal
+    from fastfuse.mount.session import Session
+    notify = Session.notify
+    def die(self, notices):
+        with open({str(senders)!r}, "a+") as file:
+            file.write("x")
+            if file.tell() <= {deaths}:
+                file.close()
+                os.kill(os.getpid(), signal.SIGKILL)
+        notify(self, notices)
+    Session.notify = die
+    """
+    with_change(monkeypatch, change)
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert os.listdir(mount.path) == ["a"]
+        held.put("data/b", b"b")
+        assert run_fastfuse("refresh", str(mount.path)).returncode == exit_code
+        assert senders.read_text() == "x" * 5
+        assert mount.log.count("died; another one does") == 4
+        if not exit_code:
+            assert sorted(os.listdir(mount.path)) == ["a", "b"]
+        assert mount.stop() == 0
+
+
 @contextlib.contextmanager
 def faulty(server: LoopbackServer, action: Action) -> Iterator[None]:
     """Listings fail, or do not end until then."""
