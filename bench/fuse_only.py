@@ -8,7 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-import pyfuse3
 import trio
 
 from fastfuse.index.origin import IndexOrigin
@@ -58,6 +57,8 @@ def main() -> None:
 
 async def _serve(operations: MountOperations, session_fd: int) -> None:
     with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), session_fd):
+        import pyfuse3  # not before fastfuse.mount, which stands between it and libfuse
+
         await pyfuse3.main()
 
 
