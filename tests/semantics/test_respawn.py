@@ -119,16 +119,20 @@ def test_files_and_directories_opened_before_a_death_go_on_after_it() -> None:
 
 def test_a_mount_can_be_stopped_after_its_worker_was_replaced() -> None:
     """L3, L2"""
-    with place({"file": block_bytes(1, MIB)}, "--grace-s", "60") as here:
-        with (here.path / "file").open("rb", buffering=0) as file:
-            kill_worker(here.mount)
-            assert file.read(10) == block_bytes(1, 10)
-            assert here.mount.notified().startswith("STATUS=")
-            here.mount.process.send_signal(signal.SIGTERM)
-            assert here.mount.notified() == "STOPPING=1"
-            kill_worker(here.mount)
-            with pytest.raises(OSError, match="shutdown") as caught:
-                (here.path / "file").open("rb")
-            assert caught.value.errno == errno.ESHUTDOWN
-            assert file.readall() == block_bytes(1, MIB)[10:]
+    data = block_bytes(1, 9 * MIB)
+    with place({"file": data}, "--grace-s", "60") as here, ThreadPoolExecutor(1) as threads:
+        kill_worker(here.mount)
+        assert direct_read(here.path / "file", 4096) == data[:4096]
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        asked = here.server.statistics().requests["GetObject"]
+        read = threads.submit(direct_read, here.path / "file", 4096, 8 * MIB)
+        here.server.wait_until(lambda now: now.requests["GetObject"] > asked)
+        assert here.mount.notified().startswith("STATUS=")
+        here.mount.process.send_signal(signal.SIGTERM)
+        assert here.mount.notified() == "STOPPING=1"
+        with pytest.raises(OSError, match="shutdown") as caught:
+            direct_read(here.path / "file", 4096)
+        assert caught.value.errno == errno.ESHUTDOWN
+        here.server.faults.remove(rule)
+        assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]
         assert here.mount.wait() == 0
