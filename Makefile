@@ -47,7 +47,7 @@ docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
 
 clean: ## Remove what was installed and built here.
 	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so \
-	    fastfuse/mount/inode_handles.c fastfuse/mount/inode_handles.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	    fastfuse/mount/interposed.c fastfuse/mount/interposed.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an environment is made again only when pyproject.toml or what is compiled changes.

@@ -167,8 +167,7 @@ class MountOperations(InitialisedOperations):
         self._counters.add(self._failures_slot)
         self.count_answer(errno.EIO)
 
-    # This one and `getattr` are asked only for what `interposed` leaves to them: columns that do not fit, and inodes that
-    # are not in the table.
+    # This one and `getattr` answer only what `interposed` leaves to them: columns that do not fit, and unknown inodes.
     @_answered
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         inode = self._table.lookup(parent_inode, name)

@@ -41,8 +41,11 @@ _log = logging.getLogger(__name__)
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
-# How often to look whether the last read has ended.
-_DRAINED_EVERY_S = 0.02
+# How often to look whether reads are under way, and how often in a row there must be none: the reply to the last one
+# may still be on its way to the kernel, and a new worker needs a moment to take what the kernel asks again.
+_LOOK_EVERY_S = 0.02
+_QUIET_LOOKS = 2
+_QUIET_LOOKS_AFTER_DEATH = 50
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
 # A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
@@ -281,15 +284,20 @@ class Supervisor:
         self._counters.set(self._counters.slot("fastfuse_draining"), 1)
         self._notifier.stopping()
         deadline_s = time.monotonic() + self._settings.grace_s
-        reads = was_reads = 1  # twice none: the reply to the last one may still be on its way to the kernel
-        while (reads or was_reads) and time.monotonic() < deadline_s:
-            caught = signal.sigtimedwait(_SIGNALS, _DRAINED_EVERY_S)
+        reads, quiet_looks, enough_looks = 0, 0, _QUIET_LOOKS
+        while quiet_looks < enough_looks and time.monotonic() < deadline_s:
+            caught = signal.sigtimedwait(_SIGNALS, _LOOK_EVERY_S)
             if caught is not None and caught.si_signo in _STOPPING:
                 break
             # Other children end, too: those of a refresh.
-            if self._worker_has_exited() and not self._replace_worker():
-                return
-            was_reads, reads = reads, self._counters.get("fastfuse_waiting_reads")
+            if self._worker_has_exited():
+                # Its successor is asked again for what it was reading, and cannot tell that from new reads.
+                self._counters.set(self._counters.slot("fastfuse_draining"), 0)
+                enough_looks = _QUIET_LOOKS_AFTER_DEATH
+                if not self._replace_worker():
+                    return
+            reads = self._counters.get("fastfuse_waiting_reads")
+            quiet_looks = 0 if reads else quiet_looks + 1
         if reads:
             _log.warning("%d reads under way fail: %s is unmounted now", reads, self._mountpoint)
 

@@ -143,7 +143,7 @@ class ReadEngine:
     def refreshed(self) -> None:
         """Keep nothing of files that the table of the moment does not have."""
         table = self._listing()
-        for inode in {*self._streams, *self._pool.inodes}:
+        for inode in {*self._streams, *self._pool.inodes()}:
             if inode not in table:
                 self.release(inode)
                 self._pool.drop_expected(inode)

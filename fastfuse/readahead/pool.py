@@ -36,7 +36,7 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.fetches import PoolStatistics
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
 from fastfuse.readahead.parts import FileParts, Part, Shelf
-from fastfuse.readahead.shelves import Expected, Spare
+from fastfuse.readahead.shelves import Expected, Spare, check_shelves
 
 __all__ = ["PartPool"]
 
@@ -71,9 +71,8 @@ class PartPool:
         """The share that one file may have ahead of its readers now."""
         return self._share.share
 
-    @property
     def inodes(self) -> list[int]:
-        """The files of which something is held or on its way, or that are being read."""
+        """Return the files that are read, or of which something is held or on its way."""
         return list(self._files)
 
     @property
@@ -145,10 +144,7 @@ class PartPool:
         return part
 
     def try_reserve(self, size_bytes: int) -> bool:
-        """Take a connection and memory for a file that is read at once; `release` them whatever happens.
-
-        Return False if another reader waits for either.
-        """
+        """Take a connection and memory for a GET, to `release` whatever happens; False if a reader waits for them."""
         if self._queue or not self._may_start(0) or not self._make_room(size_bytes):
             return False
         self._reserved_bytes += size_bytes
@@ -211,12 +207,12 @@ class PartPool:
             if file.is_expected:
                 self._expected.rank(file, is_guess=True)
 
-    def drop_expected(self, inode: int) -> None:
-        """Drop what is held of a file that most likely nobody will begin."""
-        file = self._files.get(inode)
-        if file is not None and file.is_expected:
-            for part in self._unexpect(file):
-                self._drop(part)
+    def drop_expected(self, inode: int) -> bool:
+        """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
+        is_expected = self.is_expected(inode)
+        for part in self._unexpect(self._files[inode]) if is_expected else ():
+            self._drop(part)
+        return is_expected
 
     def take_expected(self, inode: int, ref: ObjectRef) -> memoryview | None:
         """Return all of a file that was expected, and keep nothing of it; None if it is not here in one part."""
@@ -227,11 +223,6 @@ class PartPool:
         data, whole.unread_bytes = whole.data, 0
         self.drop_expected(inode)
         return data
-
-    def drop_guesses(self) -> None:
-        """Drop all guesses."""
-        for inode in [file.inode for file in self._files.values() if file.is_guess]:
-            self.drop_expected(inode)
 
     def holds(self, inode: int) -> bool:
         """Return whether the file is being read, or parts of it are held or in flight."""
@@ -294,12 +285,12 @@ class PartPool:
 
     def statistics(self) -> PoolStatistics:
         """Return the figures of now."""
-        spent_bytes, expected_bytes = self._spare.spent.size_bytes, self._expected.size_bytes
+        expected = self._expected
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
-            held_bytes=self._fresh.size_bytes + expected_bytes + self._spare.size_bytes,
-            spent_bytes=spent_bytes,
-            expected_bytes=expected_bytes + self._expected.in_flight_bytes,
+            held_bytes=self._fresh.size_bytes + expected.size_bytes + self._spare.size_bytes,
+            spent_bytes=self._spare.spent.size_bytes,
+            expected_bytes=expected.size_bytes + expected.in_flight_bytes,
             parts_in_flight=self._in_flight,
             parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
@@ -309,17 +300,9 @@ class PartPool:
 
     def check_invariants(self) -> None:
         """Assert that the books agree with the parts, for tests."""
-        parts = [part for file in self._files.values() for part in file]
-        shelves = (self._fresh, *self._expected.shelves, *self._spare.shelves)
-        shelved = [part for shelf in shelves for part in shelf]
+        shelved = check_shelves(self._fresh, self._expected, self._spare)
         assert self._reserved_bytes + sum(part.size_bytes for part in shelved) <= self._limit_bytes
-        for shelf in shelves:
-            shelf.check_invariants()
-        self._expected.check_invariants()
-        assert len(self._spare.spent) <= self.max_expected_parts
-        assert all(part.is_left for part in self._spare.left)
-        assert set(shelved) <= set(parts)
-        assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in shelved)
+        assert set(shelved) <= {part for file in self._files.values() for part in file}
         for file in self._files.values():
             file.check_invariants()
         assert self._in_flight <= self._connections
@@ -330,7 +313,6 @@ class PartPool:
         assert not may or self._reserved_bytes + may[0].size_bytes > self._limit_bytes
 
     def _touch(self, file: FileParts) -> None:
-        # A file of one part needs no share; thousands of these come and go each second.
         if file.is_open and file.ref.size_bytes > self._first_part_bytes:
             for idle in self._share.touch(file, self._fetched_bytes):
                 self._rest(idle)

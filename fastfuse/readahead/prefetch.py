@@ -169,7 +169,7 @@ class Prefetcher:
         else:
             self._drop_rows(self._listed.begun(row))
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
-                self._pool.drop_guesses()
+                self._drop([guess for guess in self._pool.inodes() if self._pool.is_guess(guess)])
         self._unheeded += 1
         if self._unheeded * _TASKS_PER_FILE > self._tasks:
             self._pump()
@@ -318,9 +318,8 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            if self._pool.is_expected(inode):
+            if self._pool.drop_expected(inode):
                 self._delivered.kept(inode)
-                self._pool.drop_expected(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -15,7 +15,7 @@ INVARIANT: known, guessed and what is in flight for them take at most a quarter 
 
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 
-__all__ = ["Expected", "Spare"]
+__all__ = ["Expected", "Spare", "check_shelves"]
 
 # A quarter of the limit; and so few parts that what a file and its part take as Python objects (2 kB) does not count.
 _EXPECTED_DIVISOR = 4
@@ -141,3 +141,16 @@ class Spare:
             return [*gone, part]
         self.spent.put(part)
         return gone
+
+
+def check_shelves(fresh: Shelf, expected: Expected, spare: Spare) -> list[Part]:
+    """Assert that the books of all shelves are right, and return the parts on them, for tests."""
+    shelves = (fresh, *expected.shelves, *spare.shelves)
+    for shelf in shelves:
+        shelf.check_invariants()
+    expected.check_invariants()
+    assert len(spare.spent) <= expected.max_parts
+    assert all(part.is_left for part in spare.left)
+    parts = [part for shelf in shelves for part in shelf]
+    assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in parts)
+    return parts

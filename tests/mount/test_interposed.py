@@ -37,7 +37,7 @@ def answer_from(columns: Mapping[str, npt.NDArray[Any]]) -> None:
         file_mode=_FILE_MODE,
         block_bytes=1 << 17,
         timeout_s=1.0,
-        answered=memoryview(np.zeros(1, "int64")),
+        answered=memoryview(bytearray(8)).cast("q"),
     )
 
 

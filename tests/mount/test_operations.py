@@ -24,7 +24,7 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.mount.inode_handles import HANDLE_INODE_BITS
+from fastfuse.mount.interposed import HANDLE_INODE_BITS
 from fastfuse.mount.operations import MountOperations
 from fastfuse.objects import Buffer, ObjectRef
 

@@ -33,14 +33,15 @@ async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> Non
         assert await engine.read(1, ref, 0, 1 << 20) == content(ref)
 
 
-async def test_a_small_file_is_one_get_and_found_again_when_it_is_opened_again() -> None:
+async def test_a_small_file_is_one_get_and_nothing_of_it_is_kept() -> None:
     ref = listed("sample", 10_000)
     reader = ScriptedReader()
     async with running(reader) as engine:
-        for _ in range(3):
+        for count in range(1, 4):
             assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)
-            engine.release(1)
-        assert reader.gets == [("sample", 0, 10_000)]
+            assert reader.gets == [("sample", 0, 10_000)] * count
+            figures = engine.statistics()
+            assert (figures.streams, figures.pool.held_bytes, figures.pool.reserved_bytes) == (0, 0, 0)
 
 
 async def test_release_of_a_file_that_was_never_read_is_fine() -> None:

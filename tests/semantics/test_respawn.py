@@ -136,3 +136,19 @@ def test_a_mount_can_be_stopped_after_its_worker_was_replaced() -> None:
         here.server.faults.remove(rule)
         assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]
         assert here.mount.wait() == 0
+
+
+def test_a_read_that_is_under_way_when_its_worker_dies_in_the_last_moments_is_answered() -> None:
+    """L3, L2"""
+    data = block_bytes(1, 9 * MIB)
+    with place({"file": data}, "--grace-s", "60") as here, ThreadPoolExecutor(1) as threads:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        read = threads.submit(direct_read, here.path / "file", 4096, 8 * MIB)
+        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) > 0)
+        assert here.mount.notified().startswith("STATUS=")
+        here.mount.process.send_signal(signal.SIGTERM)
+        assert here.mount.notified() == "STOPPING=1"
+        kill_worker(here.mount)
+        here.server.faults.remove(rule)
+        assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]
+        assert here.mount.wait() == 0
