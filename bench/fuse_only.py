@@ -14,6 +14,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
+from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.refresh import run_lister
 from fastfuse.mount.replies import threads_for
@@ -57,8 +58,6 @@ def main() -> None:
 
 async def _serve(operations: MountOperations, session_fd: int) -> None:
     with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), session_fd):
-        import pyfuse3  # not before fastfuse.mount, which stands between it and libfuse
-
         await pyfuse3.main()
 
 

@@ -69,7 +69,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pyarrow": "index",
         "pydantic": "cli sagemaker",
         "pydantic_core": "sagemaker",
-        "pyfuse3": "mount",
+        "pyfuse3": "mount.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
         "trio": "demo index mount readahead s3 sagemaker",

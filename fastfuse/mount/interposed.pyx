@@ -11,7 +11,7 @@ the handler answers it, or raises.
 
 This module stands before libfuse's constructor of sessions, through which pyfuse3 registers its operations. Only
 libfuse's public API is used. For that, it must be loaded before pyfuse3 and with its symbols visible to it
-(RTLD_GLOBAL), as `fastfuse.mount` does. `mount.session` proves at each mount that it works.
+(RTLD_GLOBAL), as `mount.fuse` does. `mount.session` proves at each mount that it works.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

@@ -13,9 +13,9 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pyfuse3
 import trio
 
+from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.replies import LargeReplies
 
 __all__ = ["Readable", "RequestLock", "RequestWait", "take_over_waiting"]

@@ -17,12 +17,10 @@ import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import pyfuse3
-
 from fastfuse.errors import FastfuseError, ObjectArchivedError, ObjectChangedError, errno_for
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
-from fastfuse.mount import interposed
+from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.session import InitialisedOperations
 from fastfuse.objects import Buffer, ObjectRef
 

@@ -18,11 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-import pyfuse3
 import trio
 
 from fastfuse.errors import MountError
-from fastfuse.mount.interposed import HANDLE_INODE_BITS
+from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.protocol import OUT_HEADER, send_notices
@@ -271,7 +270,7 @@ def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> N
     kernel.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
     handle = trio.run(_serve_read, operations)
     kernel.recv(_INIT_REQUEST_MAX_BYTES)
-    if handle != 1 << HANDLE_INODE_BITS | _TRIED_INODE:
+    if handle != 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE:
         raise MountError(
             "libfuse does not say which inode is read",
             hint="install fastfuse anew, so that it is compiled with this machine's libfuse, and import no pyfuse3 "

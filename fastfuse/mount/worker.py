@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pyfuse3
 import trio
 
 from fastfuse.errors import FastfuseError
@@ -24,6 +23,7 @@ from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
+from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.hint_taker import HintTaker
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.replies import threads_for

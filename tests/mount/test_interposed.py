@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastfuse.errors import StaleInodeError
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.mount import interposed
+from fastfuse.mount.fuse import interposed
 from tests.index.inodes.test_changes import Version, table_of
 
 _NAMES = ["a", "ab", "abc", "b", "ä", "a b", "zz", "n" * 255, "0"]

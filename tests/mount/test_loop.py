@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyfuse3
 import pytest
 import trio
 import trio.testing
 
 from fastfuse.errors import MountError
 from fastfuse.mount import loop
+from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.loop import RequestLock, RequestWait
 from fastfuse.mount.replies import LargeReplies
 from fastfuse.mount.session import InitialisedOperations, Session

@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pyfuse3
 import pytest
 import trio
 
@@ -24,7 +23,7 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.mount.interposed import HANDLE_INODE_BITS
+from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.operations import MountOperations
 from fastfuse.objects import Buffer, ObjectRef
 
@@ -190,7 +189,7 @@ async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounte
 async def test_the_reading_process_in_a_handle_is_no_part_of_the_inode(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = 4_194_304 << HANDLE_INODE_BITS
+    process = 4_194_304 << interposed.HANDLE_INODE_BITS
     assert await mounted.operations.read(process | mounted.file, 2, 3) == b"xxx"
     assert mounted.engine.reads == [(mounted.file, 2, 3)]
     *_, (name, _, _) = await listed(mounted, process | mounted.directory, monkeypatch)
