@@ -20,13 +20,13 @@ from tests.servers import ACCESS_KEY, SECRET_KEY, aws_environment, running
 
 __all__ = ["aws_environment"]
 
-COUNT = 20_000
+COUNT = 10_000
 SHAPES = {
     "dirs": [f"class-{number // 20:04}/{number:06}.jpg" for number in range(COUNT)],
     "flat": [f"shard-{number:06}.tfrecord" for number in range(COUNT)],
     "hexa": [hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest() for number in range(COUNT)],
 }
-# moto, with a bucket for each line of keys in the file that it is given: 60,000 requests would take minutes.
+# moto, with a bucket for each line of keys in the file that it is given: 30,000 requests would take minutes.
 MOTO = """
 import logging, sys
 from moto.s3.models import s3_backends
