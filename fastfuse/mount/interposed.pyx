@@ -248,7 +248,7 @@ cdef void _fill(struct_stat *stat, uint64_t inode, uint64_t row) noexcept:
     stat.st_nlink = 1
     stat.st_uid, stat.st_gid = _uid, _gid
     stat.st_size = table.sizes[row]
-    stat.st_blocks = (stat.st_size + _ST_BLOCK_BYTES - 1) // _ST_BLOCK_BYTES
+    stat.st_blocks = stat.st_size // _ST_BLOCK_BYTES + (stat.st_size % _ST_BLOCK_BYTES != 0)
     stat.st_blksize = _block_bytes
     rest_ns = mtime_ns % _NS_PER_S
     stat.st_mtim.tv_sec, stat.st_mtim.tv_nsec = (mtime_ns - rest_ns) // _NS_PER_S, rest_ns

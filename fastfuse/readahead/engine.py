@@ -111,7 +111,7 @@ class ReadEngine:
                 return await self._read_whole(ref)
         assert stream is not None
         data = await stream.read(offset, end)
-        if end == ref.size_bytes and stream.is_done and self._streams.get(inode) is stream:
+        if stream.is_done and self._streams.get(inode) is stream:
             self.release(inode)
         return data
 

@@ -93,8 +93,10 @@ class Window:
 
     @property
     def is_done(self) -> bool:
-        """True if every reader has come to the end of the file."""
-        return all(cursor.position == self._size for cursor in self._runs.values())
+        """True if every reader has come to the end of the file, and one that did not only look at its footer."""
+        runs = self._runs.values()
+        is_only_footer = bool(runs) and all(run.is_tail for run in runs)
+        return not is_only_footer and all(run.position == self._size for run in runs)
 
     def resize(self, share: Share) -> None:
         """Allow `share` ahead of each cursor; a small one gets smaller parts, so that several are on their way."""

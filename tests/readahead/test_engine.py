@@ -332,3 +332,26 @@ async def test_fetches_begin_in_the_order_in_which_they_are_started() -> None:
     for _ in range(20):
         parts = [Part(file, start, start + 1) for start in range(10)]
         assert await begun_by(parts) == parts
+
+
+async def test_a_stream_ends_whichever_of_the_last_reads_is_answered_last() -> None:
+    ref = listed("shard", 3 * MIB)
+    reader = ScriptedReader()
+    reader.holds = lambda _key, _start, _end: True
+    async with running(reader) as engine:
+        async with trio.open_nursery() as readers:
+            for offset in range(0, ref.size_bytes, MIB):
+                readers.start_soon(engine.read, 1, ref, offset, MIB)
+            await settled()
+            reader.let_go()
+        assert engine.statistics().streams == 0
+
+
+async def test_a_look_at_the_footer_does_not_end_the_stream_of_its_reader() -> None:
+    ref = listed("archive", 64 * MIB)
+    async with running(ScriptedReader()) as engine:
+        await engine.read(1, ref, ref.size_bytes - 64 * KIB, 64 * KIB)
+        assert engine.statistics().streams == 1
+        for offset in range(0, ref.size_bytes, MIB):
+            await engine.read(1, ref, offset, MIB)
+        assert engine.statistics().streams == 0
