@@ -64,7 +64,7 @@ def open_standard_streams() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    # As Python does for standard error: a name that the terminal's encoding does not have must not end a command.
+    # Python does the same for standard error: a name that the terminal's encoding lacks must not end a command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -100,7 +100,7 @@ def abort(path: Path, device: str) -> None:
     try:
         (_CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
     except OSError as error:
-        # In most containers fusectl is not mounted, or is read-only. A forced umount aborts even a busy mount.
+        # Fusectl is not mounted in most containers, or is read-only. A forced umount aborts even a busy mount.
         entry = find_mount(path)
         if os.geteuid() == 0 and entry is not None and entry.device == device:
             ctypes.CDLL(None).umount2(os.fsencode(path), _MNT_FORCE)

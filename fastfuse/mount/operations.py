@@ -7,7 +7,7 @@ There are no handles. OPEN and OPENDIR are answered ENOSYS, and the kernel asks 
 keeps the pages of files and the listings of directories, and every request names its inode (`mount.interposed`). A
 worker thus has nothing that its successor needs. A table is immutable and knows every inode until a refresh replaces
 it, and then the kernel is told which names are stale; so forgets need no counting either. A listing of a directory
-goes on after the inode that it gave last, whatever table that was in.
+goes on after the inode that it gave last, also if the last refresh took that away.
 """
 
 import errno

@@ -189,7 +189,7 @@ class Refresher:
         self._connection = connection
         self._fork = fork
         self._running: _Refresh | None = None
-        # Of a listing that succeeded: the table is swapped.
+        # The report of a listing that succeeded: the table is swapped.
         self._report: RefreshReport | None = None
         self._error: FastfuseError | None = None
         # Processes that sent notices of this refresh and died.
@@ -241,17 +241,19 @@ class Refresher:
         except FastfuseError as error:
             self._error = _untold(error)
 
-    def owes_notices(self) -> bool:
-        """Return whether the process that sent notices has died, and another one has to: `send_notices`.
+    def send_notices_again(self, send: Callable[[bytes], None]) -> None:
+        """Start another process that sends the notices if the one that did has died, five at most.
 
         The kernel keeps what it knows for as long as the mount lives, so it must be told of every change. Telling it
         twice does no harm.
         """
         running = self._running
         if running is None or running.pid or self._report is None or self._error is not None or not running.exit_code:
-            return False
+            return
         self._dead_senders += 1
-        return self._dead_senders < _MAX_SENDERS
+        if self._dead_senders < _MAX_SENDERS:
+            _log.warning("the process that tells the kernel what has changed died; another one does")
+            self.send_notices(send)
 
     def outcome(self, snapshot_fd: int) -> str:
         """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""

@@ -94,7 +94,7 @@ class InitialisedOperations(pyfuse3.Operations):
     """The handlers of a session; `init` ends the loop that served the INIT request."""
 
     handshake_scope: trio.CancelScope | None = None
-    # Whether the kernel opens files and directories by itself once it was told that nobody else does.
+    # True if the kernel opens files and directories by itself once it was told that nobody else does.
     opens_files = opens_directories = False
 
     def __init__(self) -> None:
@@ -115,9 +115,9 @@ class Session:
         self._mountpoint = mountpoint
         # ``major:minor``: tells this mount from another one at the same place while this one lives.
         self.device = device
-        # Whether the kernel can send again the requests that a dead worker had read (Linux >= 6.9).
+        # True if the kernel can send again the requests that a dead worker had read (Linux >= 6.9).
         self.can_resend = can_resend
-        # Whether a file that is read past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
+        # True if a file that is read past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
         self.can_map_direct = can_map_direct
         # libfuse reads requests from it and writes answers to it.
         self.fd = fd

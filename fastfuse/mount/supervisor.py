@@ -120,7 +120,7 @@ class Supervisor:
                 self._start_metrics(*settings.metrics_listen)
             self._notifier.status(f"listing {settings.source}")
             self._index()
-            # From here on there is something to take down, so signals wait for `_serve`. They stay blocked after it:
+            # There is something to take down from here on, so signals wait for `_serve`. They stay blocked after it:
             # a late signal must not replace the exit code.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
@@ -255,9 +255,8 @@ class Supervisor:
             self._swap(new)
             assert self._session is not None
             self._refresher.send_notices(self._session.notify)
-        while self._session is not None and self._session.is_connected and self._refresher.owes_notices():
-            _log.warning("the process that tells the kernel what has changed died; another one does")
-            self._refresher.send_notices(self._session.notify)
+        if self._session is not None and self._session.is_connected:
+            self._refresher.send_notices_again(self._session.notify)
         while outcome := self._refresher.outcome(self._snapshot_fd):
             self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
 

@@ -68,7 +68,7 @@ class WorkerTask:
     ready_fd: int
     # Brings descriptors of newer snapshots; each is answered with `SWAPPED`.
     tables: socket.socket
-    # Where the users `hint_uids` may announce files (None: everybody).
+    # The users `hint_uids` may announce files here (None: everybody).
     hints: socket.socket | None
     hint_uids: frozenset[int] | None
     # If given: prefetch no large file, and prepare no connection, before it is readable.

@@ -19,7 +19,7 @@ _WORKERS = 16
 _SPREAD_FILES = 32 * _WORKERS
 # Announced and not fetched: 0.4 MB. A script that announces more waits.
 _MAX_QUEUED_FILES = 8 * _SPREAD_FILES
-# What an order may cost that nobody follows, and what one may have fetched that is not begun yet.
+# The most files that an order costs that nobody follows, and that one has fetched and nobody has begun yet.
 _FIRST_CREDIT_FILES = _SPREAD_FILES // 2
 _MAX_AHEAD_FILES = 2 * _SPREAD_FILES
 _CREDIT_PER_FILE = 2

@@ -86,30 +86,26 @@ class ReadEngine:
         end = min(offset + size_bytes, ref.size_bytes)
         if offset >= end:
             return b""
-        stream = self._streams.pop(inode, None)
-        if stream is not None and stream.file.ref == ref:
-            self._streams[inode] = stream  # as the one read last
-            if not stream.was_read:
-                self._begin(inode, offset)
-        else:
-            if stream is not None:
-                self._end(stream)
+        stream = self._stream_of(inode, ref)
+        if stream is None:
             is_small, is_whole = ref.size_bytes <= self._config.part_size_bytes, not offset and end == ref.size_bytes
             is_found, is_missed = self._pool.is_guess(inode), is_small and not self._pool.holds(inode)
-            whole = self._pool.take_expected(inode, ref) if is_whole and not is_missed else None
-            is_alone = is_whole and is_missed and self._pool.try_reserve(end)
-            if whole is None and not is_alone:
-                is_cached = self._delivered.has(inode)
-                stream = self._open(inode, ref, is_cached=is_cached)
-                if is_small and not is_whole and not is_cached:
-                    stream.fetch_whole()
-            self._begin(inode, offset, is_found=is_found, is_missed=is_missed)
+            if is_whole and is_missed and self._pool.try_reserve(end):
+                return await self._read_whole(inode, ref)
+            whole = self._pool.take_expected(inode, ref) if is_whole else None
             if whole is not None:
                 self._fetches.counts.hits += 1
+                self._begin(inode, offset, is_found=is_found)
                 return whole
-            if is_alone:
-                return await self._read_whole(ref)
-        assert stream is not None
+            is_cached = self._delivered.has(inode)
+            stream = self._open(inode, ref, is_cached=is_cached)
+            if is_small and not is_whole and not is_cached:
+                stream.fetch_whole()
+            self._begin(inode, offset, is_found=is_found, is_missed=is_missed)
+        else:
+            self._streams[inode] = self._streams.pop(inode)  # as the one read last
+            if not stream.was_read:
+                self._begin(inode, offset)
         data = await stream.read(offset, end)
         if stream.is_done and self._streams.get(inode) is stream:
             self.release(inode)
@@ -132,7 +128,7 @@ class ReadEngine:
         self._followers.pop(inode, None)
         stream = self._streams.pop(inode, None)
         if stream is not None:
-            self._end(stream)
+            stream.close()
 
     def forget(self, inode: int) -> None:
         """Keep nothing of `inode`: no process has it open, and the page cache has nothing of it."""
@@ -158,13 +154,14 @@ class ReadEngine:
         """Assert that the pool's books are right, for tests."""
         self._pool.check_invariants()
 
-    async def _read_whole(self, ref: ObjectRef) -> Buffer:
+    async def _read_whole(self, inode: int, ref: ObjectRef) -> Buffer:
         """Read a small file, whose memory is reserved, in the task of its reader: nothing else needs to know of it."""
         counts = self._fetches.counts
         counts.waits += 1
         counts.demanded_parts += 1
         fetched_bytes = 0
         try:
+            self._begin(inode, 0, is_missed=True)
             data = await self._reader.get(ref, 0, ref.size_bytes)
             fetched_bytes = len(data)
             return data
@@ -183,12 +180,18 @@ class ReadEngine:
             self._delivered.missed()
         self._prefetcher.begun(inode, is_found=is_found, is_missed=is_missed)
 
-    def _open(self, inode: int, ref: ObjectRef, *, is_cached: bool = False) -> Stream:
+    def _stream_of(self, inode: int, ref: ObjectRef) -> Stream | None:
+        """Return the stream of this version of the file, and end that of any other."""
         stream = self._streams.get(inode)
+        if stream is None or stream.file.ref == ref:
+            return stream
+        self.release(inode)
+        return None
+
+    def _open(self, inode: int, ref: ObjectRef, *, is_cached: bool = False) -> Stream:
+        stream = self._stream_of(inode, ref)
         if stream is not None:
-            if stream.file.ref == ref:
-                return stream
-            self.release(inode)
+            return stream
         file = self._pool.open(inode, ref)
         stream = Stream(
             file, self._reader, self._pool, self._config, self._fetches, self._service, self._read_on,
@@ -198,10 +201,6 @@ class ReadEngine:
         if len(self._streams) > _MAX_STREAMS:
             self.release(next(iter(self._streams)))
         return stream
-
-    def _end(self, stream: Stream) -> None:
-        self._followers.pop(stream.file.inode, None)
-        stream.close()
 
     def _read_on(self, inode: int, size_bytes: int, left_bytes: int) -> None:
         """Read ahead `size_bytes` of the files that follow on `inode`, whose reader is `left_bytes` from its end.

@@ -43,7 +43,7 @@ class _Run:
         self.position = row + 1
         # Rows from `position` on and below were commanded, or begun.
         self.ahead_until = row + 1
-        # On the clock of files begun.
+        # The number of files begun when it was extended last.
         self.touched_at = 0
 
     @property
@@ -69,7 +69,7 @@ class ListingOrder:
         # Runs that may want more ahead, in their turn.
         self._hungry: dict[_Run, None] = {}
         self._begun_files = 0
-        # What was ahead of runs that ended: it may still be begun, above all where there are few files.
+        # The rows ahead of runs that ended: they may still be begun, above all where there are few files.
         self._left: deque[range] = deque()
         # How long the last run was that ended: the next may be as long, as with samples of six files each.
         self._usual_files = 0

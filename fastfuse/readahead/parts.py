@@ -118,7 +118,7 @@ class FileParts:
         self.ref = ref
         self._starts: list[int] = []
         self._parts: dict[int, Part] = {}
-        # What was read by its readers of now, and is no longer held.
+        # The ranges that its present readers have read, and that are no longer held.
         self.cached = CachedRanges()
         self.in_flight = 0
         self.demanded_in_flight = 0

@@ -195,9 +195,9 @@ class PartPool:
 
     def adopt(self, inode: int) -> int:
         """Turn a guess into a file that an order expects. Return its bytes, 0 if it was no guess."""
-        file = self._files.get(inode)
-        if file is None or not file.is_guess:
+        if not self.is_guess(inode):
             return 0
+        file = self._files[inode]
         self._expected.rank(file, is_guess=False)
         return sum(part.size_bytes for part in file)
 
@@ -209,10 +209,11 @@ class PartPool:
 
     def drop_expected(self, inode: int) -> bool:
         """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
-        is_expected = self.is_expected(inode)
-        for part in self._unexpect(self._files[inode]) if is_expected else ():
+        if not self.is_expected(inode):
+            return False
+        for part in self._unexpect(self._files[inode]):
             self._drop(part)
-        return is_expected
+        return True
 
     def take_expected(self, inode: int, ref: ObjectRef) -> memoryview | None:
         """Return all of a file that was expected, and keep nothing of it; None if it is not here in one part."""
@@ -235,8 +236,7 @@ class PartPool:
 
     def is_guess(self, inode: int) -> bool:
         """Return whether the file is expected, and no order says so."""
-        file = self._files.get(inode)
-        return file is not None and file.is_guess
+        return self.is_expected(inode) and self._files[inode].is_guess
 
     def land(self, part: Part, data: Buffer) -> None:
         """Hold the `data` of `part`, whose GET delivered."""
@@ -313,7 +313,7 @@ class PartPool:
         assert not may or self._reserved_bytes + may[0].size_bytes > self._limit_bytes
 
     def _touch(self, file: FileParts) -> None:
-        if file.is_open and file.ref.size_bytes > self._first_part_bytes:
+        if file.is_open and file.ref.size_bytes > self._first_part_bytes:  # a file of one part needs no share
             for idle in self._share.touch(file, self._fetched_bytes):
                 self._rest(idle)
 

@@ -32,7 +32,7 @@ _MAX_LEADING_ROWS = 1024
 # One file begun leaves room for one file, and a task that has fetched one takes the next. New tasks begin when there is
 # room for one more to each so many that run.
 _TASKS_PER_FILE = 8
-# What a table may raise for an unknown inode or a damaged row: no reason to fail the read of another file.
+# A table may raise these for an unknown inode or a damaged row: no reason to fail the read of another file.
 _NO_FILE = (FastfuseError, LookupError, ValueError)
 
 

@@ -46,7 +46,7 @@ class ShuffledEpoch:
         is_read = is_found or is_missed
         if is_read and self._is_over(row) and self._end_pass():
             return True
-        # What the page cache serves again is a file that is begun twice, not another epoch.
+        # A file begun again that was here, and so neither found nor missed, is no sign of another epoch.
         self._begun_files += is_read or not self._begun_rows[row]
         self._begun_rows[row] = True
         self._found += is_found

@@ -55,7 +55,7 @@ class Stream:
         that end.
         """
         self.file = file
-        # Whether anything was asked for.
+        # True once anything was asked for.
         self.was_read = False
         self._reader = reader
         self._pool = pool

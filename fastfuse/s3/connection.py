@@ -137,7 +137,7 @@ class Connection:
         self._begun = memoryview(b"")
         # The bytes of the body that are still to come; below 0 if more came than the head says, None while unknown.
         self._left_bytes: int | None = 0
-        # For a body of unknown length: the decoder of its chunks, and the pieces that nobody took yet.
+        # The decoder of the chunks of a body of unknown length, and its pieces that nobody took yet.
         self._decoder: BodyDecoder | None = None
         self._pieces: list[memoryview] = []
         self._is_persistent = True

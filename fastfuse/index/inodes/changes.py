@@ -57,7 +57,7 @@ class _Numbering:
         self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
         # A new manifest may name another bucket; then the same path is another object.
         self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
-        # By inodes of the old table: the row of the new one before which each of them was.
+        # The row of the new table before which each inode that is gone was.
         self._gone: dict[int, int] = {}
         self.changes = Changes()
 

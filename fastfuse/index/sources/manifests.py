@@ -59,7 +59,7 @@ class Reference:
     bucket: str
     key: str
     line: int
-    # In characters, from 1; 0 if the line holds nothing else.
+    # The place in characters, from 1; 0 if the line holds nothing else.
     column: int = 0
 
     @property
