@@ -80,7 +80,11 @@ class ServiceError(FastfuseError):
 
 
 class ThrottledError(ServiceError):
-    """The service asks for fewer requests; the same request may succeed later."""
+    """The service asks for fewer requests; the same request may succeed later. `detail` is what it said."""
+
+    def __init__(self, message: str, *, hint: str = "", detail: str = "throttled") -> None:
+        super().__init__(message, hint=hint)
+        self.detail = detail
 
 
 class MountError(FastfuseError):

@@ -24,6 +24,7 @@ __all__ = [
     "ERRNO_LABELS",
     "METRICS",
     "OUTCOMES",
+    "RETRY_CAUSES",
     "Counter",
     "Counters",
     "bind_metrics",
@@ -34,6 +35,9 @@ __all__ = [
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
 OUTCOMES = ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "cancelled", "other")
 
+# Why requests were tried again (s3.failures).
+RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
+
 # What readers were answered; anything not listed is counted as "other".
 ERRNO_LABELS = (
     *(_errno.errorcode[n] for n in (_errno.EIO, _errno.ESTALE, _errno.EACCES, _errno.EROFS, _errno.ESHUTDOWN)),
@@ -43,22 +47,26 @@ ERRNO_LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A declared metric: `name` without its suffix; `values` of its `label` are a closed set."""
+    """A declared metric: `name` without its suffix; `values` of its `label` are a closed set; counted in `unit`."""
 
     name: str
     help: str
     label: str = ""
     values: tuple[str, ...] = ("",)
     is_gauge: bool = False
+    unit: float = 1
 
 
 METRICS = (
     Counter("fastfuse_fetch_requests", "Ranged GETs finished, by outcome.", "outcome", OUTCOMES),
     Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
+    Counter("fastfuse_retries", "Requests to S3 that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
+    Counter("fastfuse_credentials_renewed", "Times that other AWS credentials took the place of the ones in use."),
     Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
     Counter("fastfuse_requests", "Requests of the kernel answered, errors included."),
     Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
+    Counter("fastfuse_blocked_seconds", "Seconds that readers waited for the mount, summed over readers.", unit=1e-6),
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount refuses new reads.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
@@ -116,7 +124,8 @@ class _SharedCollector(Collector):
                 metric.name, metric.help, labels=labels
             )
             for value in metric.values:
-                family.add_metric([value] if metric.label else [], self._counters.get(metric.name, value))
+                number = self._counters.get(metric.name, value) * metric.unit
+                family.add_metric([value] if metric.label else [], number)
             yield family
 
 

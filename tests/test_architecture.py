@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "fastfuse"
 MAX_MODULE_LINES = 450
 MAX_FUNCTION_LINES = 60
 
-LEAVES = "errors objects sizes log malloc metrics cgroup terminal"
+LEAVES = "errors objects sizes log malloc metrics cgroup repeats terminal"
 # Who may import what, the highest floor first. A folder includes the folders in it, and may import itself.
 FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
@@ -40,6 +40,7 @@ FLOORS: Mapping[str, set[str]] = {
         "log": "errors",
         "malloc": "",
         "metrics": "errors",
+        "repeats": "",
         "sizes": "errors",
         "terminal": "",
         "errors": "",
@@ -72,7 +73,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pyfuse3": "mount.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
-        "trio": "demo index mount readahead s3 sagemaker",
+        "trio": "demo index mount readahead repeats s3 sagemaker",
         "typer": "cli",
     }.items()
 }

@@ -191,6 +191,7 @@ def connection_config(
     request_payer: bool = False,
     sse_c_key_file: Path | None = None,
     max_connections: int = 128,
+    read_deadline_s: float = 60.0,
     environ: Mapping[str, str] = os.environ,
 ) -> ConnectionConfig:
     """Return the connection's options, checked one by one and together; `environ` is only asked for an endpoint.
@@ -230,6 +231,7 @@ def connection_config(
         request_payer=request_payer,
         sse_c_key_file=None if sse_c_key_file is None else str(sse_c_key_file.absolute()),
         max_connections=max_connections,
+        deadline_s=read_deadline_s,
     )
 
 

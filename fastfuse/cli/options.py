@@ -25,6 +25,7 @@ _LOGS = "Logs"
 _INDEX = "Index"
 _SOURCE = "What the source is"
 _MAX_CONNECTIONS = ConnectionConfig().max_connections
+_READ_DEADLINE_S = ConnectionConfig().deadline_s
 
 
 class ShardBy(StrEnum):
@@ -106,6 +107,14 @@ MaxConnections = Annotated[
     typer.Option(
         "--max-connections", envvar="FASTFUSE_MAX_CONNECTIONS", metavar="N", min=1, max=1024,
         rich_help_panel=_CONNECTION, help="Requests in flight at once.",
+    ),
+]  # fmt: skip
+ReadDeadline = Annotated[
+    float,
+    typer.Option(
+        "--read-deadline-s", envvar="FASTFUSE_READ_DEADLINE_S", metavar="SECONDS", min=1, max=3600,
+        rich_help_panel=_CONNECTION, help="Fail a read that the service does not answer within this time, retries "
+        "included.",
     ),
 ]  # fmt: skip
 
@@ -253,6 +262,7 @@ def connection(
     request_payer: RequestPayer = False,
     sse_c_key_file: SseCKeyFile = None,
     max_connections: MaxConnections = _MAX_CONNECTIONS,
+    read_deadline_s: ReadDeadline = _READ_DEADLINE_S,
 ) -> ConnectionConfig:
     """Check the connection options and return them as one value."""
     return connection_config(
@@ -266,6 +276,7 @@ def connection(
         request_payer=request_payer,
         sse_c_key_file=sse_c_key_file,
         max_connections=max_connections,
+        read_deadline_s=read_deadline_s,
     )
 
 

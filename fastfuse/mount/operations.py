@@ -15,14 +15,16 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
+from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from fastfuse.errors import FastfuseError, ObjectArchivedError, ObjectChangedError, errno_for
+from fastfuse.errors import FastfuseError, ObjectChangedError, ReadError, errno_for
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.session import InitialisedOperations
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.repeats import RepeatedFailures
 
 __all__ = ["MountOperations", "ReadEngine"]
 
@@ -31,9 +33,6 @@ _log = logging.getLogger(__name__)
 # Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
 # no "for ever".
 _FOREVER_S = 10 * 365 * 24 * 3600.0
-
-# The log names this many of the objects that were replaced or deleted since the listing.
-_MAX_CHANGED_LOGGED = 20
 
 _INODE_MASK = (1 << interposed.HANDLE_INODE_BITS) - 1
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
@@ -49,6 +48,7 @@ _STATFS_BLOCK_BYTES = 4096
 _STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
 _CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
+_REFRESH_HINT = "'fastfuse refresh' shows what is there now."
 _NO_FAILURES = frozenset({errno.ENOENT, errno.ENODATA, errno.ENOSYS})  # they answer questions
 
 _P = ParamSpec("_P")
@@ -116,11 +116,11 @@ class MountOperations(InitialisedOperations):
         self._directory_mode = _DIRECTORY_MODE & ~umask
         self._file_mode = _FILE_MODE & ~umask
         self._direct_from_bytes = direct_from_bytes
-        self._archived_logged: set[int] = set()
-        self._changed_logged: set[int] = set()
+        self._failures = RepeatedFailures(_log)
         self._requests_slot = counters.slot("fastfuse_requests")
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
-        self._failures_slot = counters.slot("fastfuse_handler_failures")
+        self._bugs_slot = counters.slot("fastfuse_handler_failures")
+        self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
         self._waiting_slot = counters.slot("fastfuse_waiting_reads")
         self._draining_slot = counters.slot("fastfuse_draining")
 
@@ -137,7 +137,6 @@ class MountOperations(InitialisedOperations):
     def swap(self, table: InodeTable) -> None:
         """Answer from `table` from now on: what it does not have any more is stale (clause L6)."""
         self._answer_from(table)
-        self._changed_logged.clear()
         self._engine.refreshed()
 
     def _answer_from(self, table: InodeTable) -> None:
@@ -162,7 +161,7 @@ class MountOperations(InitialisedOperations):
             self._counters.add(slot)
 
     def count_failure(self) -> None:
-        self._counters.add(self._failures_slot)
+        self._counters.add(self._bugs_slot)
         self.count_answer(errno.EIO)
 
     # This one and `getattr` answer only what `interposed` leaves to them: columns that do not fit, and unknown inodes.
@@ -203,18 +202,17 @@ class MountOperations(InitialisedOperations):
         counters = self._counters
         if counters.read(self._draining_slot):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
-        ref = self._table.ref(inode)
+        began_s = perf_counter()
         counters.add(self._waiting_slot)
         try:
+            ref = self._table.ref(inode)
             buffer = await self._engine.read(inode, ref, offset, size_bytes)
-        except ObjectChangedError:
-            self._log_changed(inode, ref)
-            raise
-        except ObjectArchivedError:
-            self._log_archived(inode, ref)
+        except ReadError as error:
+            self._tell(error, inode, offset, perf_counter() - began_s)
             raise
         finally:
             counters.add(self._waiting_slot, -1)
+            counters.add(self._blocked_slot, int((perf_counter() - began_s) * 1e6))
         counters.add(self._served_slot, len(buffer))
         return buffer
 
@@ -273,20 +271,12 @@ class MountOperations(InitialisedOperations):
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
         return list(self._xattrs(inode))
 
-    def _log_archived(self, inode: int, ref: ObjectRef) -> None:
-        if inode not in self._archived_logged:
-            self._archived_logged.add(inode)
-            _log.warning("%r is archived as %s: restore it first", ref.key, ref.storage_class)
-
-    def _log_changed(self, inode: int, ref: ObjectRef) -> None:
-        if inode not in self._changed_logged and len(self._changed_logged) < _MAX_CHANGED_LOGGED:
-            self._changed_logged.add(inode)
-            _log.warning(
-                "%r was replaced or deleted since the listing, so reading it fails (ESTALE): "
-                "'fastfuse refresh' shows what is there now%s",
-                ref.key,
-                "; more of these are not logged" if len(self._changed_logged) == _MAX_CHANGED_LOGGED else "",
-            )
+    def _tell(self, error: ReadError, inode: int, offset: int, waited_s: float) -> None:
+        name = errno.errorcode[error.errno]
+        line = f"a read at {offset} failed with {name} after {waited_s:.1f} s: {error}"
+        hint = _REFRESH_HINT if isinstance(error, ObjectChangedError) else error.hint
+        line += f" {hint}" if hint else ""
+        self._failures.tell(f"reads that failed with {name} ({type(error).__name__})", str(inode), line)
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()

@@ -29,6 +29,7 @@ from fastfuse.errors import (
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
+from fastfuse.s3.bodies import read_page, skip
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import (
     body_start,
@@ -50,23 +51,19 @@ from fastfuse.s3.failures import (
     read_error,
 )
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
-from fastfuse.s3.retries import RetryableError, attempts, retrying
+from fastfuse.s3.rate import RequestRate
+from fastfuse.s3.retries import Retries, RetryableError, attempts
 from fastfuse.s3.routes import NotConnectedError, Route, Routes
 from fastfuse.s3.stalls import StallWatch
 
-__all__ = ["LIST_DEADLINE_S", "MAX_PAGE_BYTES", "S3Client"]
+__all__ = ["LIST_DEADLINE_S", "S3Client"]
 
 # A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
 # The deadline of one page, retries included. A service that sends no page for so long is gone.
 LIST_DEADLINE_S = 300.0
-# A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.
-MAX_PAGE_BYTES = 8 << 20
 # A longer error document is not read.
 _MAX_ERROR_BYTES = 64 << 10
-# A server that ignores Range sends the object from its start. A read that would skip more than this is refused.
-_LONGEST_SKIP_BYTES = 64 << 20
-_SKIPPED_AT_ONCE_BYTES = 256 << 10
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
 
@@ -95,6 +92,9 @@ class S3Client:
         self._read_watch = StallWatch(stall_timeout_s(config), config.deadline_s)
         self._list_watch = StallWatch(_LIST_STALL_S, LIST_DEADLINE_S)
         self._routes = Routes(session, self._read_watch, self._ask_region)
+        self._retries = Retries(counters)
+        self._rate = RequestRate()
+        self._credentials: Credentials | None = None  # those that signed last
         self._closed = False
 
     @property
@@ -129,7 +129,7 @@ class S3Client:
         """
         deadline_s = self.session.config.deadline_s
         with trio.move_on_after(deadline_s):
-            head, _ = await retrying(partial(self._ask_once, bucket, key=key))
+            head, _ = await self._retries.run(partial(self._ask_once, bucket, key=key), name=_shown(bucket, key))
             ref = object_of(head, bucket, key)
             if ref is not None:
                 return ref
@@ -156,7 +156,9 @@ class S3Client:
         # The signature needs this order.
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
         with trio.move_on_after(LIST_DEADLINE_S):
-            _, page = await retrying(partial(self._ask_once, bucket, query=query))
+            _, page = await self._retries.run(
+                partial(self._ask_once, bucket, query=query), name=f"the listing of {_shown(bucket, prefix)}"
+            )
             return page
         raise ServiceError(
             f"The S3 service did not list a page of the bucket {bucket!r} within {LIST_DEADLINE_S:.0f} s."
@@ -187,9 +189,17 @@ class S3Client:
                 failed = error
             else:
                 if data is not None:
+                    if self._retries.is_in_trouble:
+                        self._retries.answered()
+                        self._rate.answered(trio.current_time())
                     return data
         with trio.move_on_at(ends_s):
-            return await retrying(partial(self._get_once, ref, start, end), failed=failed)
+            data = await self._retries.run(
+                partial(self._get_once, ref, start, end), name=_shown(ref.bucket, ref.key), failed=failed
+            )
+            if self._retries.is_in_trouble or self._rate.is_limited:
+                self._rate.answered(trio.current_time())
+            return data
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 
     async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> Buffer | None:
@@ -199,7 +209,7 @@ class S3Client:
         """
         route, source = self._routes.known(ref.bucket), self.session.credentials
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
-        if route is None or not is_ready or not route.idle:
+        if route is None or not is_ready or not route.idle or self._rate.is_limited:
             return None
         credentials = source.latest if source else None
         request = _get_request(route, credentials, ref, start, end)
@@ -220,12 +230,20 @@ class S3Client:
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         route, credentials = await self._prepared(ref.bucket, is_read=True)
         async with self._slots:
+            if self._rate.is_limited:
+                await self._wait_for_turn(ref)
             request = _get_request(route, credentials, ref, start, end)
             try:
                 connection, head = await self._routes.ask(route, request, self._read_watch, expected_bytes=end - start)
                 return await self._receive(connection, head, route, credentials, ref, start, end)
             except (BadReplyHeadError, OSError) as error:
                 raise _read_failure(error, ref) from error
+
+    async def _wait_for_turn(self, ref: ObjectRef) -> None:
+        turn_s = self._rate.turn_s(trio.current_time())
+        if turn_s >= trio.current_effective_deadline():
+            raise UnavailableError(f"{ref.key!r} could not be read in time: the service throttles.")
+        await trio.sleep_until(turn_s)
 
     async def _receive(
         self,
@@ -241,11 +259,13 @@ class S3Client:
         try:
             if head.status not in (200, 206):
                 failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
+                if failure.kind is Kind.THROTTLED:
+                    self._rate.throttled(trio.current_time())
                 count = attempts(failure.kind, is_read=True, is_mended=is_mended)
-                raise RetryableError(read_error(failure, ref), attempts=count)
+                raise RetryableError(read_error(failure, ref), failure, attempts=count, is_mended=is_mended)
             sent_from = body_start(head, ref, start, end)
             if sent_from < start:
-                await _skip(connection, start - sent_from, ref)
+                await skip(connection, start - sent_from, ref)
             data = self._buffers.take(end - start)
             if await connection.read_into(data) < len(data):
                 raise ConnectionResetError("the connection was cut off")
@@ -272,7 +292,7 @@ class S3Client:
                 watch = self._list_watch if query else self._read_watch
                 connection, head = await self._routes.ask(route, request, watch, has_body=bool(query))
                 if head.status == 200:
-                    page = await _page(connection, head, bucket) if query else b""
+                    page = await read_page(connection, head, bucket) if query else b""
                     if not query or is_whole_page(page):
                         return head, page
                     # S3 may report an error that came late with a status of 200.
@@ -289,9 +309,11 @@ class S3Client:
                 if connection is not None:
                     self._put_back(route, connection)
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
-        if query and failure.is_throttled:
+        if query and failure.kind is Kind.THROTTLED:
             raise final  # the lister then sends fewer requests
-        raise RetryableError(final, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended))
+        raise RetryableError(
+            final, failure, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended), is_mended=is_mended
+        )
 
     async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:
         """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.
@@ -305,7 +327,9 @@ class S3Client:
         if is_read:
             return await self._ask_region_once(bucket, route, is_read=True)
         with trio.move_on_after(_REGION_DEADLINE_S):
-            return await retrying(partial(self._ask_region_once, bucket, route, is_read=False))
+            return await self._retries.run(
+                partial(self._ask_region_once, bucket, route, is_read=False), name=f"the region of {bucket!r}"
+            )
         raise self.session.command_error(failure_of_reply(408, ""), bucket, "", DEFAULT_REGION)
 
     async def _ask_region_once(self, bucket: str, route: Route, *, is_read: bool) -> str:
@@ -323,8 +347,8 @@ class S3Client:
         if failure.region:
             return failure.region
         final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
-        if failure.kind in (Kind.BUSY, Kind.UNREACHABLE, Kind.TLS):
-            raise RetryableError(final, attempts=attempts(failure.kind, is_read=is_read))
+        if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE, Kind.TLS):
+            raise RetryableError(final, failure, attempts=attempts(failure.kind, is_read=is_read))
         if self.session.endpoint_url is not None:
             return DEFAULT_REGION
         if failure.kind is Kind.CHANGED:
@@ -340,6 +364,10 @@ class S3Client:
             raise RuntimeError("the client is closed")
         source = self.session.credentials
         credentials = None if source is None else await source.current()
+        if credentials is not self._credentials:
+            if self._credentials is not None and self._counters is not None:
+                self._counters.add(self._counters.slot("fastfuse_credentials_renewed"))
+            self._credentials = credentials
         return await self._routes.find(bucket, is_read=is_read), credentials
 
     async def _refusal(
@@ -359,7 +387,13 @@ class S3Client:
             if has_body:
                 document = unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)
         region = head.headers.get("x-amz-bucket-region") or error_region(document)
-        failure = failure_of_reply(head.status, error_code(document), region, head.headers.get("location", ""))
+        failure = failure_of_reply(
+            head.status,
+            error_code(document),
+            region,
+            head.headers.get("location", ""),
+            head.headers.get("x-amz-request-id", ""),
+        )
         if not has_body and head.status == 400 and not region and credentials is not None and credentials.token:
             # A HEAD has no error code; this is how S3 refuses an expired token there.
             failure = replace(failure, kind=Kind.EXPIRED)
@@ -381,33 +415,6 @@ class S3Client:
             self._counters.add(self._counters.slot("fastfuse_fetched_bytes"), fetched_bytes)
 
 
-async def _page(connection: Connection, head: ReplyHead, bucket: str) -> bytes:
-    page = await connection.read_all(MAX_PAGE_BYTES + 1)
-    if head.body_bytes is not None and len(page) < head.body_bytes <= MAX_PAGE_BYTES:
-        raise ConnectionResetError("the connection was cut off")
-    page = unzipped(head, page, MAX_PAGE_BYTES + 1)
-    if len(page) > MAX_PAGE_BYTES:
-        raise ServiceError(
-            f"The service sent a page of the bucket {bucket!r} of more than {MAX_PAGE_BYTES >> 20} MiB.",
-            hint="Check that --endpoint-url is an S3 service.",
-        )
-    return page
-
-
-async def _skip(connection: Connection, size_bytes: int, ref: ObjectRef) -> None:
-    """Read past the beginning of an object that a server sends from its start."""
-    if size_bytes > _LONGEST_SKIP_BYTES:
-        raise BadReplyError(
-            f"The service ignores Range: {ref.key!r} cannot be read at {size_bytes} without all before it."
-        )
-    scratch = memoryview(bytearray(min(size_bytes, _SKIPPED_AT_ONCE_BYTES)))
-    while size_bytes:
-        count = await connection.read_into(scratch[:size_bytes])
-        if not count:
-            raise ConnectionResetError("the connection was cut off")
-        size_bytes -= count
-
-
 def _get_request(route: Route, credentials: Credentials | None, ref: ObjectRef, start: int, end: int) -> bytes:
     lines = f"range: bytes={start}-{end - 1}\r\n{condition_line(ref)}"
     return route.request("GET", credentials, key=ref.key, lines=lines)
@@ -423,7 +430,7 @@ def _read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Excepti
     if isinstance(error, BadReplyHeadError):
         return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
     failure = _failure_of(error)
-    return RetryableError(read_error(failure, ref), attempts=attempts(failure.kind, is_read=True))
+    return RetryableError(read_error(failure, ref), failure, attempts=attempts(failure.kind, is_read=True))
 
 
 def _no_service(route: Route, error: BadReplyHeadError) -> ServiceError:

@@ -55,7 +55,9 @@ class Kind(Enum):
 
     # docs/SEMANTICS.md has the table of what each kind leads to; tests/s3/test_retries.py generates it.
 
-    BUSY = auto()  # throttled, 5xx, cut off: try again
+    THROTTLED = auto()  # the service asks for fewer requests
+    BUSY = auto()  # a passing fault of the service
+    BROKEN = auto()  # the connection was cut off or stalled
     UNREACHABLE = auto()
     TLS = auto()
     CHANGED = auto()
@@ -78,9 +80,19 @@ class Failure:
     kind: Kind
     detail: str
     region: str = ""
-    # The service asked for fewer requests.
-    is_throttled: bool = False
+    # What the service calls the request, if it answered.
+    request_id: str = ""
 
+    @property
+    def cause(self) -> str:
+        """One of `metrics.RETRY_CAUSES`."""
+        return _CAUSES.get(self.kind, "other")
+
+
+_CREDENTIALS = frozenset({Kind.DENIED, Kind.EXPIRED, Kind.SKEWED, Kind.BAD_KEYS, Kind.NO_CREDENTIALS})
+_CAUSES = dict.fromkeys(_CREDENTIALS, "credentials") | {
+    kind: kind.name.lower() for kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE)
+}
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 CODES = {
@@ -103,8 +115,8 @@ CODES = {
     "RequestTimeTooSkewed": Kind.SKEWED,
     "RequestTimeout": Kind.BUSY,
     "SignatureDoesNotMatch": Kind.BAD_KEYS,
-    "SlowDown": Kind.BUSY,
-    "Throttling": Kind.BUSY,
+    "SlowDown": Kind.THROTTLED,
+    "Throttling": Kind.THROTTLED,
     "TokenRefreshRequired": Kind.EXPIRED,
 }
 STATUSES = {
@@ -116,7 +128,8 @@ STATUSES = {
     408: Kind.BUSY,
     412: Kind.CHANGED,
     416: Kind.CHANGED,
-    429: Kind.BUSY,
+    429: Kind.THROTTLED,
+    503: Kind.THROTTLED,
 }
 # Codes and regions are shown to the user, so only such words pass.
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -124,7 +137,7 @@ _WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _TARGET = re.compile(r"[a-z]{1,8}://[A-Za-z0-9.\[\]:-]{1,128}(?![^/?#])", re.ASCII)
 
 
-def failure_of_reply(status: int, code: str, region: str = "", location: str = "") -> Failure:
+def failure_of_reply(status: int, code: str, region: str = "", location: str = "", request_id: str = "") -> Failure:
     """Classify an HTTP reply; `code` is S3's error code, or empty, and `location` where a redirect points to."""
     code = code if _WORD.fullmatch(code) and not code.isdecimal() else ""
     kind = CODES.get(code) or STATUSES.get(status)
@@ -134,13 +147,13 @@ def failure_of_reply(status: int, code: str, region: str = "", location: str = "
     region = region if _WORD.fullmatch(region) else ""
     if code == "AuthorizationHeaderMalformed" and not region:
         kind = Kind.BAD_KEYS  # S3 says the same of an empty or garbled access key
-    is_throttled = kind is Kind.BUSY and status in {429, 503}
     detail = f"{status} {code}".strip()
     if 300 <= status < 400 and not region:
         # No redirect is followed: signed requests go to the hosts of the endpoint rules only.
         target = _TARGET.match(location)
         detail += f", a redirect to {target[0]!r}, which is not followed" if target else ""
-    return Failure(kind=kind, detail=detail, region=region, is_throttled=is_throttled)
+    request_id = request_id if _WORD.fullmatch(request_id) else ""
+    return Failure(kind=kind, detail=detail, region=region, request_id=request_id)
 
 
 def failure_of_network(error: OSError, *, is_connected: bool) -> Failure:
@@ -149,7 +162,7 @@ def failure_of_network(error: OSError, *, is_connected: bool) -> Failure:
         return Failure(kind=Kind.TLS, detail=f"certificate verification failed: {error}")
     detail = _system_text(error) or str(error) or type(error).__name__
     if is_connected:
-        return Failure(kind=Kind.BUSY, detail=detail)
+        return Failure(kind=Kind.BROKEN, detail=detail)
     return Failure(kind=Kind.TLS if isinstance(error, TlsError) else Kind.UNREACHABLE, detail=detail)
 
 
@@ -165,10 +178,10 @@ def failure_of_exception(error: Exception) -> Failure:
 
 _KIND_OF_TYPE: tuple[tuple[Kind, tuple[type[Exception], ...]], ...] = (
     (Kind.TLS, (boto.SSLError,)),
-    (Kind.BUSY, (boto.ReadTimeoutError, boto.ResponseStreamingError, boto.IncompleteReadError)),
-    (Kind.BUSY, (boto.ConnectionClosedError,)),
+    (Kind.BROKEN, (boto.ReadTimeoutError, boto.ResponseStreamingError, boto.IncompleteReadError)),
+    (Kind.BROKEN, (boto.ConnectionClosedError,)),
     (Kind.UNREACHABLE, (boto.ConnectionError,)),
-    (Kind.BUSY, (boto.HTTPClientError,)),
+    (Kind.BROKEN, (boto.HTTPClientError,)),
     (Kind.EXPIRED, (boto.UnauthorizedSSOTokenError, boto.SSOTokenLoadError, boto.TokenRetrievalError)),
     (Kind.NO_CREDENTIALS, (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.MetadataRetrievalError)),
     (
@@ -248,22 +261,23 @@ def safe_cause(error: Exception) -> Exception | None:
 
 def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
     """Return the error that the reader of `ref` gets."""
+    detail = failure.detail + (f", request {failure.request_id}" if failure.request_id else "")
     match failure.kind:
         case Kind.CHANGED | Kind.NO_BUCKET:
-            return ObjectChangedError(f"{ref.key!r} was replaced or deleted since it was listed ({failure.detail}).")
+            return ObjectChangedError(f"{ref.key!r} was replaced or deleted since it was listed ({detail}).")
         case Kind.ARCHIVED:
             return ObjectArchivedError(
                 f"{ref.key!r} is in an archive storage class ({ref.storage_class}).", hint="Restore the object first."
             )
         case Kind.DENIED:
-            return ObjectDeniedError(f"The service denies access to {ref.key!r} ({failure.detail}).")
+            return ObjectDeniedError(f"The service denies access to {ref.key!r} ({detail}).")
         case Kind.EXPIRED | Kind.SKEWED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
             return ObjectDeniedError(
-                f"The service refuses the credentials for {ref.key!r} ({failure.detail}).",
+                f"The service refuses the credentials for {ref.key!r} ({detail}).",
                 hint=_CREDENTIALS_HINT,
             )
         case _:
-            return UnavailableError(f"{ref.key!r} could not be read ({failure.detail}).")
+            return UnavailableError(f"{ref.key!r} could not be read ({detail}).")
 
 
 _CREDENTIALS_HINT = "Renew the credentials (for SSO: aws sso login), or name a --profile."
@@ -280,7 +294,7 @@ def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> 
                 f"The service denies access to {shown} ({failure.detail}).",
                 hint="It takes s3:GetObject to read it, and s3:PutObject to write it.",
             )
-        case Kind.BUSY | Kind.OTHER | Kind.CHANGED:
+        case Kind.THROTTLED | Kind.BUSY | Kind.BROKEN | Kind.OTHER | Kind.CHANGED:
             return ServiceError(f"The S3 service failed to {operation} {shown} ({failure.detail}).")
     return None
 
@@ -319,8 +333,9 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) ->
         case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
             return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
         case _:
-            error = ThrottledError if failure.is_throttled else ServiceError
-            return error(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
+            message = f"The S3 service {where} failed to list the bucket {bucket!r} ({detail})."
+            throttled = failure.kind is Kind.THROTTLED
+            return ThrottledError(message, detail=detail) if throttled else ServiceError(message)
 
 
 def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationError:
@@ -344,7 +359,7 @@ def resolution_error(error: Exception) -> FastfuseError:
             return _bad_configuration(error)
         case Kind.EXPIRED:
             return AccessError(f"The AWS sign-in has expired ({failure.detail}).", hint=_CREDENTIALS_HINT)
-        case Kind.UNREACHABLE | Kind.TLS | Kind.BUSY:
+        case Kind.UNREACHABLE | Kind.TLS | Kind.THROTTLED | Kind.BUSY | Kind.BROKEN:
             return ServiceError(
                 f"The service that issues the AWS credentials cannot be used: {failure.detail}.",
                 hint="Check the network and the profile's role or sign-in settings.",

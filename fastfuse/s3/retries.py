@@ -5,25 +5,37 @@ retried) and share a quota that a burst of 503 drains for every file at once.
 """
 
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import TypeVar
 
 import trio
 
-from fastfuse.s3.failures import Kind
+from fastfuse.metrics import Counters
+from fastfuse.s3.failures import Failure, Kind
+from fastfuse.s3.trouble import Trouble
 
-__all__ = ["LONGEST_PAUSE_S", "UNTIL_DEADLINE", "RetryableError", "attempts", "retrying"]
+__all__ = ["LONGEST_PAUSE_S", "UNTIL_DEADLINE", "Retries", "RetryBudget", "RetryableError", "attempts"]
 
 # "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+
+# All requests of a client together: the burst lets a full set of connections be tried again at once. What 128 requests
+# in an outage make of the pauses above is 50 a second.
+RETRIES_PER_S = 50.0
+RETRY_BURST = 128
+RETRIES_PER_ANSWER = 0.5
 
 # The deadline ends these attempts, not a count: a busy service recovers within it.
 UNTIL_DEADLINE = 1000
 # Three pauses: an address that does not answer, of a mistyped --endpoint-url say, is reported within two seconds.
 _A_FEW = 4
 _ATTEMPTS = {
+    Kind.THROTTLED: UNTIL_DEADLINE,
     Kind.BUSY: UNTIL_DEADLINE,
+    Kind.BROKEN: UNTIL_DEADLINE,
     Kind.UNREACHABLE: _A_FEW,
     # New credentials, or a clock that was set, may be there a moment later.
     Kind.EXPIRED: _A_FEW,
@@ -46,30 +58,96 @@ def attempts(kind: Kind, *, is_read: bool, is_mended: bool = False) -> int:
 
 
 class RetryableError(Exception):
-    """Wraps the error that is raised in the end if no later attempt succeeds within `attempts`."""
+    """Wraps the error that is raised in the end if no later attempt succeeds.
 
-    def __init__(self, error: Exception, *, attempts: int) -> None:
+    `attempts` is how often a request may fail for a reason of this `failure`'s kind.
+    """
+
+    def __init__(self, error: Exception, failure: Failure, *, attempts: int, is_mended: bool = False) -> None:
+        """The next attempt is expected to succeed if the reason `is_mended`, and nothing is told in the log."""
         super().__init__(str(error))
         self.error = error
+        self.failure = failure
         self.attempts = attempts
+        self.is_mended = is_mended
 
 
-async def retrying(attempt: Callable[[], Awaitable[T]], *, failed: RetryableError | None = None) -> T:
-    """Return the result of `attempt`, called again while it raises `RetryableError`; `failed` is a first failure.
+class RetryBudget:
+    """The number of retries per second of all requests together, so that they do not multiply an outage.
 
-    Raises the wrapped error when the attempts are used up, or at once when the next pause would outlive the deadline
-    of the surrounding cancel scope.
+    The generic cell rate algorithm (ITU-T I.371): a retry waits until the earlier ones have been spread in time.
     """
-    made = 0
-    while True:
-        if failed is None:
-            try:
-                return await attempt()
-            except RetryableError as error:
-                failed = error
-        made += 1
-        pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**made))
-        if made >= failed.attempts or trio.current_time() + pause_s >= trio.current_effective_deadline():
-            raise failed.error from failed.__cause__
-        failed = None
-        await trio.sleep(pause_s)
+
+    def __init__(self) -> None:
+        # When the last retry would have been made if none had been made ahead of its time.
+        self._spread_until_s = -inf
+
+    def wait_s(self, now_s: float) -> float:
+        """Return how long the next retry has to wait at least."""
+        self._spread_until_s = max(self._spread_until_s, now_s - RETRY_BURST / RETRIES_PER_S) + 1 / RETRIES_PER_S
+        return max(0.0, self._spread_until_s - now_s)
+
+    def answered(self) -> None:
+        """Note that the service answered a request: it can bear more retries."""
+        self._spread_until_s -= RETRIES_PER_ANSWER / RETRIES_PER_S
+
+
+class Retries:
+    """Tries the requests of one client again, by one policy and one budget, and tells of their trouble in the log."""
+
+    def __init__(self, counters: Counters | None = None) -> None:
+        self._trouble = Trouble(counters)
+        self._budget = RetryBudget()
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """True from the first request that is tried again until one is answered after the last of them."""
+        return self._trouble.is_open
+
+    def answered(self) -> None:
+        """Note that a request was answered while there is trouble."""
+        self._budget.answered()
+        self._trouble.answered()
+
+    async def run(self, attempt: Callable[[], Awaitable[T]], *, name: str, failed: RetryableError | None = None) -> T:
+        """Return the result of `attempt`, called again while it raises `RetryableError`; `failed` is a first failure.
+
+        `name` tells in the log what was requested. Failures are counted apart by kind: four of one do not end the
+        attempts of another.
+
+        Raises the wrapped error when the attempts are used up, or at once when the next pause would outlive the
+        deadline of the surrounding cancel scope.
+        """
+        result = await self._run(attempt, name, failed)
+        if self._trouble.is_open:
+            self.answered()
+        return result
+
+    async def _run(self, attempt: Callable[[], Awaitable[T]], name: str, failed: RetryableError | None) -> T:
+        made: Counter[Kind] = Counter()
+        began_s = trio.current_time()
+        told = 0
+        try:
+            while True:
+                if failed is None:
+                    try:
+                        return await attempt()
+                    except RetryableError as error:
+                        failed = error
+                kind = failed.failure.kind
+                made[kind] += 1
+                now_s = trio.current_time()
+                pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** made.total()))
+                is_final = made[kind] >= failed.attempts
+                if not is_final:
+                    pause_s = max(pause_s, self._budget.wait_s(now_s))
+                if is_final or now_s + pause_s >= trio.current_effective_deadline():
+                    raise failed.error from failed.__cause__
+                if not failed.is_mended:
+                    told += 1
+                    self._trouble.failed(name, failed.failure, attempt=told, waited_s=now_s - began_s)
+                failed = None
+                await trio.sleep(pause_s)
+        finally:
+            if told:
+                self._trouble.ended()

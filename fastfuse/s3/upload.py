@@ -25,7 +25,7 @@ from fastfuse.s3.failures import (
     resolution_error,
     safe_cause,
 )
-from fastfuse.s3.retries import RetryableError, attempts, retrying
+from fastfuse.s3.retries import Retries, RetryableError, attempts
 
 __all__ = ["upload"]
 
@@ -61,6 +61,7 @@ class _Writer:
         self._bucket = bucket
         self._key = key
         self._region = region
+        self._retries = Retries()
 
     async def write(self, fd: int) -> None:
         size_bytes = os.fstat(fd).st_size
@@ -116,7 +117,7 @@ class _Writer:
             arguments["RequestPayer"] = "requester"
         arguments |= {"Bucket": self._bucket, "Key": self._key}
         with trio.move_on_after(deadline_s):
-            return await retrying(partial(self._request_once, operation, arguments))
+            return await self._retries.run(partial(self._request_once, operation, arguments), name=self._shown)
         raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:g} s.")
 
     async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:
@@ -128,7 +129,7 @@ class _Writer:
             is_mended = await self._session.replace_refused(credentials, failure.kind)
             count = attempts(failure.kind, is_read=False, is_mended=is_mended)
             final = self._session.command_error(failure, self._bucket, self._key, self._region, operation="write")
-            raise RetryableError(final, attempts=count) from safe_cause(error)
+            raise RetryableError(final, failure, attempts=count, is_mended=is_mended) from safe_cause(error)
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply

@@ -5,11 +5,13 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from fastfuse.errors import (
     BadReplyError,
@@ -231,12 +233,11 @@ async def test_every_change_is_refused_counted_and_not_logged_r1(
 async def test_an_archived_object_cannot_be_read_and_is_logged_once_d5(
     mounted: Mounted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mounted.engine.error = ObjectArchivedError("x")
+    mounted.engine.error = ObjectArchivedError("'p/archived' is archived.", hint="Restore it.")
     for _ in range(3):
         assert await errno_of(mounted.operations.read(mounted.archived, 0, 5)) == errno.EACCES
-    assert [record.getMessage() for record in caplog.records] == [
-        "'p/archived' is archived as DEEP_ARCHIVE: restore it first"
-    ]
+    [line] = caplog.messages
+    assert line.startswith("a read at 0 failed with EACCES after 0.0 s: 'p/archived' is archived. Restore it.")
     mounted.engine.error = None  # restored
     assert await mounted.operations.read(mounted.archived, 0, 5) == b"xxxxx"
 
@@ -342,17 +343,33 @@ async def test_a_listing_goes_on_in_the_table_that_a_refresh_has_brought_n6(
     assert [name for name, *_ in await listed(mounted, directory, monkeypatch)] == [b".", b"..", b"a", b"other"]
 
 
-async def test_changed_objects_are_named_in_the_log_once_each_and_not_without_end(
-    mounted: Mounted, caplog: pytest.LogCaptureFixture
+async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
     names = [b"p/%03d" % number for number in range(30)]
     mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
-    mounted.engine.error = ObjectChangedError("x")
-    for name in names:
-        inode = (await mounted.operations.lookup(ROOT, name.removeprefix(b"p/"), CONTEXT)).st_ino
-        for _ in range(2):
-            assert await errno_of(mounted.operations.read(inode, 0, 1)) == errno.ESTALE
-    assert len(caplog.records) == 20
-    assert "'p/000' was replaced or deleted since the listing" in caplog.messages[0]
-    assert "'fastfuse refresh' shows what is there now" in caplog.messages[0]
-    assert caplog.messages[-1].endswith("more of these are not logged")
+    inodes = [(await mounted.operations.lookup(ROOT, name.removeprefix(b"p/"), CONTEXT)).st_ino for name in names]
+    for error, number in ((ObjectChangedError("'k' went."), errno.ESTALE), (UnavailableError("503."), errno.EIO)):
+        mounted.engine.error = error
+        for inode in inodes:
+            assert await errno_of(mounted.operations.read(inode, 0, 1)) == number
+    assert caplog.messages == [
+        "a read at 0 failed with ESTALE after 0.0 s: 'k' went. 'fastfuse refresh' shows what is there now.",
+        "a read at 0 failed with EIO after 0.0 s: 503.",
+    ]
+    caplog.clear()
+    await trio.sleep(31)
+    assert caplog.messages == [
+        "reads that failed with ESTALE (ObjectChangedError): 29 more in the last 30 s, of 29 objects",
+        "reads that failed with EIO (UnavailableError): 29 more in the last 30 s, of 29 objects",
+    ]
+
+
+async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted.engine.error = UnavailableError("503.")
+    before = mounted.counters.get("fastfuse_blocked_seconds")
+    monkeypatch.setattr("fastfuse.mount.operations.perf_counter", count(100.0, 1.25).__next__)
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 1)) == errno.EIO
+    assert mounted.counters.get("fastfuse_blocked_seconds") - before == 2_500_000

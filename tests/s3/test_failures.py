@@ -36,10 +36,10 @@ REF = ObjectRef("bucket", "key", 1, "")
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (503, "SlowDown", Kind.BUSY),
+        (503, "SlowDown", Kind.THROTTLED),
         (500, "InternalError", Kind.BUSY),
         (502, "", Kind.BUSY),
-        (429, "", Kind.BUSY),
+        (429, "", Kind.THROTTLED),
         (400, "RequestTimeout", Kind.BUSY),
         (501, "NotImplemented", Kind.OTHER),
         (400, "BadRequest", Kind.OTHER),
@@ -68,8 +68,10 @@ def test_a_malformed_header_is_a_wrong_region_only_where_the_right_one_is_told()
 
 @given(code=st.text(), region=st.text(), status=st.integers(100, 599))
 def test_nothing_but_plain_words_of_a_reply_is_shown(code: str, region: str, status: int) -> None:
-    failure = failure_of_reply(status, code, region)
+    failure = failure_of_reply(status, code, region, request_id=code)
     shown = failure.detail + failure.region
+    assert len(failure.request_id) <= 64
+    assert failure.request_id.replace(" ", "a").isprintable()
     assert shown.isascii()
     assert shown.replace(" ", "a").isprintable()
     assert len(shown) < 140
@@ -101,7 +103,7 @@ def test_every_failure_has_its_two_errors(kind: Kind) -> None:
 )
 def test_only_a_service_that_asks_for_fewer_requests_throttles(status: int, code: str, *, is_throttled: bool) -> None:
     failure = failure_of_reply(status, code)
-    assert failure.is_throttled == is_throttled
+    assert (failure.kind is Kind.THROTTLED) == is_throttled
     error = start_error(failure, bucket="bucket", endpoint="", region="us-east-1")
     assert isinstance(error, ThrottledError) == is_throttled
 
@@ -153,9 +155,9 @@ NO_HOST = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             Kind.UNREACHABLE,
             "the proxy p answered 407",
         ),
-        (ConnectionResetError(errno.ECONNRESET, ""), True, Kind.BUSY, "Connection reset by peer"),
-        (ConnectionResetError("the connection was cut off"), True, Kind.BUSY, "the connection was cut off"),
-        (OSError(), True, Kind.BUSY, "OSError"),
+        (ConnectionResetError(errno.ECONNRESET, ""), True, Kind.BROKEN, "Connection reset by peer"),
+        (ConnectionResetError("the connection was cut off"), True, Kind.BROKEN, "the connection was cut off"),
+        (OSError(), True, Kind.BROKEN, "OSError"),
     ],
 )
 def test_the_network_is_told_in_the_systems_words(
@@ -168,7 +170,7 @@ def test_the_network_is_told_in_the_systems_words(
 def test_a_failure_of_tls_is_one_of_the_configuration_only_while_there_is_no_connection() -> None:
     broken = TlsError(errno.EPROTO, "wrong version number")
     assert failure_of_network(broken, is_connected=False).kind is Kind.TLS
-    assert failure_of_network(broken, is_connected=True).kind is Kind.BUSY
+    assert failure_of_network(broken, is_connected=True).kind is Kind.BROKEN
     untrusted = CertificateError(errno.EPROTO, "self-signed certificate")
     for is_connected in (True, False):
         failure = failure_of_network(untrusted, is_connected=is_connected)

@@ -22,7 +22,7 @@ from fastfuse.errors import (
     UnavailableError,
 )
 from fastfuse.objects import ObjectRef
-from fastfuse.s3 import client
+from fastfuse.s3 import bodies
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.testing import (
@@ -178,7 +178,7 @@ async def test_the_range_is_cut_out_of_a_whole_object(start: int, end: int) -> N
 
 
 async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_LONGEST_SKIP_BYTES", 1000)
+    monkeypatch.setattr(bodies, "_LONGEST_SKIP_BYTES", 1000)
     with scene(ServerConfig(range_reply="200-whole")) as on:
         assert await on.reader.get(on.ref, 1000, 1010) == DATA[1000:1010]
         with pytest.raises(BadReplyError, match="ignores Range"):

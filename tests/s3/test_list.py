@@ -22,7 +22,7 @@ from fastfuse.errors import (
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import client as client_module
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.client import MAX_PAGE_BYTES
+from fastfuse.s3.bodies import MAX_PAGE_BYTES
 from fastfuse.testing import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
@@ -42,7 +42,7 @@ from tests.servers import configure, create_chain
 
 REF = ObjectRef("bucket", "key", 100, "")
 PAGE = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
-ERROR = b'<?xml version="1.0"?>\n<Error><Code>SlowDown</Code><Message>m</Message></Error>'
+ERROR = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>m</Message></Error>'
 
 
 async def list_page(config: ConnectionConfig, *, bucket: str = "bucket", prefix: str = "") -> bytes:

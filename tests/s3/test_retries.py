@@ -1,5 +1,7 @@
 import errno
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,9 +10,21 @@ import trio
 import trio.testing
 
 from fastfuse.errors import UnavailableError
+from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import CODES, STATUSES, Failure, Kind, read_error
-from fastfuse.s3.retries import LONGEST_PAUSE_S, UNTIL_DEADLINE, RetryableError, attempts, retrying
+from fastfuse.s3.retries import (
+    LONGEST_PAUSE_S,
+    RETRIES_PER_S,
+    RETRY_BURST,
+    UNTIL_DEADLINE,
+    Retries,
+    RetryableError,
+    RetryBudget,
+    attempts,
+)
+
+BUSY = Failure(kind=Kind.BUSY, detail="500 InternalError", request_id="4442587FB7D0A2F9")
 
 
 def failing(times: int, *, attempts: int = 100) -> tuple[Callable[[], Awaitable[str]], list[float]]:
@@ -21,7 +35,7 @@ def failing(times: int, *, attempts: int = 100) -> tuple[Callable[[], Awaitable[
         await trio.lowlevel.checkpoint()
         made.append(trio.current_time())
         if len(made) <= times:
-            raise RetryableError(UnavailableError(f"failure {len(made)}"), attempts=attempts)
+            raise RetryableError(UnavailableError(f"failure {len(made)}"), BUSY, attempts=attempts)
         return "done"
 
     return attempt, made
@@ -29,14 +43,14 @@ def failing(times: int, *, attempts: int = 100) -> tuple[Callable[[], Awaitable[
 
 async def test_a_failure_is_tried_again_until_it_succeeds(autojump_clock: trio.testing.MockClock) -> None:
     attempt, made = failing(5)
-    assert await retrying(attempt) == "done"
+    assert await Retries().run(attempt, name="x") == "done"
     assert len(made) == 6
 
 
 async def test_the_last_error_is_raised_when_the_attempts_are_used_up(autojump_clock: trio.testing.MockClock) -> None:
     attempt, made = failing(10, attempts=3)
     with pytest.raises(UnavailableError, match="failure 3"):
-        await retrying(attempt)
+        await Retries().run(attempt, name="x")
     assert len(made) == 3
 
 
@@ -44,7 +58,7 @@ async def test_retrying_ends_with_the_error_before_the_deadline(autojump_clock: 
     attempt, made = failing(10**6, attempts=10**6)
     began = trio.current_time()
     with trio.move_on_after(30) as scope, pytest.raises(UnavailableError):
-        await retrying(attempt)
+        await Retries().run(attempt, name="x")
     assert not scope.cancelled_caught
     assert trio.current_time() - began < 30
     assert len(made) > 5
@@ -52,7 +66,7 @@ async def test_retrying_ends_with_the_error_before_the_deadline(autojump_clock: 
 
 async def test_no_pause_is_longer_than_the_longest(autojump_clock: trio.testing.MockClock) -> None:
     attempt, made = failing(40)
-    await retrying(attempt)
+    await Retries().run(attempt, name="x")
     pauses = [later - earlier for earlier, later in pairwise(made)]
     assert max(pauses) <= LONGEST_PAUSE_S
     assert max(pauses[10:]) > max(pauses[:2])
@@ -67,15 +81,15 @@ async def test_any_other_error_is_not_retried(autojump_clock: trio.testing.MockC
         raise UnavailableError("final")
 
     with pytest.raises(UnavailableError, match="final"):
-        await retrying(attempt)
+        await Retries().run(attempt, name="x")
     assert made == 1
 
 
 async def test_a_failure_that_has_happened_counts_as_an_attempt(autojump_clock: trio.testing.MockClock) -> None:
-    failed = RetryableError(UnavailableError("failure 0"), attempts=3)
+    failed = RetryableError(UnavailableError("failure 0"), BUSY, attempts=3)
     attempt, made = failing(10, attempts=3)
     with pytest.raises(UnavailableError, match="failure 2"):
-        await retrying(attempt, failed=failed)
+        await Retries().run(attempt, name="x", failed=failed)
     assert len(made) == 2
     assert made[0] > 0
 
@@ -83,7 +97,7 @@ async def test_a_failure_that_has_happened_counts_as_an_attempt(autojump_clock: 
 async def test_a_failure_that_has_happened_and_is_final_is_raised_without_an_attempt() -> None:
     attempt, made = failing(0)
     with pytest.raises(UnavailableError, match="final"):
-        await retrying(attempt, failed=RetryableError(UnavailableError("final"), attempts=1))
+        await Retries().run(attempt, name="x", failed=RetryableError(UnavailableError("final"), BUSY, attempts=1))
     assert made == []
 
 
@@ -97,7 +111,7 @@ def policy_table() -> str:
         codes = [f"`{code}`" for code, its_kind in sorted(CODES.items()) if its_kind is kind]
         statuses = [str(status) for status, its_kind in sorted(STATUSES.items()) if its_kind is kind]
         if kind is Kind.BUSY:
-            statuses.append("5xx but 501")
+            statuses.append("other 5xx but 501")
         error = read_error(Failure(kind=kind, detail=""), ObjectRef("bucket", "key", 1, ""))
         counts = [_shown_count(attempts(kind, is_read=is_read)) for is_read in (True, False)]
         replies = ", ".join(codes + statuses) or "–"
@@ -124,7 +138,9 @@ def test_what_was_mended_is_tried_again_and_a_denied_object_a_few_times_only(kin
 def test_which_failures_are_tried_again_and_how_often(*, is_read: bool) -> None:
     again = {kind: attempts(kind, is_read=is_read) for kind in Kind if attempts(kind, is_read=is_read) > 1}
     assert again == {
+        Kind.THROTTLED: UNTIL_DEADLINE,
         Kind.BUSY: UNTIL_DEADLINE,
+        Kind.BROKEN: UNTIL_DEADLINE,
         Kind.UNREACHABLE: UNTIL_DEADLINE if is_read else 4,
         Kind.EXPIRED: 4,
         Kind.SKEWED: 4,
@@ -135,5 +151,96 @@ async def test_a_few_attempts_are_over_within_two_seconds(autojump_clock: trio.t
     attempt, _ = failing(100, attempts=attempts(Kind.UNREACHABLE, is_read=False))
     began_s = trio.current_time()
     with pytest.raises(UnavailableError):
-        await retrying(attempt)
+        await Retries().run(attempt, name="x")
     assert trio.current_time() - began_s < 2
+
+
+async def test_kinds_of_failure_are_counted_apart(autojump_clock: trio.testing.MockClock) -> None:
+    kinds = [Kind.UNREACHABLE, Kind.EXPIRED, Kind.UNREACHABLE, Kind.EXPIRED, Kind.UNREACHABLE, Kind.EXPIRED]
+
+    async def attempt() -> str:
+        if not kinds:
+            return "done"
+        failure = Failure(kind=kinds.pop(), detail="d")
+        raise RetryableError(UnavailableError("u"), failure, attempts=attempts(failure.kind, is_read=False))
+
+    assert attempts(Kind.EXPIRED, is_read=False) == 4
+    assert await Retries().run(attempt, name="x") == "done"
+
+
+def test_retries_are_spread_once_a_burst_is_used_up_and_answers_allow_more() -> None:
+    budget = RetryBudget()
+    assert [budget.wait_s(100.0) for _ in range(RETRY_BURST)] == [0.0] * RETRY_BURST
+    waits = [budget.wait_s(100.0) for _ in range(100)]
+    assert waits == pytest.approx([(number + 1) / RETRIES_PER_S for number in range(100)])
+    for _ in range(200):
+        budget.answered()
+    assert budget.wait_s(100.0) == pytest.approx(1 / RETRIES_PER_S)
+    assert budget.wait_s(200.0) == 0
+
+
+async def test_requests_that_all_fail_are_tried_again_at_the_rate_of_the_budget(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    retries = Retries()
+    made = 0
+
+    async def attempt() -> None:
+        nonlocal made
+        made += 1
+        raise RetryableError(UnavailableError("u"), BUSY, attempts=UNTIL_DEADLINE)
+
+    async def run_one() -> None:
+        with trio.move_on_after(60), suppress(UnavailableError):
+            await retries.run(attempt, name="x")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(1000):
+            nursery.start_soon(run_one)
+    assert 2000 < made - 1000 <= RETRY_BURST + 60 * RETRIES_PER_S
+
+
+async def test_trouble_is_told_once_with_all_that_is_known_and_so_is_its_end(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    caplog.set_level("INFO")
+    counters = Counters()
+    retries = Retries(counters)
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            attempt, _ = failing(7)
+            nursery.start_soon(partial(retries.run, attempt, name=f"'s3://b/{number}'"))
+    assert caplog.messages[0].endswith(
+        "': 500 InternalError, request 4442587FB7D0A2F9; trying again (attempt 1 failed, 0.0 s so far)"
+    )
+    assert caplog.messages[1:] == ["answered again after 16.2 s: 21 × 500 InternalError; 3 objects waited"]
+    assert counters.get("fastfuse_retries", "busy") == 21
+    assert not retries.is_in_trouble
+    caplog.clear()
+    await trio.sleep(31)
+    assert caplog.messages == ["requests tried again after 500 InternalError: 20 more in the last 30 s, of 3 objects"]
+
+
+async def test_the_end_of_a_trouble_that_was_not_told_is_not_told(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    retries = Retries()
+    for _ in range(10):
+        await retries.run(failing(1)[0], name="x")
+    assert len(caplog.messages) == 2
+
+
+async def test_trouble_goes_on_until_what_waits_is_answered(autojump_clock: trio.testing.MockClock) -> None:
+    retries = Retries()
+    attempt, _ = failing(1000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(retries.run, attempt, name="x"))
+        await trio.sleep(10)
+        await retries.run(failing(0)[0], name="y")
+        assert retries.is_in_trouble
+        nursery.cancel_scope.cancel()
+    assert retries.is_in_trouble
+    await retries.run(failing(0)[0], name="y")
+    assert not retries.is_in_trouble

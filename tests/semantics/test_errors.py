@@ -67,7 +67,9 @@ def test_the_first_read_of_an_archived_object_is_refused_and_the_log_says_what_t
         with (here.path / "cold").open("rb", buffering=0) as cold:
             for _ in range(2):
                 assert errno_of(cold.read) == errno.EACCES
-        assert here.mount.log.count("'cold' is archived as " + storage_class + ": restore it first") == 1
+        archived = f"s: 'cold' is in an archive storage class ({storage_class}). Restore the object first."
+        assert here.mount.log.count(archived) == 1
+        assert here.mount.log.count("a read at 0 failed with EACCES after ") == 1
         assert os.stat(here.path / "cold").st_size == 4
         assert (here.path / "warm").read_bytes() == b"warm"
 

@@ -25,7 +25,8 @@ import trio
 from fastfuse.errors import ServiceError, ThrottledError
 from fastfuse.objects import MAX_KEY_BYTES
 from fastfuse.s3.base import PageSource
-from fastfuse.s3.retries import UNTIL_DEADLINE, RetryableError, retrying
+from fastfuse.s3.failures import Failure, Kind
+from fastfuse.s3.retries import UNTIL_DEADLINE, Retries, RetryableError
 
 __all__ = ["MAX_IN_FLIGHT", "Page", "Pager", "parse_page"]
 
@@ -246,6 +247,8 @@ class Pager:
         self._limiter = trio.CapacityLimiter(MAX_IN_FLIGHT)
         self._came_since_growth = 0
         self._halved_at_s = -1.0
+        self._taken_count = 0
+        self._retries = Retries()
         self.request_count = 0
         self.throttled_count = 0
 
@@ -287,10 +290,13 @@ class Pager:
                 except ThrottledError as error:
                     self._shrink(begun_s)
                     last_refusal = error
-                    raise RetryableError(error, attempts=UNTIL_DEADLINE) from error.__cause__
+                    failure = Failure(kind=Kind.THROTTLED, detail=error.detail)
+                    raise RetryableError(error, failure, attempts=UNTIL_DEADLINE) from error.__cause__
 
         with trio.move_on_after(_DEADLINE_S):
-            body = await retrying(request_once)
+            name = f"page {self._taken_count + 1} of the listing of {f's3://{self._bucket}/{prefix}'!r}"
+            body = await self._retries.run(request_once, name=name)
+            self._taken_count += 1
             self._grow()
             return _checked(parse_page(body), prefix)
         raise last_refusal or ServiceError(f"no LIST page of {self._bucket!r} arrived within {_DEADLINE_S:.0f} s")
