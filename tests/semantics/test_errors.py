@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -89,12 +90,15 @@ def test_an_archived_object_that_was_restored_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MISFORTUNES if not name.startswith("s")])
-def test_a_misfortune_that_passes_is_not_noticed(name: str) -> None:
+def test_a_misfortune_that_passes_is_noticed_in_the_log_only(name: str) -> None:
     """D5, D1"""
     with place({"file": block_bytes(1, SIZE)}) as here:
         rule = here.server.faults.add(FaultRule(action=MISFORTUNES[name], operation="GetObject", times=3))
         assert (here.path / "file").read_bytes() == block_bytes(1, SIZE)
         assert here.server.faults.hits(rule) == 3
+        log = here.mount.log
+        assert log.count("'s3://bucket/file': ") == log.count("; trying again (attempt 1 failed") == 1
+        assert re.search(r"INFO .*: answered again after \d+\.\d s: 3 × .*; 1 object waited\n", log)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +126,9 @@ def test_a_misfortune_that_lasts_is_an_input_output_error_within_the_deadline(tr
     assert answers == [errno.EIO] * 2 * len(names)
     for name in names:
         assert (troubled.path / name).stat().st_size == SIZE
+    assert re.search(
+        r"WARNING .*: a read at \d+ failed with EIO after \d\.\d s: '.*' could not be read", troubled.mount.log
+    )
 
 
 @pytest.mark.parametrize("readers", [8, 72], ids=["few readers", "more readers than connections"])
