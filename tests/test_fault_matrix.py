@@ -1,0 +1,226 @@
+"""Every kind of failure in every situation: what the reader or the command gets, and what the operator sees.
+
+The expected outcome of a row is derived from the policy (`s3.retries`, `s3.failures`), as docs/SEMANTICS.md shows it.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from fastfuse.errors import ServiceError, first_of
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.listing import page as listing_page
+from fastfuse.index.listing.lister import list_source
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
+from fastfuse.mount.fuse import pyfuse3
+from fastfuse.mount.operations import MountOperations
+from fastfuse.objects import ObjectRef
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.s3 import client as s3_client
+from fastfuse.s3 import retries
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.failures import Failure, Kind, read_error, start_error
+from fastfuse.s3.retries import attempts
+from fastfuse.sagemaker.download.file_channel import DownloadSettings, download
+from fastfuse.testing import Answer, FaultRule, LoopbackServer, MemoryObjects, Reset
+from fastfuse.testing.faults import Action
+
+MIB = 1 << 20
+LARGE = os.urandom(3 * MIB)
+SMALL = os.urandom(5000)
+DEADLINE_S = 0.5
+CONFIG = ReadaheadConfig.within(64 * MIB, part_size_bytes=MIB, max_parts_in_flight=16)
+
+# An action of the server for each kind that a server can cause with a reply.
+ACTIONS: dict[Kind, Action] = {
+    Kind.THROTTLED: Answer(503, "SlowDown", "m"),
+    Kind.BUSY: Answer(500, "InternalError", "m"),
+    Kind.BROKEN: Reset(None),
+    Kind.CHANGED: Answer(412, "PreconditionFailed", "m"),
+    Kind.NO_BUCKET: Answer(404, "NoSuchBucket", "m"),
+    Kind.DENIED: Answer(403, "AccessDenied", "m"),
+    Kind.ARCHIVED: Answer(403, "InvalidObjectState", "m"),
+    Kind.EXPIRED: Answer(400, "ExpiredToken", "m"),
+    Kind.SKEWED: Answer(403, "RequestTimeTooSkewed", "m"),
+    Kind.BAD_KEYS: Answer(403, "SignatureDoesNotMatch", "m"),
+    Kind.WRONG_REGION: Answer(301, "PermanentRedirect", "m"),
+    Kind.OTHER: Answer(501, "NotImplemented", "m"),
+}
+
+
+class Scene:
+    """A server with two objects, and what reads them."""
+
+    def __init__(self, server: LoopbackServer, directory: Path) -> None:
+        self.server = server
+        self.directory = directory
+        self.counters = Counters()
+        # Without keys of its own the client would ask for other ones.
+        config = ConnectionConfig(
+            endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=DEADLINE_S, sign_request=False
+        )
+        self.client = S3Client(
+            S3Session(config), buffers=PartBuffers(part_bytes=MIB, limit_bytes=64 * MIB), counters=self.counters
+        )
+        self.table = self._table()
+
+    def _table(self) -> InodeTable:
+        view = self.server.buckets["bucket"].view()
+        builder = TableBuilder("bucket", "")
+        for key, data in ((b"large", LARGE), (b"small", SMALL)):
+            stored = view.lookup(key)
+            assert stored is not None
+            builder.add([key], [len(data)], [stored.modified_s * 10**9], [stored.etag], ["STANDARD"])
+        return builder.build()[0]
+
+    @asynccontextmanager
+    async def mounted(self) -> AsyncIterator[Callable[[bytes, int, int], Awaitable[bytes]]]:
+        """Yield what reads bytes of a file as the kernel's requests do."""
+        operations = MountOperations(self.counters, uid=0, gid=0)
+        async with trio.open_nursery() as nursery:
+            engine = ReadEngine(self.client, CONFIG, nursery, lambda: self.table)
+            operations.serve(self.table, engine)
+
+            async def read(name: bytes, start: int, end: int) -> bytes:
+                inode = self.table.lookup(ROOT, name)
+                assert inode is not None
+                step = min(end - start, MIB // 8)
+                return b"".join([bytes(await operations.read(inode, at, step)) for at in range(start, end, step)])
+
+            yield read
+            nursery.cancel_scope.cancel()
+
+
+async def first_read(scene: Scene) -> bool:
+    async with scene.mounted() as read:
+        return await read(b"large", 0, 4096) == LARGE[:4096]
+
+
+async def sequential_stream(scene: Scene) -> bool:
+    async with scene.mounted() as read:
+        return await read(b"large", 0, len(LARGE)) == LARGE
+
+
+async def random_read(scene: Scene) -> bool:
+    async with scene.mounted() as read:
+        return await read(b"large", 2 * MIB, 2 * MIB + 4096) == LARGE[2 * MIB : 2 * MIB + 4096]
+
+
+async def small_file(scene: Scene) -> bool:
+    async with scene.mounted() as read:
+        return await read(b"small", 0, len(SMALL)) == SMALL
+
+
+async def file_download(scene: Scene) -> bool:
+    settings = DownloadSettings(directory=scene.directory, part_size_bytes=MIB, memory_target_bytes=64 * MIB)
+    await download(scene.table, scene.client, settings, lambda _: None, most_gets=16)
+    return (scene.directory / "large").read_bytes() == LARGE
+
+
+async def listing(scene: Scene) -> bool:
+    return (await list_source(scene.client, S3Uri.parse("s3://bucket/"))).table.metadata.file_count == 2
+
+
+MOUNTED = (first_read, sequential_stream, random_read, small_file)
+SITUATIONS = (listing, *MOUNTED, file_download)
+CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Scene]:
+    monkeypatch.setattr(s3_client, "LIST_DEADLINE_S", DEADLINE_S)
+    monkeypatch.setattr(listing_page, "_DEADLINE_S", DEADLINE_S)
+    # The first pauses fit into the deadline.
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.01)
+    caplog.set_level(logging.INFO)
+    with LoopbackServer({"bucket": MemoryObjects({"large": LARGE, "small": SMALL})}) as server:
+        yield Scene(server, tmp_path)
+
+
+def rows(*, are_tried_again: bool) -> list[object]:
+    """Return each kind with each situation in which it is tried again until the deadline, or the others."""
+    return [
+        pytest.param(kind, situation, id=f"{kind.name.lower()}-{situation.__name__}")
+        for kind in ACTIONS
+        for situation in SITUATIONS
+        if (attempts(kind, is_read=situation is not listing) > 1) == are_tried_again
+    ]
+
+
+def retried(scene: Scene) -> dict[str, int]:
+    return {cause: count for cause in CAUSES if (count := scene.counters.get("fastfuse_retries", cause))}
+
+
+def lines(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
+    return [line for line in caplog.messages if all(word in line for word in words)]
+
+
+@pytest.mark.parametrize(("kind", "situation"), rows(are_tried_again=True))
+async def test_what_passes_costs_time_and_is_told_with_its_end(
+    scene: Scene, caplog: pytest.LogCaptureFixture, kind: Kind, situation: Callable[[Scene], Awaitable[bool]]
+) -> None:
+    operation = "ListObjectsV2" if situation is listing else "GetObject"
+    scene.server.faults.add(FaultRule(action=ACTIONS[kind], operation=operation, times=1))
+    assert await situation(scene)
+    await scene.client.aclose()
+    assert len(lines(caplog, "; trying again (attempt 1 failed")) == 1
+    assert len(lines(caplog, "answered again after ", "1 × ")) == 1
+    assert not lines(caplog, "failed with")
+    # The pager tries throttled pages again itself, and with fewer requests at once; it has no counters.
+    expected = {} if (kind, situation) == (Kind.THROTTLED, listing) else {Failure(kind=kind, detail="").cause: 1}
+    assert retried(scene) == expected
+
+
+@pytest.mark.parametrize(("kind", "situation"), rows(are_tried_again=True) + rows(are_tried_again=False))
+async def test_what_lasts_is_the_error_that_the_policy_says_and_one_line(
+    scene: Scene, caplog: pytest.LogCaptureFixture, kind: Kind, situation: Callable[[Scene], Awaitable[bool]]
+) -> None:
+    operation = "ListObjectsV2" if situation is listing else "GetObject"
+    scene.server.faults.add(FaultRule(action=ACTIONS[kind], operation=operation))
+    began_s = trio.current_time()
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the group of a nursery, or what is in it
+        await situation(scene)
+    took_s = trio.current_time() - began_s
+    await scene.client.aclose()
+    error = first_of(caught.value)
+    assert took_s < 10 * DEADLINE_S
+    failure = Failure(kind=kind, detail="d")
+    read = read_error(failure, ObjectRef("bucket", "k", 1, ""))
+    if situation in MOUNTED:
+        assert isinstance(error, pyfuse3.FUSEError)
+        assert error.errno == read.errno
+        name = errno.errorcode[read.errno]
+        assert len(lines(caplog, "a read at ", f" failed with {name} after ")) == 1
+        assert scene.counters.get("fastfuse_errors", name) == 1
+    elif situation is listing:
+        assert type(error) is type(start_error(failure, bucket="bucket", endpoint="", region=""))
+    else:
+        assert isinstance(error, type(read))
+    is_tried_again = attempts(kind, is_read=situation is not listing) > 1
+    assert bool(lines(caplog, "; trying again (attempt 1 failed")) == is_tried_again
+    assert bool(retried(scene)) == (is_tried_again and (kind, situation) != (Kind.THROTTLED, listing))
+
+
+@pytest.mark.parametrize("situation", [first_read, small_file, listing], ids=lambda one: one.__name__)
+async def test_a_service_that_is_gone_fails_reads_at_their_deadline_and_a_listing_soon(
+    scene: Scene, caplog: pytest.LogCaptureFixture, situation: Callable[[Scene], Awaitable[bool]]
+) -> None:
+    scene.server.close()
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the group of a nursery, or what is in it
+        await situation(scene)
+    assert isinstance(first_of(caught.value), pyfuse3.FUSEError | ServiceError)
+    await scene.client.aclose()
+    assert retried(scene).keys() == {"unreachable"}
+    assert len(lines(caplog, "Connection refused; trying again (attempt 1 failed")) == 1
+    assert len(lines(caplog, " failed with EIO ")) == (situation is not listing)
