@@ -60,7 +60,7 @@ class Counter:
 METRICS = (
     Counter("fastfuse_fetch_requests", "Ranged GETs finished, by outcome.", "outcome", OUTCOMES),
     Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
-    Counter("fastfuse_retries", "Requests to S3 that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
+    Counter("fastfuse_retries", "GETs that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
     Counter("fastfuse_credentials_renewed", "Times that other AWS credentials took the place of the ones in use."),
     Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
     Counter("fastfuse_requests", "Requests of the kernel answered, errors included."),

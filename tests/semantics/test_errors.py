@@ -25,7 +25,7 @@ from tests.semantics.short_deadline import DEADLINE_S, shorten_deadline
 
 MIB = 1 << 20
 SIZE = 300_000
-# Each comes to nothing until the deadline: a fetch is continued where it broke off, so it may not break off late.
+# Each comes to nothing until the deadline.
 MISFORTUNES: dict[str, Action] = {
     "throttled": SLOW_DOWN,
     "unavailable": SERVICE_UNAVAILABLE,
