@@ -16,6 +16,7 @@ __all__ = [
     "EmptySourceError",
     "FastfuseError",
     "ForbiddenObjectError",
+    "IntegrityError",
     "MissingObjectError",
     "MountError",
     "ObjectArchivedError",
@@ -137,6 +138,10 @@ class DeadlineError(ReadError):
 
 class BadReplyError(ReadError):
     """The service answered with the wrong bytes: too few, too many, another range."""
+
+
+class IntegrityError(BadReplyError):
+    """The bytes of an object have another checksum than the one that the service gives, after a second fetch too."""
 
 
 def first_of(error: Exception) -> Exception:

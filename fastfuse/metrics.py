@@ -38,6 +38,9 @@ OUTCOMES = ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "
 # Why requests were tried again (s3.failures).
 RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
 
+# How a check of an object's bytes against its checksum ended. "begun": a large one, which may be read only in part.
+CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
+
 # What readers were answered; anything not listed is counted as "other".
 ERRNO_LABELS = (
     *(_errno.errorcode[n] for n in (_errno.EIO, _errno.ESTALE, _errno.EACCES, _errno.EROFS, _errno.ESHUTDOWN)),
@@ -62,6 +65,7 @@ METRICS = (
     Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
     Counter("fastfuse_retries", "GETs that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
     Counter("fastfuse_credentials_renewed", "Times that other AWS credentials took the place of the ones in use."),
+    Counter("fastfuse_verified_objects", "Objects checked against their checksums, by outcome.", "outcome", CHECKS),
     Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
     Counter("fastfuse_requests", "Requests of the kernel answered, errors included."),
     Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),

@@ -61,6 +61,7 @@ LIBRARIES: Mapping[str, set[str]] = {
     name: set(users.split())
     for name, users in {
         "aiobotocore": "s3",
+        "anycrc": "s3.checksums testing",
         "botocore": "s3",
         "google_crc32c": "demo testing",
         "httpx2": "s3",
@@ -93,7 +94,7 @@ PURE = {
     *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "mount.deaths"),
     *("readahead.announced", "readahead.cursor", "readahead.limits", "readahead.listed"),
     *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),
-    *("readahead.window", "s3.blocks", "s3.http1", "sagemaker.budget", "sagemaker.channel"),
+    *("readahead.window", "s3.blocks", "s3.checksums", "s3.http1", "sagemaker.budget", "sagemaker.channel"),
     *("sagemaker.cluster", "sagemaker.contradictions", "sagemaker.download.concurrency"),
     *("sagemaker.download.stamps", "sagemaker.pipe.encodings", "sagemaker.pipe.sequence"),
     *("sagemaker.request", "sagemaker.spelling"),

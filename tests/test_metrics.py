@@ -29,6 +29,7 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("throttled", "busy", "broken", "unreachable", "credentials", "other"),
     ),
     "fastfuse_credentials_renewed": ("counter", "", ("",)),
+    "fastfuse_verified_objects": ("counter", "outcome", ("ok", "none", "begun", "refetched", "mismatch")),
     "fastfuse_read_served_bytes": ("counter", "", ("",)),
     "fastfuse_requests": ("counter", "", ("",)),
     "fastfuse_errors": ("counter", "errno", ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")),

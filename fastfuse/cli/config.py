@@ -190,6 +190,7 @@ def connection_config(
     no_verify_ssl: bool = False,
     request_payer: bool = False,
     sse_c_key_file: Path | None = None,
+    verify: bool = False,
     max_connections: int = 128,
     read_deadline_s: float = 60.0,
     environ: Mapping[str, str] = os.environ,
@@ -230,6 +231,7 @@ def connection_config(
         verify_ssl=not no_verify_ssl,
         request_payer=request_payer,
         sse_c_key_file=None if sse_c_key_file is None else str(sse_c_key_file.absolute()),
+        verify=verify,
         max_connections=max_connections,
         deadline_s=read_deadline_s,
     )

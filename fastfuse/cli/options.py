@@ -102,6 +102,14 @@ SseCKeyFile = Annotated[
         help="File of the key that the objects are encrypted with (SSE-C): 32 bytes, or their Base64.",
     ),
 ]  # fmt: skip
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify", envvar="FASTFUSE_VERIFY", rich_help_panel=_CONNECTION,
+        help="Check every object that is read whole against the checksum that the service keeps of it, and fail the "
+        "read of its last bytes if it is another one. Files that one GET reads are checked always, but for MD5s.",
+    ),
+]  # fmt: skip
 MaxConnections = Annotated[
     int,
     typer.Option(
@@ -261,6 +269,7 @@ def connection(
     no_verify_ssl: NoVerifySsl = False,
     request_payer: RequestPayer = False,
     sse_c_key_file: SseCKeyFile = None,
+    verify: Verify = False,
     max_connections: MaxConnections = _MAX_CONNECTIONS,
     read_deadline_s: ReadDeadline = _READ_DEADLINE_S,
 ) -> ConnectionConfig:
@@ -275,6 +284,7 @@ def connection(
         no_verify_ssl=no_verify_ssl,
         request_payer=request_payer,
         sse_c_key_file=sse_c_key_file,
+        verify=verify,
         max_connections=max_connections,
         read_deadline_s=read_deadline_s,
     )

@@ -26,6 +26,8 @@ class ConnectionConfig:
     request_payer: bool = False
     # The file of the key that objects are encrypted with (SSE-C); see `s3.sse`.
     sse_c_key_file: str | None = None
+    # Check all objects that are read whole, not only those that one GET reads; see `s3.integrity`.
+    verify: bool = False
     # Ranged GETs in flight; also the pool size. A third of these saturate a 10 Gbit/s host where parts are large
     # (90 MB/s per connection); small files are nearly all time to the first byte (20 ms), and three quarters of the
     # connections, which may carry announced ones, bring 4,700 of them a second.
@@ -55,6 +57,7 @@ class RangeReader(Protocol):
             ObjectDeniedError: 403; `ObjectArchivedError` where the reason is an archive class.
             UnavailableError: throttled, 5xx or connection lost, after all retries.
             DeadlineError: `ConnectionConfig.deadline_s` passed.
+            IntegrityError: the bytes do not have the checksum that the service gives; see `s3.integrity`.
             BadReplyError: wrong length or wrong range; an ETag that no header can carry.
         """
         ...

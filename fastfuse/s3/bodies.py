@@ -1,12 +1,12 @@
-"""Receives the bodies that are not simply read into memory of the caller's: pages, and objects from their start."""
+"""Receives the bodies of replies: pages of listings, and ranges of objects."""
 
 from fastfuse.errors import BadReplyError, ServiceError
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.checks import unzipped
+from fastfuse.s3.checks import body_start, unzipped
 from fastfuse.s3.connection import Connection
 from fastfuse.s3.http1 import ReplyHead
 
-__all__ = ["MAX_PAGE_BYTES", "read_page", "skip"]
+__all__ = ["MAX_PAGE_BYTES", "read_page", "read_range"]
 
 # A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.
 MAX_PAGE_BYTES = 8 << 20
@@ -34,7 +34,25 @@ async def read_page(connection: Connection, head: ReplyHead, bucket: str) -> byt
     return page
 
 
-async def skip(connection: Connection, size_bytes: int, ref: ObjectRef) -> None:
+async def read_range(connection: Connection, head: ReplyHead, ref: ObjectRef, start: int, into: memoryview) -> None:
+    """Fill `into` with the bytes of `ref` from `start` on, which come behind `head`.
+
+    Raises:
+        ObjectChangedError, BadReplyError: what comes is something else.
+        OSError, BadReplyHeadError: it did not come whole.
+    """
+    sent_from = body_start(head, ref, start, start + len(into))
+    if sent_from < start:
+        await _skip(connection, start - sent_from, ref)
+    if await connection.read_into(into) < len(into):
+        raise ConnectionResetError("the connection was cut off")
+    # The head has no length. More bytes than asked for are wrong; more than the beginning of an object are not.
+    is_all = "content-range" in head.headers or len(into) == ref.size_bytes
+    if head.body_bytes is None and is_all and not await connection.is_at_end():
+        raise BadReplyError(f"The service sent more of {ref.key!r} than the {len(into)} bytes asked for.")
+
+
+async def _skip(connection: Connection, size_bytes: int, ref: ObjectRef) -> None:
     """Read past the beginning of an object that a server sends from its start."""
     if size_bytes > _LONGEST_SKIP_BYTES:
         raise BadReplyError(

@@ -3,7 +3,7 @@
 A client's own copies are what a read costs, so bytes go straight from the socket into the part's memory. Each verb
 sends a signed request over a connection to its bucket (`routes`, `connection`), checks that the reply is of the listed
 version and of the right length (`checks`), and classifies what went wrong (`failures`); `retries` decides whether it is
-tried again until the deadline. Uploads are in `upload`.
+tried again until the deadline. `integrity` compares the bytes with their checksum. Uploads are in `upload`.
 """
 
 from contextlib import suppress
@@ -29,10 +29,9 @@ from fastfuse.errors import (
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
-from fastfuse.s3.bodies import read_page, skip
+from fastfuse.s3.bodies import read_page, read_range
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import (
-    body_start,
     check_range_arguments,
     condition_line,
     error_code,
@@ -51,6 +50,7 @@ from fastfuse.s3.failures import (
     read_error,
 )
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
+from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retries import Retries, RetryableError, attempts
 from fastfuse.s3.routes import NotConnectedError, Route, Routes
@@ -66,6 +66,7 @@ LIST_DEADLINE_S = 300.0
 _MAX_ERROR_BYTES = 64 << 10
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
+_WHAT = "Check that --endpoint-url is an S3 service."
 
 _OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
     (ObjectChangedError, "changed"),
@@ -95,6 +96,7 @@ class S3Client:
         self._retries = Retries(counters)
         self._rate = RequestRate()
         self._credentials: Credentials | None = None  # those that signed last
+        self._integrity = Integrity(is_thorough=config.verify, fetch=self._get, head=self._head, counters=counters)
         self._closed = False
 
     @property
@@ -110,7 +112,8 @@ class S3Client:
         """
         check_range_arguments(ref, start, end)
         try:
-            data = await self._get(ref, start, end)
+            data, head = await self._get(ref, start, end)
+            data = await self._integrity.checked(ref, start, data, head)
         except BaseException as error:
             self._count(next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "other"))
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
@@ -127,16 +130,17 @@ class S3Client:
             ForbiddenObjectError: these credentials may not read it.
             AccessError, SourceError, ConfigurationError, ServiceError: as `list`.
         """
+        ref = object_of(await self._head(bucket, key), bucket, key)
+        if ref is None:
+            told = f"The service's reply for {_shown(bucket, key)} has no length or no time that makes sense."
+            raise ServiceError(told, hint=_WHAT)
+        return ref
+
+    async def _head(self, bucket: str, key: str, query: str = "") -> ReplyHead:
         deadline_s = self.session.config.deadline_s
         with trio.move_on_after(deadline_s):
-            head, _ = await self._retries.run(partial(self._ask_once, bucket, key=key), name=_shown(bucket, key))
-            ref = object_of(head, bucket, key)
-            if ref is not None:
-                return ref
-            raise ServiceError(
-                f"The service's reply for {_shown(bucket, key)} has no length or no time that makes sense.",
-                hint="Check that --endpoint-url is an S3 service.",
-            )
+            ask = partial(self._ask_once, bucket, key=key, query=query)
+            return (await self._retries.run(ask, name=_shown(bucket, key)))[0]
         raise ServiceError(f"The S3 service did not answer for {_shown(bucket, key)} within {deadline_s:g} s.")
 
     async def list(
@@ -178,31 +182,31 @@ class S3Client:
         self._routes.close()
         await trio.lowlevel.checkpoint()
 
-    async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def _get(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
         failed = None
         deadline_s = self.session.config.deadline_s
         ends_s = trio.current_time() + deadline_s
         if end - start <= TASK_BYTES:
             try:
-                data = await self._get_at_once(ref, start, end)
+                reply = await self._get_at_once(ref, start, end)
             except RetryableError as error:
                 failed = error
             else:
-                if data is not None:
+                if reply is not None:
                     if self._retries.is_in_trouble:
                         self._retries.answered()
                         self._rate.answered(trio.current_time())
-                    return data
+                    return reply
         with trio.move_on_at(ends_s):
-            data = await self._retries.run(
+            reply = await self._retries.run(
                 partial(self._get_once, ref, start, end), name=_shown(ref.bucket, ref.key), failed=failed
             )
             if self._retries.is_in_trouble or self._rate.is_limited:
                 self._rate.answered(trio.current_time())
-            return data
+            return reply
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 
-    async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> Buffer | None:
+    async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
         """Return a small range over an idle connection, or None where there is none or the server has closed it.
 
         The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
@@ -227,7 +231,7 @@ class S3Client:
         finally:
             self._slots.release()
 
-    async def _get_once(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def _get_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
         route, credentials = await self._prepared(ref.bucket, is_read=True)
         async with self._slots:
             if self._rate.is_limited:
@@ -254,7 +258,7 @@ class S3Client:
         ref: ObjectRef,
         start: int,
         end: int,
-    ) -> Buffer:
+    ) -> tuple[Buffer, ReplyHead]:
         """Receive the range behind this `head` of a reply, and put back `connection`."""
         try:
             if head.status not in (200, 206):
@@ -263,43 +267,37 @@ class S3Client:
                     self._rate.throttled(trio.current_time())
                 count = attempts(failure.kind, is_read=True, is_mended=is_mended)
                 raise RetryableError(read_error(failure, ref), failure, attempts=count, is_mended=is_mended)
-            sent_from = body_start(head, ref, start, end)
-            if sent_from < start:
-                await skip(connection, start - sent_from, ref)
             data = self._buffers.take(end - start)
-            if await connection.read_into(data) < len(data):
-                raise ConnectionResetError("the connection was cut off")
-            # The head has no length. More bytes than the range are wrong; more than the beginning of an object are not.
-            if head.body_bytes is None and "content-range" in head.headers and not await connection.is_at_end():
-                raise BadReplyError(f"The service sent more of {ref.key!r} than the {len(data)} bytes asked for.")
+            await read_range(connection, head, ref, start, data)
         finally:
             self._put_back(route, connection)
-        return data.toreadonly()
+        return data.toreadonly(), head
 
     async def _ask_once(self, bucket: str, *, key: str = "", query: str = "") -> tuple[ReplyHead, bytes]:
-        """Return the head of a reply of 200 to a HEAD for `key`, or to a LIST with `query` and its whole page.
+        """Return the head of the reply to a HEAD for `key`, or to a LIST with `query` and its whole page.
 
         Raises:
             RetryableError: it failed, and may be tried again.
             FastfuseError: it failed for good.
         """
         route, credentials = await self._prepared(bucket)
-        request = route.request("GET" if query else "HEAD", credentials, key=key, query=query)
+        is_list = not key
+        request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
         is_mended = False
         async with self._slots:
             connection = None
             try:
-                watch = self._list_watch if query else self._read_watch
-                connection, head = await self._routes.ask(route, request, watch, has_body=bool(query))
-                if head.status == 200:
-                    page = await read_page(connection, head, bucket) if query else b""
-                    if not query or is_whole_page(page):
+                watch = self._list_watch if is_list else self._read_watch
+                connection, head = await self._routes.ask(route, request, watch, has_body=is_list)
+                if head.status == 200 or (head.status == 206 and key and query):  # of a part of an upload
+                    page = await read_page(connection, head, bucket) if is_list else b""
+                    if not is_list or is_whole_page(page):
                         return head, page
                     # S3 may report an error that came late with a status of 200.
                     failure = failure_of_reply(500, error_code(page))
                 else:
                     failure, is_mended = await self._refusal(
-                        connection, head, bucket, route, credentials, has_body=bool(query)
+                        connection, head, bucket, route, credentials, has_body=is_list
                     )
             except BadReplyHeadError as error:
                 raise _no_service(route, error) from error
@@ -309,7 +307,7 @@ class S3Client:
                 if connection is not None:
                     self._put_back(route, connection)
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
-        if query and failure.kind is Kind.THROTTLED:
+        if is_list and failure.kind is Kind.THROTTLED:
             raise final  # the lister then sends fewer requests
         raise RetryableError(
             final, failure, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended), is_mended=is_mended
@@ -416,8 +414,9 @@ class S3Client:
 
 
 def _get_request(route: Route, credentials: Credentials | None, ref: ObjectRef, start: int, end: int) -> bytes:
-    lines = f"range: bytes={start}-{end - 1}\r\n{condition_line(ref)}"
-    return route.request("GET", credentials, key=ref.key, lines=lines)
+    # To a GET without Range the service gives the checksum of the object.
+    lines = "" if end - start == ref.size_bytes else f"range: bytes={start}-{end - 1}\r\n"
+    return route.request("GET", credentials, key=ref.key, lines=lines + condition_line(ref))
 
 
 def _failure_of(error: OSError) -> Failure:

@@ -34,6 +34,13 @@ _SINGLE = frozenset(
         "location",
         "transfer-encoding",
         "x-amz-bucket-region",
+        "x-amz-checksum-crc32",
+        "x-amz-checksum-crc32c",
+        "x-amz-checksum-crc64nvme",
+        "x-amz-checksum-sha1",
+        "x-amz-checksum-sha256",
+        "x-amz-checksum-type",
+        "x-amz-mp-parts-count",
         "x-amz-storage-class",
     }
 )

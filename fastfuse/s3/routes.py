@@ -28,6 +28,9 @@ from fastfuse.s3.tls import TlsContext
 
 __all__ = ["NotConnectedError", "Route", "Routes"]
 
+# A reply has the checksum of the object only if this asks for it. Signed with the others, it costs nothing more.
+_CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
+
 _log = logging.getLogger(__name__)
 
 
@@ -209,7 +212,9 @@ class Routes:
             lines = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
         list_headers, key_file = session.extra_headers, session.config.sse_c_key_file
         if self._object_headers is None:
-            self._object_headers = list_headers | (customer_key_headers(Path(key_file)) if key_file else {})
+            self._object_headers = (
+                _CHECKSUMS | list_headers | (customer_key_headers(Path(key_file)) if key_file else {})
+            )
         return Route(
             endpoint=endpoint,
             origin=origin,

@@ -16,7 +16,7 @@ Layers, each knowing only those after it: `process` → `server` → `service` (
 `objects`, `synthetic` → `xml`.
 """
 
-from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject
+from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject, UploadedPart
 from fastfuse.testing.faults import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
@@ -27,6 +27,7 @@ from fastfuse.testing.faults import (
     Delay,
     FaultRule,
     FaultSet,
+    Flip,
     Limit,
     Replace,
     Reset,
@@ -53,6 +54,7 @@ __all__ = [
     "DirectoryObjects",
     "FaultRule",
     "FaultSet",
+    "Flip",
     "Limit",
     "LoopbackServer",
     "MemoryObjects",
@@ -70,6 +72,7 @@ __all__ = [
     "SyntheticObjects",
     "TlsFiles",
     "Truncate",
+    "UploadedPart",
     "WrongEtag",
     "create_certificate",
     "parse_synthetic",

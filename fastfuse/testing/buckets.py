@@ -9,7 +9,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,7 @@ __all__ = [
     "ObjectSet",
     "ObjectView",
     "StoredObject",
+    "UploadedPart",
     "key_bytes",
 ]
 
@@ -70,6 +71,14 @@ class _FileContent:
             os.close(fd)
 
 
+@dataclass(frozen=True, slots=True)
+class UploadedPart:
+    """A part of an object's upload, and the headers of its own checksum."""
+
+    size_bytes: int
+    checksums: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
     """One object as the server knows it; `etag` has its quotes."""
@@ -80,6 +89,9 @@ class StoredObject:
     content: Content
     modified_s: int = DEFAULT_MODIFIED_S
     storage_class: str = "STANDARD"
+    # What a request with ``x-amz-checksum-mode`` is told: of the object, and of each part of its upload.
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple["UploadedPart", ...] = ()
 
 
 class ObjectView(Protocol):
@@ -164,6 +176,8 @@ class MemoryObjects:
         etag: str = "",
         modified_s: int = DEFAULT_MODIFIED_S,
         storage_class: str = "STANDARD",
+        checksums: Mapping[str, str] | None = None,
+        parts: tuple[UploadedPart, ...] = (),
     ) -> StoredObject:
         """Make or replace an object; without `etag` it gets the MD5 of `data`, as on S3."""
         stored = StoredObject(
@@ -173,6 +187,8 @@ class MemoryObjects:
             content=MemoryContent(data),
             modified_s=modified_s,
             storage_class=storage_class,
+            checksums=checksums or {},
+            parts=parts,
         )
         with self._lock:
             self._objects[stored.key] = stored

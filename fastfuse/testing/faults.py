@@ -5,7 +5,7 @@ Every rule that matches a request acts on it; of several answers, and of several
 
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -20,6 +20,7 @@ __all__ = [
     "Delay",
     "FaultRule",
     "FaultSet",
+    "Flip",
     "Limit",
     "Replace",
     "Reset",
@@ -99,13 +100,20 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
+class Flip:
+    """Flip a bit in some bytes, as a bad proxy does; `offsets` takes the range that is sent and returns which."""
+
+    offsets: Callable[[int, int], Iterable[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class ShortPage:
     """Put at most so many entries on a page of a listing, although there are more; 0 makes it empty."""
 
     keys: int
 
 
-Action = Delay | Limit | Answer | Reset | Truncate | Stall | WrongEtag | Replace | ShortPage
+Action = Delay | Limit | Answer | Reset | Truncate | Stall | WrongEtag | Replace | Flip | ShortPage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,16 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html.
 """
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
 from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import unquote_to_bytes
 
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
-from fastfuse.testing.buckets import MemoryContent, ObjectSet, StoredObject
-from fastfuse.testing.faults import Action, Answer, Replace, ShortPage, WrongEtag
+from fastfuse.testing.buckets import Content, FileSpan, MemoryContent, ObjectSet, StoredObject
+from fastfuse.testing.faults import Action, Answer, Flip, Replace, ShortPage, WrongEtag
 from fastfuse.testing.pages import ListQuery, render_page, select_page
 from fastfuse.testing.server_config import ServerConfig
 from fastfuse.testing.wire import Reply, Request
@@ -49,6 +50,23 @@ class Call:
     @property
     def key_text(self) -> str:
         return self.key.decode(errors="surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class _FlippedContent:
+    """The bytes of another content, with a bit of each byte at `offsets` flipped."""
+
+    content: Content
+    offsets: Callable[[int, int], Iterable[int]]
+
+    def spans(self, start: int, end: int) -> Generator[FileSpan | memoryview, None, None]:
+        data = bytearray()
+        for span in self.content.spans(start, end):
+            data += os.pread(span.fd, span.length_bytes, span.offset_bytes) if isinstance(span, FileSpan) else span
+        for offset in self.offsets(start, end):
+            if start <= offset < end:
+                data[offset - start] ^= 1
+        yield memoryview(data)
 
 
 def _bucket_of_host(host: str, buckets: Iterable[str]) -> str:
@@ -268,6 +286,8 @@ class Service:
                 etag = stored.etag
             elif isinstance(action, WrongEtag):
                 etag = action.etag
+            elif isinstance(action, Flip):
+                stored = replace(stored, content=_FlippedContent(stored.content, action.offsets))
         failed = _failed_condition(call.request.headers, stored) if self._config.honour_conditions else ""
         if failed:
             message = "At least one of the pre-conditions you specified did not hold"
@@ -279,10 +299,30 @@ class Service:
 
     def _object_reply(self, call: Call, stored: StoredObject, headers: dict[str, str]) -> Reply:
         is_head = call.operation == "HeadObject"
+        tells_checksums = call.request.headers.get("x-amz-checksum-mode") == "ENABLED"
+        number = call.request.query.get("partNumber", b"")
+        if number and stored.parts:
+            return self._part_reply(stored, headers, int(number), tells_checksums=tells_checksums, is_head=is_head)
         wanted = _parse_range(call.request.headers.get("range", ""), stored.size_bytes)
         if wanted is None or self._config.range_reply == "200-whole":
+            if tells_checksums:
+                headers.update(stored.checksums)
             return Reply(status=200, headers=headers, content=stored.content, end=stored.size_bytes, is_head=is_head)
         start, end = wanted
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{stored.size_bytes}"
         status = 206 if self._config.range_reply == "206" else 200
         return Reply(status=status, headers=headers, content=stored.content, start=start, end=end, is_head=is_head)
+
+    def _part_reply(
+        self, stored: StoredObject, headers: dict[str, str], number: int, *, tells_checksums: bool, is_head: bool
+    ) -> Reply:
+        """Return one part of an upload, counted from 1, as S3 does for ``partNumber``."""
+        if not 1 <= number <= len(stored.parts):
+            raise _S3Error(416, "InvalidPartNumber", "The requested partnumber is not satisfiable")
+        start = sum(part.size_bytes for part in stored.parts[: number - 1])
+        end = start + stored.parts[number - 1].size_bytes
+        headers["x-amz-mp-parts-count"] = str(len(stored.parts))
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{stored.size_bytes}"
+        if tells_checksums:
+            headers.update(stored.parts[number - 1].checksums)
+        return Reply(status=206, headers=headers, content=stored.content, start=start, end=end, is_head=is_head)

@@ -87,7 +87,7 @@ class TestMount:
 
     def test_every_option_reaches_the_settings(self, mounts: Mounts) -> None:
         words = "--endpoint-url http://h:1 --region r1 --profile p --force-path-style --no-verify-ssl --request-payer"
-        words += " --max-connections 9 --uid 1 --gid 2 --umask 022 --allow-other --memory-target 256MiB"
+        words += " --verify --max-connections 9 --uid 1 --gid 2 --umask 022 --allow-other --memory-target 256MiB"
         words += " --part-size 1MiB --training --io direct --strict --allow-empty --index-cache /c"
         words += " --index-max-age 1.5h --grace-s 2.5 --metrics-listen 9567 -o nodev"
         settings = mounted(mounts, "s3://b", *words.split())
@@ -98,6 +98,7 @@ class TestMount:
             force_path_style=True,
             verify_ssl=False,
             request_payer=True,
+            verify=True,
             max_connections=9,
         )
         assert (settings.uid, settings.gid, settings.umask, settings.allow_other) == (1, 2, 0o022, True)

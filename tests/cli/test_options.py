@@ -56,6 +56,7 @@ def test_each_connection_option_reaches_its_own_field() -> None:
         force_path_style=True,
         no_verify_ssl=True,
         request_payer=True,
+        verify=True,
         max_connections=3,
     )
     assert made == ConnectionConfig(
@@ -65,6 +66,7 @@ def test_each_connection_option_reaches_its_own_field() -> None:
         force_path_style=True,
         verify_ssl=False,
         request_payer=True,
+        verify=True,
         max_connections=3,
     )
 

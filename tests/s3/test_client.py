@@ -677,7 +677,7 @@ async def test_an_attempt_over_a_connection_that_is_there_has_a_part_of_the_time
 ) -> None:
     ends_s, get_once = [], S3Client._get_once
 
-    async def note(self: S3Client, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def note(self: S3Client, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
         ends_s.append(trio.current_effective_deadline())
         return await get_once(self, ref, start, end)
 

@@ -32,7 +32,7 @@ def test_every_get_carries_the_listed_etag() -> None:
         assert {record.key for record in records} == {"small", "big", "multipart", "odd", "con\ntrol"}
         assert sum(record.key == "big" for record in records) > 2
         assert all(record.if_match == etag_of(here, record.key) for record in records)
-        assert all(record.range is not None for record in records)
+        assert all(record.range is not None for record in records if record.key == "big")
 
 
 CHANGES: dict[str, Callable[[MemoryObjects, str], object]] = {

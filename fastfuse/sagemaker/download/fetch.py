@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import trio
 
+from fastfuse.errors import IntegrityError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
 from fastfuse.sagemaker.download.concurrency import Pace
@@ -123,7 +124,11 @@ class Fetch:
         self.done_files += 1
 
     async def _fetch_part(self, half: Half, part: Part) -> None:
-        data = await self._get(half.job.ref, part.start, part.end)
+        try:
+            data = await self._get(half.job.ref, part.start, part.end)
+        except IntegrityError:
+            await self._in_thread(half.spoil)
+            raise
         await self._in_thread(lambda: half.write(part, data))
         self._room.leave(len(data))
         self.done_bytes += len(data)

@@ -52,6 +52,8 @@ class DownloadSettings:
     memory_target_bytes: int
     # The size of one GET; a larger file takes several.
     part_size_bytes: int
+    # What an earlier run fetched of an unfinished file is not kept: only a file that is fetched as a whole is checked.
+    is_verified: bool = False
     # The claim among those of the job's channels; alone by default.
     claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
 
@@ -204,7 +206,7 @@ class _Run:
         self._claim = settings.claim
         check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey), self._claim)
         self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
-        self.landing = Landing(self._private, trust)
+        self.landing = Landing(self._private, trust, continues=not settings.is_verified)
 
     def clean_up(self) -> None:
         """Remove the private directory, which is empty."""

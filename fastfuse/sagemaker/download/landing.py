@@ -30,8 +30,10 @@ def half_names(version: bytes) -> tuple[bytes, bytes]:
 class Landing:
     """The place where the files of one run land. Safe from any thread."""
 
-    def __init__(self, private: Directory, trust: Trust) -> None:
+    def __init__(self, private: Directory, trust: Trust, *, continues: bool = True) -> None:
+        """Put unfinished files into `private`. With `continues` a file keeps the parts that an earlier run fetched."""
         self._private = private
+        self._continues = continues
         self._trust = trust
         self._numbers = count()
 
@@ -66,7 +68,7 @@ class Landing:
             try:
                 journal_fd = os.open(journal_name, _AGAIN, _MODE, dir_fd=self._private.fd)
                 try:
-                    journal = self._found(fd, journal_fd, job.ref, part_bytes)
+                    journal = self._found(fd, journal_fd, job.ref, part_bytes) if self._continues else None
                     if journal is None:
                         journal = Journal.new(stamp, job.ref.size_bytes, part_bytes)
                         os.ftruncate(journal_fd, 0)  # first: it must never tell of bytes that are gone
@@ -137,6 +139,11 @@ class Half:
         with disk_errors(self.job.path):
             write_all(self.fd, data, part.start)
             write_all(self._journal_fd, *self.journal.mark(part))
+
+    def spoil(self) -> None:
+        """Forget the parts that are there: some are wrong."""
+        with disk_errors(self.job.path):
+            os.ftruncate(self._journal_fd, 0)
 
     def close(self) -> None:
         """Close the files; what is there stays for the next run. Idempotent."""

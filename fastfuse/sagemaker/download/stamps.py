@@ -13,7 +13,6 @@ A part's byte is written after the part, so that the journal never claims more t
 """
 
 import hashlib
-import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -22,12 +21,11 @@ from typing import NamedTuple, Self
 
 from fastfuse.objects import ObjectRef
 
-__all__ = ["STAMP_BYTES", "Journal", "Part", "Stamp", "Trust", "md5_of_etag", "version_of"]
+__all__ = ["STAMP_BYTES", "Journal", "Part", "Stamp", "Trust", "version_of"]
 
 _DIGEST_BYTES = 16
 # An inode of 256 bytes has room for this; more would cost each file another block.
 STAMP_BYTES = 2 * _DIGEST_BYTES
-_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 def version_of(ref: ObjectRef) -> bytes:
@@ -35,12 +33,6 @@ def version_of(ref: ObjectRef) -> bytes:
     fields = (ref.bucket, ref.key, ref.etag, str(ref.size_bytes), str(ref.modified_ns))
     # No key with a path contains NUL (clause N2).
     return hashlib.blake2b("\0".join(fields).encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def md5_of_etag(etag: str) -> str | None:
-    """Return the hexadecimal MD5 in `etag` if it looks like one; encrypted by KMS, it is none all the same."""
-    match = _MD5.fullmatch(etag)
-    return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)

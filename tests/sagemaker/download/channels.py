@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fastfuse.index.inodes.builder import TableBuilder
@@ -73,6 +74,7 @@ def run(
     claim: DiskClaim | None = None,
     tell: Callable[[DownloadReport], None] = lambda _: None,
     deadline_s: float = 60.0,
+    verify: bool = False,
 ) -> DownloadReport:
     """Download the channel in this process."""
     connection = ConnectionConfig(
@@ -81,9 +83,10 @@ def run(
         sign_request=False,
         force_path_style=True,
         deadline_s=deadline_s,
+        verify=verify,
     )
     fd = snapshot_fd(table)
-    settings = settings_for(directory, claim=claim)
+    settings = replace(settings_for(directory, claim=claim), is_verified=verify)
     try:
         return download_channel(fd, connection, settings, tell)
     finally:

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError
+from fastfuse.s3.checksums import digest_of
 from fastfuse.sagemaker.download import DownloadReport, settle_channel
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, open_root
-from fastfuse.testing import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, LoopbackServer, MemoryObjects, Reset
+from fastfuse.testing import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, Flip, LoopbackServer, MemoryObjects, Reset
 from tests.sagemaker.download.channels import PART_BYTES, files_below, refs_of, run, table_of
 
 LARGE = os.urandom(5 * PART_BYTES + 123)
@@ -280,3 +282,34 @@ def test_a_directory_that_cannot_be_made_is_told(
 def test_a_settled_channel_says_so(channel: Path) -> None:
     settle_channel(channel)
     assert int(os.getxattr(channel, "user.fastfuse.settled")) > (channel / "large").stat().st_ctime_ns
+
+
+@pytest.mark.parametrize("key", ["deep/er/file", "large"])
+def test_what_was_received_damaged_becomes_no_file_and_is_fetched_anew(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, key: str
+) -> None:
+    digest = b64encode(digest_of("crc32c", OBJECTS[key])).decode()
+    objects.put(key, OBJECTS[key], checksums={"x-amz-checksum-crc32c": digest})
+    table = table_of(refs_of(objects))
+    flips = server.faults.add(FaultRule(action=Flip(lambda start, end: [3]), operation="GetObject", key=key))
+    with pytest.raises(ServiceError, match=f"{key!r} was received damaged.*{digest_of('crc32c', OBJECTS[key]).hex()}"):
+        run(server, table, tmp_path, verify=True)
+    assert not (tmp_path / key).exists()
+    server.faults.remove(flips)
+    run(server, table, tmp_path)  # even one that checks less
+    assert files_below(tmp_path) == FILES
+
+
+def test_a_checked_run_does_not_continue_what_another_began(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    table = table_of(refs_of(objects))
+    server.faults.add(FaultRule(action=Flip(lambda start, end: [3]), operation="GetObject", key="large"))
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="large", skip=2))
+    with pytest.raises(AccessError):
+        run(server, table, tmp_path)
+    server.faults.clear()
+    server.clear_requests()
+    run(server, table, tmp_path, verify=True)
+    assert files_below(tmp_path) == FILES
+    assert sum(record.operation == "GetObject" and record.key == "large" for record in server.requests) == 6

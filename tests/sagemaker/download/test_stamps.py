@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download.stamps import STAMP_BYTES, Stamp, Trust, md5_of_etag, version_of
+from fastfuse.sagemaker.download.stamps import STAMP_BYTES, Stamp, Trust, version_of
 
 REF = ObjectRef("bucket", "key", 3, '"etag"', 10**18)
 BOOT, OTHER_BOOT = b"b" * 16, b"o" * 16
@@ -52,17 +52,3 @@ def test_a_file_of_another_boot_is_believed_in_if_the_disk_was_waited_for_since(
 ) -> None:
     trust = Trust(boot=BOOT, settled_ns=settled_ns)
     assert trust.covers(Stamp(b"v" * 16, boot), changed_ns) is is_covered
-
-
-@pytest.mark.parametrize(
-    ("etag", "md5"),
-    [
-        ('"' + "0f" * 16 + '"', "0f" * 16),
-        ("0f" * 16, "0f" * 16),
-        ('"' + "0f" * 16 + '-2"', None),
-        ('"' + "0F" * 16 + '"', None),
-        ("", None),
-    ],
-)
-def test_only_an_etag_of_32_hexadecimal_digits_may_be_an_md5(etag: str, md5: str | None) -> None:
-    assert md5_of_etag(etag) == md5

@@ -1,0 +1,261 @@
+"""Checks the bytes of objects against the checksums that the service keeps of them (semantics, "What is checked").
+
+A file that one GET reads is checked against the head of that reply. With ``--verify`` larger objects are, too: the
+first GET of one asks by HEAD for its checksum (or for those of the parts of its upload), and each GET adds the CRC of
+its bytes. The piece that completes an object, or a part, is withheld until the CRC of all pieces is right. What was
+handed out before cannot be taken back, so a wrong CRC fails this piece and every later one of the same bytes.
+
+Bytes that are wrong are fetched once more. The pieces that were fetched last count; of those that the kernel keeps in
+its page cache they are the same bytes, as long as this process lives and remembers the object.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from fastfuse.errors import FastfuseError, IntegrityError
+from fastfuse.metrics import CHECKS, Counters
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.repeats import RepeatedFailures
+from fastfuse.s3.checksums import Checksum, CrcPieces, digest_of, given_checksum, is_composite, md5_checksum
+from fastfuse.s3.http1 import ReplyHead
+
+__all__ = ["Integrity"]
+
+_log = logging.getLogger(__name__)
+
+_HINT = "Something changes bytes on their way: use https, and look at proxies and network cards."
+
+# Objects whose pieces are remembered; one piece takes 200 bytes.
+_MAX_OBJECTS = 4096
+# A thread takes longer to be reached than the CRC of fewer bytes takes.
+_THREAD_BYTES = 1 << 20
+# S3 takes 10,000 parts.
+_MOST_DIGITS = 9
+
+
+@dataclass(slots=True)
+class _Span:
+    """A range that has a checksum of its own: the object, or the part `number` of its upload."""
+
+    start: int
+    end: int
+    algorithm: str
+    number: int
+    # Asked for when all bytes of a part are there.
+    expected: Checksum | None
+    # None for a hash, which cannot be joined from pieces.
+    pieces: CrcPieces | None
+    is_verified: bool = False
+    # Why it is read no more.
+    failure: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Object:
+    """What is known of one version of an object; no spans where it cannot be checked."""
+
+    spans: list[_Span] = field(default_factory=list)
+    is_asked: bool = False
+    asking: trio.Lock = field(default_factory=trio.Lock)
+
+
+class Integrity:
+    """Checks what one client fetches."""
+
+    def __init__(
+        self,
+        *,
+        is_thorough: bool,
+        fetch: Callable[[ObjectRef, int, int], Awaitable[tuple[Buffer, ReplyHead]]],
+        head: Callable[[str, str, str], Awaitable[ReplyHead]],
+        counters: Counters | None,
+    ) -> None:
+        """Check small files, and all others if `is_thorough`. `head` takes bucket, key and query."""
+        self._is_thorough = is_thorough
+        self._fetch = fetch
+        self._head = head
+        self._counters = counters
+        self._slots = {name: counters.slot("fastfuse_verified_objects", name) for name in CHECKS} if counters else {}
+        self._repeats = RepeatedFailures(_log)
+        # Least recently fetched first.
+        self._objects: dict[ObjectRef, _Object] = {}
+
+    async def checked(self, ref: ObjectRef, start: int, data: Buffer, head: ReplyHead) -> Buffer:
+        """Return `data`, the bytes of `ref` from `start` on that came behind `head`, or what a second fetch brought.
+
+        Raises:
+            IntegrityError: both are wrong.
+            ReadError: the second fetch failed.
+        """
+        is_whole = len(data) == ref.size_bytes
+        if is_whole:
+            expected = self._given(head)
+            if expected is not None:
+                return await self._check_whole(ref, data, expected)
+            if not (self._is_thorough and is_composite(head.headers)):
+                self._count("none")
+                return data
+        elif not self._is_thorough:
+            return data
+        known = await self._known(ref, is_whole=is_whole)
+        if await self._first_wrong(known, ref, start, data) is not None:
+            data, _ = await self._fetch(ref, start, start + len(data))
+            wrong = await self._first_wrong(known, ref, start, data)
+            if wrong is not None:
+                span, digest = wrong
+                if not span.failure:
+                    span.failure = _failure(ref, span.start, span.end, span.expected, digest)
+                    self._count("mismatch")
+                raise IntegrityError(span.failure, hint=_HINT)
+            self._fetched_again(ref)
+        return data
+
+    def _given(self, head: ReplyHead) -> Checksum | None:
+        """Return the checksum of all that came behind `head`."""
+        if "content-range" in head.headers:
+            return None  # some services send the one of the whole object with any range
+        return given_checksum(head.headers) or (md5_checksum(head.headers) if self._is_thorough else None)
+
+    async def _check_whole(self, ref: ObjectRef, data: Buffer, expected: Checksum) -> Buffer:
+        digest = await _digest(expected.algorithm, data)
+        if digest != expected.digest:
+            data, head = await self._fetch(ref, 0, ref.size_bytes)
+            # The first one may have been damaged on its way, too.
+            expected = self._given(head) or expected
+            digest = await _digest(expected.algorithm, data)
+            if digest != expected.digest:
+                self._count("mismatch")
+                raise IntegrityError(_failure(ref, 0, ref.size_bytes, expected, digest), hint=_HINT)
+            self._fetched_again(ref)
+        self._count("ok")
+        return data
+
+    async def _known(self, ref: ObjectRef, *, is_whole: bool) -> _Object:
+        known = self._objects.pop(ref, None)
+        if known is None:
+            known = _Object()
+            if len(self._objects) >= _MAX_OBJECTS:
+                self._forget_one()
+        self._objects[ref] = known
+        if not known.is_asked:
+            async with known.asking:
+                if not known.is_asked:
+                    known.spans = await self._ask_spans(ref, is_whole=is_whole)
+                    known.is_asked = True
+                    self._count("begun" if known.spans else "none")
+        return known
+
+    def _forget_one(self) -> None:
+        ref, known = next(iter(self._objects.items()))
+        del self._objects[ref]
+        if any(span.failure for span in known.spans):
+            self._objects[ref] = known  # the page cache may have the wrong bytes
+
+    async def _ask_spans(self, ref: ObjectRef, *, is_whole: bool) -> list[_Span]:
+        """Return the ranges of `ref` that have checksums; a hash serves only where all bytes are there at once."""
+        head = await self._ask(ref, 0)
+        if head is None:
+            return []
+        expected = given_checksum(head.headers)
+        if expected is not None and (expected.is_crc or is_whole):
+            return [_span(0, ref.size_bytes, 0, expected)]
+        first = await self._ask(ref, 1) if is_composite(head.headers) else None
+        if first is None:
+            return []
+        expected, part_bytes = given_checksum(first.headers, is_part=True), first.body_bytes
+        count = _number(first.headers.get("x-amz-mp-parts-count", ""))
+        if expected is None or not part_bytes or count != -(-ref.size_bytes // part_bytes):
+            return []
+        if not (expected.is_crc or is_whole):
+            return []
+        starts = range(0, ref.size_bytes, part_bytes)
+        return [
+            _span(start, min(start + part_bytes, ref.size_bytes), number, expected)
+            for number, start in enumerate(starts, 1)
+        ]
+
+    async def _ask(self, ref: ObjectRef, part: int) -> ReplyHead | None:
+        """Return the reply to a HEAD for the object or for a part of its upload; None where there is none."""
+        try:
+            return await self._head(ref.bucket, ref.key, f"partNumber={part}" if part else "")
+        except FastfuseError:
+            return None  # GETs may be allowed where HEADs are not
+
+    async def _first_wrong(
+        self, known: _Object, ref: ObjectRef, start: int, data: Buffer
+    ) -> tuple[_Span, bytes] | None:
+        """Add the piece at `start`; return the span that it completes to wrong bytes, or that failed before."""
+        view, end = memoryview(data), start + len(data)
+        for span in known.spans:
+            if span.end <= start or end <= span.start:
+                continue
+            if span.failure:
+                return span, b""
+            first, last = max(start, span.start), min(end, span.end)
+            piece = await _digest(span.algorithm, view[first - start : last - start])
+            is_whole = (first, last) == (span.start, span.end)
+            digest = span.pieces.put(first, last, piece) if span.pieces else piece if is_whole else None
+            if digest is None:
+                continue
+            expected = await self._expected(known, ref, span)
+            if expected is None:
+                return None
+            if digest != expected.digest:
+                return span, digest
+            if not span.is_verified:
+                span.is_verified = True
+                if all(one.is_verified for one in known.spans):
+                    self._count("ok")
+        return None
+
+    async def _expected(self, known: _Object, ref: ObjectRef, span: _Span) -> Checksum | None:
+        """Return the checksum of `span`; None if the service does not give it, and then check the object no more."""
+        if span.expected is None:
+            head = await self._ask(ref, span.number)
+            # The parts of an upload may have any sizes; all but the last have mostly the same.
+            if head is not None and head.body_bytes == span.end - span.start:
+                span.expected = given_checksum(head.headers, is_part=True)
+            if span.expected is None:
+                known.spans = []
+                self._count("none")
+        return span.expected
+
+    def _fetched_again(self, ref: ObjectRef) -> None:
+        self._count("refetched")
+        self._repeats.tell(
+            "objects received damaged and fetched again",
+            ref.key,
+            f"{ref.key!r} was received damaged, and right the second time. {_HINT}",
+        )
+
+    def _count(self, outcome: str) -> None:
+        if self._counters is not None:
+            self._counters.add(self._slots[outcome])
+
+
+def _span(start: int, end: int, number: int, expected: Checksum) -> _Span:
+    """Return a span; `expected` is the checksum of the object, or that of the first part of its upload."""
+    pieces = CrcPieces(expected.algorithm, start, end) if expected.is_crc else None
+    return _Span(start, end, expected.algorithm, number, expected if number <= 1 else None, pieces)
+
+
+async def _digest(algorithm: str, data: Buffer) -> bytes:
+    if len(data) <= _THREAD_BYTES:
+        return digest_of(algorithm, data)
+    return await trio.to_thread.run_sync(digest_of, algorithm, data)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
+
+
+def _failure(ref: ObjectRef, start: int, end: int, expected: Checksum | None, digest: bytes) -> str:
+    part = "" if end - start == ref.size_bytes else f" in its bytes {start} to {end}"
+    algorithm = expected.algorithm if expected else ""
+    return (
+        f"{ref.key!r} was received damaged{part}, twice: its checksum is {algorithm} {digest.hex()}, where the service "
+        f"gives {expected}."
+    )

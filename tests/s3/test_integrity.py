@@ -1,0 +1,253 @@
+"""Bytes that are damaged on their way: fetched once more, or an error; never the wrong ones."""
+
+import hashlib
+import random
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+
+from fastfuse.errors import IntegrityError, ObjectChangedError
+from fastfuse.metrics import CHECKS, Counters
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.checksums import digest_of
+from fastfuse.s3.client import S3Client
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    FaultRule,
+    Flip,
+    LoopbackServer,
+    MemoryObjects,
+    Replace,
+    ServerConfig,
+    UploadedPart,
+)
+
+DATA = random.Random(1).randbytes(3_000_000)
+ALGORITHMS = ["crc64nvme", "crc32c", "crc32", "sha1", "sha256"]
+CRCS = ALGORITHMS[:3]
+# Of 8 parts, all but the last of one size; and of the same number, of two sizes.
+EVEN = [*range(0, len(DATA), 400_000), len(DATA)]
+ODD = [0, 400_000, 700_000, *EVEN[3:]]
+
+
+def told(algorithm: str, data: bytes, suffix: str = "") -> dict[str, str]:
+    return {f"x-amz-checksum-{algorithm}": b64encode(digest_of(algorithm, data)).decode() + suffix}
+
+
+class Bench:
+    """A server with one object, a client that counts, and what the two did."""
+
+    def __init__(self, server: LoopbackServer, objects: MemoryObjects, client: S3Client, counters: Counters) -> None:
+        self.server = server
+        self.objects = objects
+        self.client = client
+        self._counters = counters
+
+    def put(self, data: bytes = DATA, checksums: dict[str, str] | None = None, **others: object) -> ObjectRef:
+        stored = self.objects.put("key", data, checksums=checksums, **others)  # type: ignore[arg-type]
+        return ObjectRef("bucket", "key", len(data), stored.etag)
+
+    def put_parts(self, algorithm: str, borders: list[int], data: bytes = DATA) -> ObjectRef:
+        pieces = [data[start:end] for start, end in pairwise(borders)]
+        digests = b"".join(digest_of(algorithm, piece) for piece in pieces)
+        return self.put(
+            data,
+            told(algorithm, digests, f"-{len(pieces)}") | {"x-amz-checksum-type": "COMPOSITE"},
+            parts=tuple(UploadedPart(len(piece), told(algorithm, piece)) for piece in pieces),
+            etag=f'"{hashlib.md5(data).hexdigest()}-{len(pieces)}"',
+        )
+
+    def flip(self, *offsets: int, times: int | None = None, skip: int = 0) -> None:
+        action = Flip(lambda start, end: offsets)
+        self.server.faults.add(FaultRule(action=action, operation="GetObject", times=times, skip=skip))
+
+    async def read(self, ref: ObjectRef, piece_bytes: int, order: list[int] | None = None) -> bytes:
+        """Read the object in pieces, in the order of their starts or in another."""
+        starts = list(range(0, ref.size_bytes, piece_bytes))
+        pieces = {}
+        for start in order or starts:
+            pieces[start] = bytes(await self.client.get(ref, start, min(start + piece_bytes, ref.size_bytes)))
+        return b"".join(pieces[start] for start in starts)
+
+    def counts(self) -> dict[str, int]:
+        counts = {name: self._counters.get("fastfuse_verified_objects", name) for name in CHECKS}
+        return {name: count for name, count in counts.items() if count}
+
+    def requests(self, operation: str) -> int:
+        return self.server.statistics().requests.get(operation, 0)
+
+
+@asynccontextmanager
+async def benched(*, verify: bool, config: ServerConfig | None = None) -> AsyncIterator[Bench]:
+    objects, counters = MemoryObjects(), Counters()
+    with LoopbackServer({"bucket": objects}, config) as server:
+        connection = ConnectionConfig(
+            endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False, verify=verify
+        )
+        client = S3Client(S3Session(connection), counters=counters)
+        yield Bench(server, objects, client, counters)
+        await client.aclose()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("size_bytes", [1, 39_000, len(DATA)])
+async def test_an_object_that_one_get_reads_is_right_or_fetched_again_or_an_error(
+    algorithm: str, size_bytes: int
+) -> None:
+    data = DATA[:size_bytes]
+    async with benched(verify=False) as bench:
+        ref = bench.put(data, told(algorithm, data))
+        assert await bench.read(ref, size_bytes) == data
+        assert bench.counts() == {"ok": 1}
+        bench.flip(size_bytes - 1, times=1)
+        assert await bench.read(ref, size_bytes) == data
+        assert bench.counts() == {"ok": 2, "refetched": 1}
+        bench.flip(0)
+        wrong = digest_of(algorithm, bytes([data[0] ^ 1]) + data[1:]).hex()
+        with pytest.raises(IntegrityError, match=f"'key'.*{algorithm} {wrong}.*{digest_of(algorithm, data).hex()}"):
+            await bench.read(ref, size_bytes)
+        assert bench.counts() == {"ok": 2, "refetched": 1, "mismatch": 1}
+        bench.server.faults.clear()
+        assert await bench.read(ref, size_bytes) == data
+        assert bench.requests("GetObject") == 6
+
+
+async def test_an_md5_is_checked_only_if_everything_is() -> None:
+    for verify in (False, True):
+        async with benched(verify=verify) as bench:
+            ref = bench.put()
+            bench.flip(7)
+            if verify:
+                with pytest.raises(IntegrityError, match=f"md5 {hashlib.md5(DATA).hexdigest()}"):
+                    await bench.read(ref, len(DATA))
+            else:
+                assert await bench.read(ref, len(DATA)) != DATA
+            assert bench.counts() == ({"mismatch": 1} if verify else {"none": 1})
+
+
+@pytest.mark.parametrize("algorithm", CRCS)
+@pytest.mark.parametrize("order", [None, [1_400_000, 0, 2_800_000, 700_000, 2_100_000]])
+async def test_a_large_object_is_right_or_its_last_piece_is_an_error(algorithm: str, order: list[int] | None) -> None:
+    piece_bytes = 700_000
+    async with benched(verify=True) as bench:
+        ref = bench.put(DATA, told(algorithm, DATA))
+        assert await bench.read(ref, piece_bytes, order) == DATA
+        assert (bench.counts(), bench.requests("HeadObject")) == ({"begun": 1, "ok": 1}, 1)
+        # A piece that is fetched again, as the page cache has dropped it, is compared with the others.
+        bench.flip(1_500_000, times=1)
+        assert bytes(await bench.client.get(ref, 1_400_000, 2_100_000)) == DATA[1_400_000:2_100_000]
+        assert bench.counts() == {"begun": 1, "ok": 1, "refetched": 1}
+
+
+@pytest.mark.parametrize("algorithm", CRCS)
+async def test_bytes_that_were_handed_out_wrong_keep_the_object_from_being_read_to_its_end(algorithm: str) -> None:
+    async with benched(verify=True) as bench:
+        ref = bench.put(DATA, told(algorithm, DATA))
+        bench.flip(1_000_001, times=2)  # the pieces at 0 and at 1,000,000
+        starts = [0, 1_000_000, 2_000_000]
+        assert bytes(await bench.client.get(ref, 0, 1_000_000)) == DATA[:1_000_000]
+        assert bytes(await bench.client.get(ref, 1_000_000, 2_000_000)) != DATA[1_000_000:2_000_000]
+        for start in (2_000_000, *starts):  # whoever asks again would otherwise take the file for complete
+            with pytest.raises(IntegrityError, match=f"'key'.*{digest_of(algorithm, DATA).hex()}"):
+                await bench.client.get(ref, start, start + 1_000_000)
+        assert bench.counts() == {"begun": 1, "mismatch": 1}
+        # Another version is another object.
+        again = bench.put(DATA[:-1], told(algorithm, DATA[:-1]))
+        assert await bench.read(again, 1_000_000) == DATA[:-1]
+
+
+@pytest.mark.parametrize("algorithm", CRCS)
+@pytest.mark.parametrize("piece_bytes", [300_000, 400_000, 1_000_000])
+async def test_an_upload_in_parts_is_checked_by_part(algorithm: str, piece_bytes: int) -> None:
+    async with benched(verify=True) as bench:
+        ref = bench.put_parts(algorithm, EVEN)
+        assert await bench.read(ref, piece_bytes) == DATA
+        assert (bench.counts(), bench.requests("HeadObject")) == ({"begun": 1, "ok": 1}, 1 + 8)
+    async with benched(verify=True) as bench:
+        ref = bench.put_parts(algorithm, EVEN)
+        bench.flip(500_000)
+        with pytest.raises(IntegrityError, match="bytes 400000 to 800000"):
+            await bench.read(ref, piece_bytes)
+        # The other parts are not concerned.
+        assert bytes(await bench.client.get(ref, 800_000, 1_600_000)) == DATA[800_000:1_600_000]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_a_small_upload_in_parts_is_checked_too(algorithm: str) -> None:
+    async with benched(verify=True) as bench:
+        ref = bench.put_parts(algorithm, EVEN)
+        bench.flip(2_999_999, times=1)
+        assert await bench.read(ref, len(DATA)) == DATA
+        assert bench.counts() == {"begun": 1, "ok": 1, "refetched": 1}
+        bench.flip(2_999_999)
+        with pytest.raises(IntegrityError, match="bytes 2800000 to 3000000"):
+            await bench.read(ref, len(DATA))
+
+
+async def test_parts_of_many_sizes_are_not_checked() -> None:
+    async with benched(verify=True) as bench:
+        ref = bench.put_parts("crc32c", ODD)
+        assert await bench.read(ref, 300_000) == DATA
+        assert bench.counts() == {"begun": 1, "none": 1}
+
+
+async def test_what_cannot_be_checked_is_read_and_counted() -> None:
+    async with benched(verify=True) as bench:
+        # A hash of a large object, a checksum of checksums without its parts, nothing at all.
+        for checksums in (told("sha256", DATA), told("crc32", b"", "-8"), {}):
+            ref = bench.put(DATA, checksums, etag=f'"{len(checksums)}{sorted(checksums)}-2"')
+            assert await bench.read(ref, 1_000_000) == DATA
+        assert bench.counts() == {"none": 3}
+    async with benched(verify=True) as bench:
+        ref = bench.put(DATA, told("crc32", DATA))
+        bench.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="HeadObject"))
+        assert await bench.read(ref, 1_000_000) == DATA
+        assert bench.counts() == {"none": 1}
+
+
+async def test_the_checksum_of_another_version_tells_that_the_object_has_changed() -> None:
+    async with benched(verify=True) as bench:
+        ref = bench.put(DATA, told("crc32", DATA))
+        assert bytes(await bench.client.get(ref, 0, 1_000_000)) == DATA[:1_000_000]
+        bench.server.faults.add(FaultRule(action=Replace(DATA[::-1])))
+        with pytest.raises(ObjectChangedError):
+            await bench.client.get(ref, 1_000_000, 2_000_000)
+
+
+async def test_a_checksum_of_the_object_beside_a_range_is_not_taken_for_that_of_the_range() -> None:
+    async with benched(verify=False, config=ServerConfig(range_reply="200-whole")) as bench:
+        ref = bench.put(DATA, told("crc32", DATA))
+        assert bytes(await bench.client.get(ref, 5, 10)) == DATA[5:10]
+        assert bytes(await bench.client.get(ref, 0, 10)) == DATA[:10]
+        assert bench.counts() == {}
+
+
+def flips(seed: int, per_bytes: int) -> Flip:
+    """Return the action of a proxy that flips one bit in `per_bytes` on the average."""
+    source = random.Random(seed)
+
+    def offsets(start: int, end: int) -> list[int]:
+        return [offset for offset in (start + int(source.expovariate(1 / per_bytes)),) if offset < end]
+
+    return Flip(offsets)
+
+
+@pytest.mark.parametrize("parts", [None, EVEN])
+async def test_nothing_wrong_comes_through_a_proxy_that_flips_bits(parts: list[int] | None) -> None:
+    right = failed = 0
+    for seed in range(20):
+        async with benched(verify=True) as bench:
+            ref = bench.put_parts("crc32c", parts) if parts else bench.put(DATA, told("crc64nvme", DATA))
+            bench.server.faults.add(FaultRule(action=flips(seed, 4_000_000), operation="GetObject"))
+            try:
+                assert await bench.read(ref, 500_000) == DATA
+                right += 1
+            except IntegrityError:
+                failed += 1
+    assert right
+    assert failed

@@ -1,0 +1,64 @@
+"""Clause D1 through a network that changes bytes: the right ones or EIO."""
+
+import errno
+import random
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+
+from fastfuse.s3.checksums import digest_of
+from fastfuse.testing import FaultRule, Flip, MemoryObjects
+from tests.semantics.places import Place, block_bytes, place
+
+MIB = 1 << 20
+BIG = block_bytes(1, 40 * MIB)
+SMALL = {f"small/{number:03}": block_bytes(2 + number, 40_000) for number in range(60)}
+
+
+def checksummed(data: dict[str, bytes]) -> MemoryObjects:
+    objects = MemoryObjects()
+    for key, content in data.items():
+        digest = b64encode(digest_of("crc64nvme", content)).decode()
+        objects.put(key, content, checksums={"x-amz-checksum-crc64nvme": digest})
+    return objects
+
+
+def flip_bits(here: Place, per_bytes: int) -> None:
+    source = random.Random(1)
+
+    def offsets(start: int, end: int) -> list[int]:
+        return [start + int(source.expovariate(1 / per_bytes))]
+
+    here.server.faults.add(FaultRule(action=Flip(offsets), operation="GetObject"))
+
+
+def read(path: Path) -> bytes | None:
+    """Return what a sequential reader gets, or None for EIO."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
+
+
+def test_small_files_through_a_bad_network_are_right_or_an_error() -> None:
+    """D1"""
+    with place(checksummed(SMALL)) as here:
+        flip_bits(here, 20_000)
+        found = {key: read(here.path / key) for key in SMALL}
+        wrong = [key for key, data in found.items() if data not in (SMALL[key], None)]
+        failed = [key for key, data in found.items() if data is None]
+        assert not wrong
+        assert 0 < len(failed) < len(SMALL)
+
+
+@pytest.mark.parametrize("io", ["cached", "direct"])
+def test_a_large_file_with_wrong_bytes_is_not_read_to_its_end(io: str) -> None:
+    """D1"""
+    with place(checksummed({"bad": BIG, "good": BIG}), "--verify", "--io", io) as here:
+        here.server.faults.add(FaultRule(action=Flip(lambda start, end: [9 * MIB]), operation="GetObject", key="bad"))
+        assert read(here.path / "good") == BIG
+        assert read(here.path / "bad") is None
+        assert read(here.path / "bad") is None  # nor is it from the page cache
