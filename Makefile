@@ -7,7 +7,7 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/mount/interpose
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench readme clean system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench soak readme clean system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ sanitize: $(VENV)/.dev ## Run the tests of the compiled module under AddressSani
 
 bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 minutes, on a quiet machine).
 	$(BIN)/python -m bench --check
+
+SOAK_SECONDS ?= 600
+SOAK_SEED ?= 1
+
+soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compared (10 minutes; SOAK_SECONDS, SOAK_SEED).
+	nice $(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 
 readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
 	$(BIN)/python -m tests.docs.fresh

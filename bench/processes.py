@@ -1,16 +1,26 @@
 """What processes take of the machine, from proc(5)."""
 
+import ctypes
 import os
 import re
+import signal
 from pathlib import Path
 
 from fastfuse.demo.processes import process_tree
 
-__all__ = ["cpu_seconds", "peak_pss_bytes", "pss_bytes"]
+__all__ = ["cpu_seconds", "die_with_parent", "peak_pss_bytes", "pss_bytes"]
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -35,6 +35,8 @@ from fastfuse.testing.faults import (
     Stall,
     Truncate,
     WrongEtag,
+    WrongLength,
+    WrongRange,
 )
 from fastfuse.testing.process import ServerProcess
 from fastfuse.testing.recording import RequestRecord, Statistics
@@ -74,6 +76,8 @@ __all__ = [
     "Truncate",
     "UploadedPart",
     "WrongEtag",
+    "WrongLength",
+    "WrongRange",
     "create_certificate",
     "parse_synthetic",
     "synthetic_bytes",

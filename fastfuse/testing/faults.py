@@ -5,6 +5,7 @@ Every rule that matches a request acts on it; of several answers, and of several
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -28,6 +29,8 @@ __all__ = [
     "Stall",
     "Truncate",
     "WrongEtag",
+    "WrongLength",
+    "WrongRange",
 ]
 
 
@@ -93,6 +96,20 @@ class WrongEtag:
 
 
 @dataclass(frozen=True, slots=True)
+class WrongLength:
+    """Send the right bytes under a Content-Length that is greater by so many (negative: smaller)."""
+
+    extra_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrongRange:
+    """Send the right bytes of a range under a Content-Range that lies so many bytes later."""
+
+    shift_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replace:
     """Behave as if the object had been overwritten with `data` since it was listed."""
 
@@ -113,7 +130,20 @@ class ShortPage:
     keys: int
 
 
-Action = Delay | Limit | Answer | Reset | Truncate | Stall | WrongEtag | Replace | Flip | ShortPage
+Action = (
+    Delay
+    | Limit
+    | Answer
+    | Reset
+    | Truncate
+    | Stall
+    | WrongEtag
+    | WrongLength
+    | WrongRange
+    | Replace
+    | Flip
+    | ShortPage
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +151,8 @@ class FaultRule:
     """Applies `action` to the requests that match; empty fields match all.
 
     `operation` is S3's name (``GetObject``, ``HeadObject``, ``ListObjectsV2``, …), `key` a shell pattern. Of the
-    matching requests the first `skip` are spared, then each is hit with `probability` until `times` were hit.
+    matching requests the first `skip` are spared, then each is hit with `probability` until `times` were hit. With
+    `spared_per_s` so many a second are spared as well, from a bucket that holds those of one second.
     """
 
     action: Action
@@ -132,6 +163,7 @@ class FaultRule:
     times: int | None = None
     probability: float = 1.0
     seed: int = 0
+    spared_per_s: float = 0.0
 
     def is_match(self, operation: str, bucket: str, key: str) -> bool:
         return (
@@ -147,6 +179,10 @@ class _Live:
 
     rule: FaultRule
     random: random.Random
+    clock: Callable[[], float]
+    # The requests that may be spared, as of `filled_s`.
+    spared: float
+    filled_s: float
     matched: int = 0
     hit: int = 0
     removed: threading.Event = field(default_factory=threading.Event)
@@ -158,7 +194,20 @@ class _Live:
             return False
         if rule.probability < 1.0 and self.random.random() >= rule.probability:
             return False
+        if rule.spared_per_s and self._spare():
+            return False
         self.hit += 1
+        return True
+
+    def _spare(self) -> bool:
+        """Take one request out of the bucket; False if it is empty."""
+        now_s = self.clock()
+        limit = self.rule.spared_per_s
+        self.spared = min(max(1.0, limit), self.spared + (now_s - self.filled_s) * limit)
+        self.filled_s = now_s
+        if self.spared < 1.0:
+            return False
+        self.spared -= 1.0
         return True
 
 
@@ -173,7 +222,8 @@ class Fault:
 class FaultSet:
     """The rules in force. Safe from any thread."""
 
-    def __init__(self, rules: Iterable[FaultRule] = ()) -> None:
+    def __init__(self, rules: Iterable[FaultRule] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._live: dict[int, _Live] = {}
         self._next_id = 0
@@ -184,7 +234,9 @@ class FaultSet:
         """Put `rule` in force after the others, and return the number to remove it by."""
         with self._lock:
             self._next_id += 1
-            self._live[self._next_id] = _Live(rule, random.Random(rule.seed))
+            self._live[self._next_id] = _Live(
+                rule, random.Random(rule.seed), self._clock, max(1.0, rule.spared_per_s), self._clock()
+            )
             return self._next_id
 
     def remove(self, rule_id: int) -> None:

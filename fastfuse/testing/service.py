@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 from fastfuse.testing.buckets import Content, FileSpan, MemoryContent, ObjectSet, StoredObject
-from fastfuse.testing.faults import Action, Answer, Flip, Replace, ShortPage, WrongEtag
+from fastfuse.testing.faults import Action, Answer, Flip, Replace, ShortPage, WrongEtag, WrongLength, WrongRange
 from fastfuse.testing.pages import ListQuery, render_page, select_page
 from fastfuse.testing.server_config import ServerConfig
 from fastfuse.testing.wire import Reply, Request
@@ -168,6 +168,17 @@ def _list_query(query: Mapping[str, bytes], *, may_encode: bool) -> ListQuery:
     )
 
 
+def _falsified(reply: Reply, action: Action) -> Reply:
+    """Return the reply with the lie that `action` asks for in its headers; any other action changes nothing."""
+    if isinstance(action, WrongLength):
+        return replace(reply, extra_length_bytes=action.extra_bytes)
+    if isinstance(action, WrongRange) and "Content-Range" in reply.headers:
+        first, last = reply.start + action.shift_bytes, reply.end - 1 + action.shift_bytes
+        total = reply.headers["Content-Range"].rpartition("/")[2]
+        return replace(reply, headers={**reply.headers, "Content-Range": f"bytes {first}-{last}/{total}"})
+    return reply
+
+
 class Service:
     """Answers requests to a set of buckets."""
 
@@ -295,7 +306,10 @@ class Service:
         if call.operation == "GetObject" and stored.storage_class in ARCHIVE_STORAGE_CLASSES:
             message = "The operation is not valid for the object's storage class"
             raise _S3Error(403, "InvalidObjectState", message, {"StorageClass": stored.storage_class})
-        return self._object_reply(call, stored, {**self._common_headers(call), **_object_headers(stored, etag)})
+        reply = self._object_reply(call, stored, {**self._common_headers(call), **_object_headers(stored, etag)})
+        for action in actions:
+            reply = _falsified(reply, action)
+        return reply
 
     def _object_reply(self, call: Call, stored: StoredObject, headers: dict[str, str]) -> Reply:
         is_head = call.operation == "HeadObject"

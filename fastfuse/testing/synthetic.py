@@ -23,7 +23,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, FileSpan, ObjectView, StoredObject, key_bytes
 from fastfuse.testing.xml import contents_element, text
 
-__all__ = ["SyntheticObjects", "parse_synthetic", "synthetic_bytes"]
+__all__ = ["SyntheticContent", "SyntheticObjects", "parse_synthetic", "synthetic_bytes"]
 
 # The first prime above 16 MiB: offsets that are multiples of any part size fall on different places of the block
 # until prime × part size (128 TiB for 8 MiB); small enough to stay in the processor's cache.
@@ -47,7 +47,9 @@ def _block_fd() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _SyntheticContent:
+class SyntheticContent:
+    """Bytes that depend on `key` and on their place alone."""
+
     key: bytes
 
     def spans(self, start: int, end: int) -> Generator[FileSpan | memoryview, None, None]:
@@ -63,7 +65,7 @@ def synthetic_bytes(key: str | bytes, start: int, end: int) -> bytes:
     """Return what a server of synthetic objects sends for ``[start, end)`` of `key`; `end` is not checked."""
     return b"".join(
         os.pread(span.fd, span.length_bytes, span.offset_bytes)
-        for span in _SyntheticContent(key_bytes(key)).spans(start, end)
+        for span in SyntheticContent(key_bytes(key)).spans(start, end)
         if isinstance(span, FileSpan)
     )
 
@@ -160,7 +162,7 @@ class SyntheticObjects:
         index = self.position(key)
         if index == self.count or self.key_at(index) != key:
             return None
-        return StoredObject(key=key, size_bytes=self.size_bytes, etag=self._etag(index), content=_SyntheticContent(key))
+        return StoredObject(key=key, size_bytes=self.size_bytes, etag=self._etag(index), content=SyntheticContent(key))
 
     def _etag(self, index: int) -> str:
         return f'"{self.size_bytes & _MASK:016x}{_mix(index):016x}"'

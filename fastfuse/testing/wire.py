@@ -56,6 +56,8 @@ class Reply:
     content: Content = _NOTHING
     start: int = 0
     end: int = 0
+    # The difference of the Content-Length that is sent to the right one.
+    extra_length_bytes: int = 0
     # The reply to a HEAD has the length and no body.
     is_head: bool = False
 
@@ -115,7 +117,7 @@ def close_by_reset(sock: socket.socket) -> None:
 def _reply_head(reply: Reply, keep_alive: bool) -> bytes:
     lines = [f"HTTP/1.1 {reply.status} {responses.get(reply.status, '')}"]
     lines += [f"{name}: {value}" for name, value in reply.headers.items()]
-    lines.append(f"Content-Length: {reply.end - reply.start}")
+    lines.append(f"Content-Length: {max(0, reply.end - reply.start + reply.extra_length_bytes)}")
     lines.append("Connection: keep-alive\r\n\r\n" if keep_alive else "Connection: close\r\n\r\n")
     return "\r\n".join(lines).encode("latin-1", errors="replace")
 

@@ -39,6 +39,16 @@ def test_a_probability_gives_the_same_share_in_every_run() -> None:
     assert first != _hits(FaultSet([FaultRule(action=SLOW_DOWN, probability=0.25, seed=8)]), 1000)
 
 
+def test_a_rate_spares_so_many_a_second_and_saves_those_of_one_second() -> None:
+    now_s = [0.0]
+    faults = FaultSet([FaultRule(action=SLOW_DOWN, spared_per_s=4.0)], clock=lambda: now_s[0])
+    assert _hits(faults, 6) == [False] * 4 + [True] * 2
+    now_s[0] = 0.5
+    assert _hits(faults, 3) == [False, False, True]
+    now_s[0] = 100.0
+    assert _hits(faults, 5) == [False] * 4 + [True]
+
+
 def test_all_rules_that_match_act_in_the_order_they_were_added() -> None:
     faults = FaultSet([FaultRule(action=Delay(1.0)), FaultRule(action=Reset(5))])
     assert [fault.action for fault in faults.take("GetObject", "b", "k")] == [Delay(1.0), Reset(5)]

@@ -6,7 +6,16 @@ from contextlib import closing
 import pytest
 
 from fastfuse.testing.buckets import FileSpan, MemoryObjects
-from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN, Action, Replace, ShortPage, WrongEtag
+from fastfuse.testing.faults import (
+    ACCESS_DENIED,
+    EXPIRED_TOKEN,
+    Action,
+    Replace,
+    ShortPage,
+    WrongEtag,
+    WrongLength,
+    WrongRange,
+)
 from fastfuse.testing.server_config import ServerConfig
 from fastfuse.testing.service import Service
 from fastfuse.testing.wire import Reply, Request
@@ -244,6 +253,15 @@ def test_a_wrong_etag_is_sent_with_the_right_bytes() -> None:
     right = _answer("/data/a/b").headers["ETag"]
     reply = _answer("/data/a/b", WrongEtag('"wrong"'), if_match=right)
     assert (reply.status, reply.headers["ETag"], _body(reply)) == (200, '"wrong"', _DATA)
+
+
+def test_a_lie_about_a_range_or_a_length_changes_the_header_and_not_the_bytes() -> None:
+    honest = _answer("/data/a/b", range="bytes=1-2")
+    total = len(_DATA)
+    assert honest.headers["Content-Range"] == f"bytes 1-2/{total}"
+    reply = _answer("/data/a/b", WrongRange(1), WrongLength(5), range="bytes=1-2")
+    assert reply.headers["Content-Range"] == f"bytes 2-3/{total}"
+    assert (reply.extra_length_bytes, _body(reply), reply.body_bytes) == (5, _body(honest), 2)
 
 
 def test_a_replaced_object_has_other_bytes_and_fails_the_old_if_match() -> None:

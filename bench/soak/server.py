@@ -1,0 +1,118 @@
+"""The server of a soak: a process that takes orders, can be killed, and comes back at the same port."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+from bench.processes import die_with_parent
+from bench.soak.data import Kind, Objects
+from fastfuse.testing.faults import FaultRule
+from fastfuse.testing.recording import Statistics
+from fastfuse.testing.server import LoopbackServer, bind_loopback
+from fastfuse.testing.server_config import Pace, ServerConfig
+
+__all__ = ["BUCKET", "SoakServer"]
+
+BUCKET = "soak"
+
+
+class SoakServer:
+    """The server between ``with`` and its end. One order is under way at a time, from one thread."""
+
+    def __init__(self, kinds: list[Kind], pace: Pace | None = None) -> None:
+        self._kinds = kinds
+        self._pace = pace or Pace()
+        self.generation = 0
+        with bind_loopback() as listener:
+            self._port: int = listener.getsockname()[1]
+        self.endpoint_url = f"http://127.0.0.1:{self._port}"
+        self._context = multiprocessing.get_context("fork")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Serve, at the port of the server that was killed."""
+        self._orders, theirs = self._context.Pipe()
+        config = ServerConfig(port=self._port, pace=self._pace, log_limit=0)
+        arguments = (self._kinds, self.generation, config, theirs, self._orders)
+        self._process = self._context.Process(target=_serve, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+        self._orders.recv()
+
+    def kill(self) -> None:
+        """End the server without a farewell: its port refuses connections."""
+        self._process.kill()
+        self._process.join()
+        self._orders.close()
+
+    @contextmanager
+    def fault(self, *rules: FaultRule) -> Iterator[None]:
+        """Have the server misbehave until the end of the block."""
+        for rule in rules:
+            self._order("add", rule)
+        try:
+            yield
+        finally:
+            self._order("clear")
+
+    def change_objects(self) -> None:
+        """Go to the next generation of the objects."""
+        self.generation += 1
+        self._order("generation", self.generation)
+
+    def hits(self) -> int:
+        """Return how many requests the first rule in force has acted on."""
+        hits: int = self._order("hits")
+        return hits
+
+    def statistics(self) -> Statistics:
+        statistics: Statistics = self._order("statistics")
+        return statistics
+
+    def _order(self, *words: object) -> Any:  # noqa: ANN401 - of each order another type
+        self._orders.send(words)
+        return self._orders.recv()
+
+
+def _serve(kinds: list[Kind], generation: int, config: ServerConfig, orders: Connection, others: Connection) -> None:
+    others.close()  # or the end of the parent would not end the pipe
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    objects = Objects(kinds, generation)
+    objects.view()
+    first_rule = 0
+    with LoopbackServer({BUCKET: objects}, config) as server:
+        orders.send(os.getpid())
+        while True:
+            answer: object = None
+            try:
+                match orders.recv():
+                    case ("add", FaultRule() as rule):
+                        number = server.faults.add(rule)
+                        first_rule = first_rule or number
+                    case ("clear",):
+                        server.faults.clear()
+                        first_rule = 0
+                    case ("generation", int(number)):
+                        objects.generation = number
+                        objects.view()
+                    case ("hits",):
+                        answer = server.faults.hits(first_rule)
+                    case ("statistics",):
+                        answer = server.statistics()
+                orders.send(answer)
+            except (EOFError, BrokenPipeError):
+                return

@@ -1,0 +1,25 @@
+"""That the measurement counts what it says; how good the figures are is no test's matter."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Fewer files, and shorter times around what is measured.
+_SMALL = """
+import sys
+from bench import outages
+from bench.soak.data import Kind
+outages._KIND, outages._FIRST_S, outages._AROUND_S = Kind("small/", 2000, 4096, 16_384), 0.1, 0.3
+sys.exit(outages.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.fuse
+def test_a_short_throttling_and_a_short_outage_are_measured() -> None:
+    command = [sys.executable, "-c", _SMALL, "--throttle", "200", "--seconds", "1", "--outage", "0.5"]
+    done = subprocess.run([*command, "--readers", "4"], capture_output=True, text=True, timeout=120, check=True)
+    throttling, outage = done.stdout.splitlines()
+    assert throttling.startswith("throttling: per_s 200, goodput ")
+    assert "failed 0" in throttling
+    assert outage.startswith("outage: seconds 0.5, errors {}, first_error_after_s None")
