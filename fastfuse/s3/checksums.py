@@ -3,7 +3,7 @@
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
 
 A CRC of a whole can be joined from the CRCs of its pieces, so `CrcPieces` takes them in any order and as often as they
-are fetched. A hash cannot: it is only for bytes that are there at once.
+are fetched. A hash cannot: it takes them in their order.
 """
 
 import hashlib

@@ -3,12 +3,14 @@
 A file that one GET reads is checked against the head of that reply. With ``--verify`` larger objects are, too: the
 first GET of one asks by HEAD for its checksum (or for those of the parts of its upload), and each GET adds the CRC of
 its bytes. The piece that completes an object, or a part, is withheld until the CRC of all pieces is right. What was
-handed out before cannot be taken back, so a wrong CRC fails this piece and every later one of the same bytes.
+handed out before cannot be taken back, so a wrong CRC fails this piece and every later one of the same bytes. A hash
+takes pieces only in their order, each once those before it are there.
 
 Bytes that are wrong are fetched once more. The pieces that were fetched last count; of those that the kernel keeps in
 its page cache they are the same bytes, as long as this process lives and remembers the object.
 """
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -46,8 +48,10 @@ class _Span:
     number: int
     # Asked for when all bytes of a part are there.
     expected: Checksum | None
-    # None for a hash, which cannot be joined from pieces.
+    # None for a hash, which cannot be joined from pieces: it has taken those before `at`, in their order.
     pieces: CrcPieces | None
+    at: int
+    hash: "hashlib._Hash | None" = None
     is_verified: bool = False
     # Why it is read no more.
     failure: str = ""
@@ -60,6 +64,9 @@ class _Object:
     spans: list[_Span] = field(default_factory=list)
     is_asked: bool = False
     asking: trio.Lock = field(default_factory=trio.Lock)
+    # Where the GETs under way begin; `landed` is set, and replaced, as one of them ends.
+    under_way: list[int] = field(default_factory=list)
+    landed: trio.Event = field(default_factory=trio.Event)
 
 
 class Integrity:
@@ -83,35 +90,27 @@ class Integrity:
         # Least recently fetched first.
         self._objects: dict[ObjectRef, _Object] = {}
 
-    async def checked(self, ref: ObjectRef, start: int, data: Buffer, head: ReplyHead) -> Buffer:
-        """Return `data`, the bytes of `ref` from `start` on that came behind `head`, or what a second fetch brought.
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """Return the bytes of `ref` from `start` to `end`, checked as far as they can be.
 
         Raises:
-            IntegrityError: both are wrong.
-            ReadError: the second fetch failed.
+            IntegrityError: they are wrong, and were fetched twice.
+            ReadError: they cannot be fetched.
         """
-        is_whole = len(data) == ref.size_bytes
-        if is_whole:
-            expected = self._given(head)
-            if expected is not None:
-                return await self._check_whole(ref, data, expected)
-            if not (self._is_thorough and is_composite(head.headers)):
-                self._count("none")
-                return data
-        elif not self._is_thorough:
-            return data
-        known = await self._known(ref, is_whole=is_whole)
-        if await self._first_wrong(known, ref, start, data) is not None:
-            data, _ = await self._fetch(ref, start, start + len(data))
-            wrong = await self._first_wrong(known, ref, start, data)
-            if wrong is not None:
-                span, digest = wrong
-                if not span.failure:
-                    span.failure = _failure(ref, span.start, span.end, span.expected, digest)
-                    self._count("mismatch")
-                raise IntegrityError(span.failure, hint=_HINT)
-            self._fetched_again(ref)
-        return data
+        if not self._is_thorough:
+            data, head = await self._fetch(ref, start, end)
+            return data if len(data) < ref.size_bytes else await self._check_whole(ref, data, head)
+        known = self._known(ref)
+        known.under_way.append(start)
+        try:
+            data, head = await self._fetch(ref, start, end)
+            if len(data) == ref.size_bytes and not is_composite(head.headers):
+                return await self._check_whole(ref, data, head)
+            return await self._check_piece(known, ref, start, data)
+        finally:
+            known.under_way.remove(start)
+            known.landed.set()
+            known.landed = trio.Event()
 
     def _given(self, head: ReplyHead) -> Checksum | None:
         """Return the checksum of all that came behind `head`."""
@@ -119,7 +118,11 @@ class Integrity:
             return None  # some services send the one of the whole object with any range
         return given_checksum(head.headers) or (md5_checksum(head.headers) if self._is_thorough else None)
 
-    async def _check_whole(self, ref: ObjectRef, data: Buffer, expected: Checksum) -> Buffer:
+    async def _check_whole(self, ref: ObjectRef, data: Buffer, head: ReplyHead) -> Buffer:
+        expected = self._given(head)
+        if expected is None:
+            self._count("none")
+            return data
         digest = await _digest(expected.algorithm, data)
         if digest != expected.digest:
             data, head = await self._fetch(ref, 0, ref.size_bytes)
@@ -133,19 +136,32 @@ class Integrity:
         self._count("ok")
         return data
 
-    async def _known(self, ref: ObjectRef, *, is_whole: bool) -> _Object:
+    async def _check_piece(self, known: _Object, ref: ObjectRef, start: int, data: Buffer) -> Buffer:
+        if not known.is_asked:
+            async with known.asking:
+                if not known.is_asked:
+                    known.spans = await self._ask_spans(ref)
+                    known.is_asked = True
+                    self._count("begun" if known.spans else "none")
+        if await self._first_wrong(known, ref, start, data) is not None:
+            data, _ = await self._fetch(ref, start, start + len(data))
+            wrong = await self._first_wrong(known, ref, start, data)
+            if wrong is not None:
+                span, digest = wrong
+                if not span.failure:
+                    span.failure = _failure(ref, span.start, span.end, span.expected, digest)
+                    self._count("mismatch")
+                raise IntegrityError(span.failure, hint=_HINT)
+            self._fetched_again(ref)
+        return data
+
+    def _known(self, ref: ObjectRef) -> _Object:
         known = self._objects.pop(ref, None)
         if known is None:
             known = _Object()
             if len(self._objects) >= _MAX_OBJECTS:
                 self._forget_one()
         self._objects[ref] = known
-        if not known.is_asked:
-            async with known.asking:
-                if not known.is_asked:
-                    known.spans = await self._ask_spans(ref, is_whole=is_whole)
-                    known.is_asked = True
-                    self._count("begun" if known.spans else "none")
         return known
 
     def _forget_one(self) -> None:
@@ -154,13 +170,13 @@ class Integrity:
         if any(span.failure for span in known.spans):
             self._objects[ref] = known  # the page cache may have the wrong bytes
 
-    async def _ask_spans(self, ref: ObjectRef, *, is_whole: bool) -> list[_Span]:
-        """Return the ranges of `ref` that have checksums; a hash serves only where all bytes are there at once."""
+    async def _ask_spans(self, ref: ObjectRef) -> list[_Span]:
+        """Return the ranges of `ref` that have checksums."""
         head = await self._ask(ref, 0)
         if head is None:
             return []
-        expected = given_checksum(head.headers)
-        if expected is not None and (expected.is_crc or is_whole):
+        expected = given_checksum(head.headers) or md5_checksum(head.headers)
+        if expected is not None:
             return [_span(0, ref.size_bytes, 0, expected)]
         first = await self._ask(ref, 1) if is_composite(head.headers) else None
         if first is None:
@@ -168,8 +184,6 @@ class Integrity:
         expected, part_bytes = given_checksum(first.headers, is_part=True), first.body_bytes
         count = _number(first.headers.get("x-amz-mp-parts-count", ""))
         if expected is None or not part_bytes or count != -(-ref.size_bytes // part_bytes):
-            return []
-        if not (expected.is_crc or is_whole):
             return []
         starts = range(0, ref.size_bytes, part_bytes)
         return [
@@ -195,9 +209,11 @@ class Integrity:
             if span.failure:
                 return span, b""
             first, last = max(start, span.start), min(end, span.end)
-            piece = await _digest(span.algorithm, view[first - start : last - start])
-            is_whole = (first, last) == (span.start, span.end)
-            digest = span.pieces.put(first, last, piece) if span.pieces else piece if is_whole else None
+            piece = view[first - start : last - start]
+            if span.pieces is None:
+                digest = await _hashed(known, span, first, piece)
+            else:
+                digest = span.pieces.put(first, last, await _digest(span.algorithm, piece))
             if digest is None:
                 continue
             expected = await self._expected(known, ref, span)
@@ -239,7 +255,30 @@ class Integrity:
 def _span(start: int, end: int, number: int, expected: Checksum) -> _Span:
     """Return a span; `expected` is the checksum of the object, or that of the first part of its upload."""
     pieces = CrcPieces(expected.algorithm, start, end) if expected.is_crc else None
-    return _Span(start, end, expected.algorithm, number, expected if number <= 1 else None, pieces)
+    return _Span(start, end, expected.algorithm, number, expected if number <= 1 else None, pieces, at=start)
+
+
+async def _hashed(known: _Object, span: _Span, start: int, piece: memoryview) -> bytes | None:
+    """Add a piece to the hash of `span` if it is the next one; return the digest if it is the last one.
+
+    One that is fetched beside those before it waits for them. The last one is not added, as it may be fetched again.
+    """
+    while span.at < start and min(known.under_way, default=start) < start:
+        await known.landed.wait()
+    if start == span.start:
+        span.at, span.hash = start, hashlib.new(span.algorithm, usedforsecurity=False)
+    if span.at != start or span.hash is None:
+        return None
+    digest = span.hash.copy()
+    if len(piece) <= _THREAD_BYTES:
+        digest.update(piece)
+    else:
+        await trio.to_thread.run_sync(digest.update, piece)
+    end = start + len(piece)
+    if end == span.end:
+        return digest.digest()
+    span.at, span.hash = end, digest
+    return None
 
 
 async def _digest(algorithm: str, data: Buffer) -> bytes:

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
+import trio
+import trio.testing
 
-from fastfuse.errors import IntegrityError, ObjectChangedError
+from fastfuse.errors import IntegrityError, ObjectChangedError, ObjectDeniedError
 from fastfuse.metrics import CHECKS, Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
@@ -18,6 +20,7 @@ from fastfuse.s3.checksums import digest_of
 from fastfuse.s3.client import S3Client
 from fastfuse.testing import (
     ACCESS_DENIED,
+    Delay,
     FaultRule,
     Flip,
     LoopbackServer,
@@ -189,6 +192,54 @@ async def test_a_small_upload_in_parts_is_checked_too(algorithm: str) -> None:
             await bench.read(ref, len(DATA))
 
 
+@pytest.mark.parametrize("algorithm", ["sha1", "sha256", "md5"])
+async def test_a_hash_is_checked_where_the_pieces_are_fetched_in_order_even_if_they_come_in_another(
+    algorithm: str,
+) -> None:
+    async with benched(verify=True) as bench:
+        ref = bench.put(DATA, {} if algorithm == "md5" else told(algorithm, DATA))
+        pieces: dict[int, bytes] = {}
+
+        async def fetch(start: int) -> None:
+            pieces[start] = bytes(await bench.client.get(ref, start, start + 1_000_000))
+
+        bench.server.faults.add(FaultRule(action=Delay(0.05), operation="GetObject", times=1))
+        async with trio.open_nursery() as nursery:
+            for start in range(0, 3_000_000, 1_000_000):
+                nursery.start_soon(fetch, start)
+        assert b"".join(pieces[start] for start in sorted(pieces)) == DATA
+        assert bench.counts() == {"begun": 1, "ok": 1}
+        bench.flip(2_500_000, times=1)
+        await fetch(2_000_000)
+        assert pieces[2_000_000] == DATA[2_000_000:]
+        assert bench.counts() == {"begun": 1, "ok": 1, "refetched": 1}
+        bench.server.faults.clear()
+        bench.flip(1_500_000)
+        await bench.client.get(ref, 0, 1_000_000)
+        await bench.client.get(ref, 1_000_000, 2_000_000)
+        for _ in range(2):
+            with pytest.raises(IntegrityError, match=f"{algorithm} .*{digest_of(algorithm, DATA).hex()}"):
+                await bench.client.get(ref, 2_000_000, 3_000_000)
+
+
+async def test_a_piece_of_a_hash_that_is_fetched_alone_waits_for_nothing() -> None:
+    async with benched(verify=True) as bench:
+        ref = bench.put(DATA, told("sha256", DATA))
+        for start in (2_000_000, 0, 2_000_000):
+            assert bytes(await bench.client.get(ref, start, start + 500)) == DATA[start : start + 500]
+        bench.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", times=1))
+        async with trio.open_nursery() as nursery:
+
+            async def denied() -> None:
+                with pytest.raises(ObjectDeniedError):
+                    await bench.client.get(ref, 500, 1000)
+
+            nursery.start_soon(denied)
+            await trio.testing.wait_all_tasks_blocked()
+            assert bytes(await bench.client.get(ref, 1000, 1500)) == DATA[1000:1500]
+        assert bench.counts() == {"begun": 1}
+
+
 async def test_parts_of_many_sizes_are_not_checked() -> None:
     async with benched(verify=True) as bench:
         ref = bench.put_parts("crc32c", ODD)
@@ -198,11 +249,11 @@ async def test_parts_of_many_sizes_are_not_checked() -> None:
 
 async def test_what_cannot_be_checked_is_read_and_counted() -> None:
     async with benched(verify=True) as bench:
-        # A hash of a large object, a checksum of checksums without its parts, nothing at all.
-        for checksums in (told("sha256", DATA), told("crc32", b"", "-8"), {}):
+        # A checksum of checksums without its parts, nothing at all.
+        for checksums in (told("crc32", b"", "-8"), {}):
             ref = bench.put(DATA, checksums, etag=f'"{len(checksums)}{sorted(checksums)}-2"')
             assert await bench.read(ref, 1_000_000) == DATA
-        assert bench.counts() == {"none": 3}
+        assert bench.counts() == {"none": 2}
     async with benched(verify=True) as bench:
         ref = bench.put(DATA, told("crc32", DATA))
         bench.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="HeadObject"))
