@@ -44,6 +44,7 @@ SOAK_SEED ?= 1
 
 soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compared (10 minutes; SOAK_SECONDS, SOAK_SEED).
 	nice $(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
+	nice $(BIN)/python -m bench.soak.flips
 
 readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
 	$(BIN)/python -m tests.docs.fresh

@@ -5,10 +5,13 @@ the same in all generations. An object's time is its version, so a reader knows 
 """
 
 import zlib
+from base64 import b64encode
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+
+import google_crc32c
 
 from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, ObjectView, StoredObject, key_bytes
 from fastfuse.testing.synthetic import SyntheticContent, synthetic_bytes
@@ -65,15 +68,21 @@ def _version(key: str, generation: int) -> int | None:
     return next(changes, 0)
 
 
+@cache
+def _checksums(key: str, version: int, size_bytes: int) -> dict[str, str]:
+    crc = google_crc32c.value(expected_bytes(key, version, 0, size_bytes))
+    return {"x-amz-checksum-crc32c": b64encode(crc.to_bytes(4, "big")).decode()}
+
+
 class _View:
     """The objects of one generation, in key order."""
 
-    def __init__(self, kinds: list[Kind], generation: int) -> None:
-        self._stored = {stored.key: stored for stored in self._make(kinds, generation)}
+    def __init__(self, kinds: list[Kind], generation: int, *, has_checksums: bool) -> None:
+        self._stored = {stored.key: stored for stored in self._make(kinds, generation, has_checksums)}
         self._keys = sorted(self._stored)
 
     @staticmethod
-    def _make(kinds: list[Kind], generation: int) -> Iterator[StoredObject]:
+    def _make(kinds: list[Kind], generation: int, has_checksums: bool) -> Iterator[StoredObject]:
         for kind in kinds:
             for key in kind.keys():  # noqa: SIM118 - a method of ours
                 version = _version(key, generation) if key.startswith(MOVING) else 0
@@ -84,6 +93,7 @@ class _View:
                         etag=f'"{_number("etag", key):08x}{version:024x}"',
                         content=SyntheticContent(key_bytes(f"{key}#{version}")),
                         modified_s=DEFAULT_MODIFIED_S + version,
+                        checksums=_checksums(key, version, _size_bytes(kind, key, version)) if has_checksums else {},
                     )
 
     def __len__(self) -> int:
@@ -110,9 +120,9 @@ class _View:
 class Objects:
     """The objects of a bucket, in the generation that `generation` says."""
 
-    def __init__(self, kinds: list[Kind], generation: int = 0) -> None:
+    def __init__(self, kinds: list[Kind], generation: int = 0, *, has_checksums: bool = False) -> None:
         self.generation = generation
-        self._view_of = cache(lambda generation: _View(kinds, generation))
+        self._view_of = cache(lambda generation: _View(kinds, generation, has_checksums=has_checksums))
 
     def view(self) -> ObjectView:
         return self._view_of(self.generation)

@@ -14,7 +14,7 @@ from bench.soak.data import Kind, Objects
 from fastfuse.testing.faults import FaultRule
 from fastfuse.testing.recording import Statistics
 from fastfuse.testing.server import LoopbackServer, bind_loopback
-from fastfuse.testing.server_config import Pace, ServerConfig
+from fastfuse.testing.server_config import ServerConfig
 
 __all__ = ["BUCKET", "SoakServer"]
 
@@ -24,9 +24,9 @@ BUCKET = "soak"
 class SoakServer:
     """The server between ``with`` and its end. One order is under way at a time, from one thread."""
 
-    def __init__(self, kinds: list[Kind], pace: Pace | None = None) -> None:
+    def __init__(self, kinds: list[Kind], *, has_checksums: bool = False) -> None:
         self._kinds = kinds
-        self._pace = pace or Pace()
+        self._has_checksums = has_checksums
         self.generation = 0
         with bind_loopback() as listener:
             self._port: int = listener.getsockname()[1]
@@ -45,8 +45,8 @@ class SoakServer:
     def start(self) -> None:
         """Serve, at the port of the server that was killed."""
         self._orders, theirs = self._context.Pipe()
-        config = ServerConfig(port=self._port, pace=self._pace, log_limit=0)
-        arguments = (self._kinds, self.generation, config, theirs, self._orders)
+        objects = Objects(self._kinds, self.generation, has_checksums=self._has_checksums)
+        arguments = (objects, self._port, theirs, self._orders)
         self._process = self._context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -87,14 +87,13 @@ class SoakServer:
         return self._orders.recv()
 
 
-def _serve(kinds: list[Kind], generation: int, config: ServerConfig, orders: Connection, others: Connection) -> None:
+def _serve(objects: Objects, port: int, orders: Connection, others: Connection) -> None:
     others.close()  # or the end of the parent would not end the pipe
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    objects = Objects(kinds, generation)
     objects.view()
     first_rule = 0
-    with LoopbackServer({BUCKET: objects}, config) as server:
+    with LoopbackServer({BUCKET: objects}, ServerConfig(port=port, log_limit=0)) as server:
         orders.send(os.getpid())
         while True:
             answer: object = None

@@ -12,6 +12,7 @@ import pytest
 
 from bench.soak.data import Kind, Objects, expected_bytes
 from bench.soak.disturbances import DISTURBANCES
+from bench.soak.flips import flipped
 from bench.soak.readers import MANNERS, SHORT, WRONG, Reader, Shared
 from fastfuse.testing.buckets import FileSpan
 
@@ -34,6 +35,20 @@ def test_a_disturbed_mount_gives_right_bytes_allowed_errors_and_leaves_nothing(t
     assert counts["latencies"].keys() == {*MANNERS, "all"}
     assert all(row["calls"] for row in counts["latencies"].values())
     assert 0 < counts["fetch_requests"] < counts["kernel_requests"] < counts["reads"]
+
+
+@pytest.mark.fuse
+def test_files_read_to_their_end_over_a_way_that_flips_bits_are_right_or_an_error() -> None:
+    command = [sys.executable, "-m", "bench.soak.flips", "--seconds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "small right" in done.stdout
+
+
+def test_a_bit_is_wrong_in_every_ten_megabytes() -> None:
+    flips = flipped(10**6, 10**6 + 10**9)
+    assert 99 <= len(flips) <= 101
+    assert all(10**6 <= offset < 10**6 + 10**9 for offset in flips)
 
 
 def place_objects(root: Path) -> None:
