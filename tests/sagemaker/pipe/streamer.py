@@ -32,10 +32,11 @@ def main(
     kind: str = "S3Prefix",
     attribute_names: tuple[str, ...] = (),
     part_size_bytes: int = 8 << 20,
+    verify: bool = False,
     **fields: Any,  # noqa: ANN401 - those of Channel
 ) -> int:
     connection = ConnectionConfig(
-        endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True
+        endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True, verify=verify
     )
     fd = os.memfd_create("index")
     origin = IndexOrigin(kind=SourceKind(kind), attribute_names=tuple(attribute_names), allow_empty=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.index.sources.shuffle import shuffled
-from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall, Truncate
+from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, Flip, LoopbackServer, MemoryObjects, Stall, Truncate
 from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
 from tests.sagemaker.pipe.test_recordio import MAGIC, model_read
 
@@ -210,6 +210,18 @@ def test_an_epoch_that_fails_has_no_end_until_the_streamer_is_stopped(server: Lo
         assert "'data/large'" in streamer.hear("raised")
         assert streamer.wait() == 1
     assert names(place) == set()
+
+
+def test_an_epoch_of_bytes_that_were_damaged_has_no_end(server: LoopbackServer, place: Path) -> None:
+    """The server keeps no checksums, but its ETags are MD5s."""
+    with streaming(server.endpoint_url, "s3://bucket/data/large", place, verify=True):
+        assert Reader.start(place).epochs() == [digest(DATA["data/large"])]
+    server.faults.add(FaultRule(action=Flip(lambda start, end: [5]), operation="GetObject", key="data/large"))
+    with streaming(server.endpoint_url, "s3://bucket/data/large", place, verify=True) as streamer:
+        reader = Reader.start(place)
+        assert "'data/large' was received damaged" in streamer.hear("error")
+        assert not reader.is_done()
+        reader.kill()
 
 
 @pytest.mark.parametrize(("key", "what"), [("1", "it is not gzip data"), ("2", "cut short")])
