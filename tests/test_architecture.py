@@ -61,7 +61,7 @@ LIBRARIES: Mapping[str, set[str]] = {
     name: set(users.split())
     for name, users in {
         "aiobotocore": "s3",
-        "anycrc": "s3.checksums testing",
+        "anycrc": "s3.checksums",
         "botocore": "s3",
         "google_crc32c": "demo testing",
         "httpx2": "s3",
