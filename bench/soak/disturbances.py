@@ -177,9 +177,10 @@ DISTURBANCES = {
     "stalled": Disturbance(_fault(lambda chance: Stall(_offset(chance)), 0.3)),
     "reset": Disturbance(_fault(lambda chance: Reset(chance.choice((None, _offset(chance)))), 0.4)),
     "truncated": Disturbance(_fault(lambda chance: Truncate(_offset(chance)), 0.4)),
-    # A reply that contradicts its request is not asked for again.
-    "length too long": Disturbance(_fault(lambda _: WrongLength(4096), 0.2), frozenset({"EIO"})),
-    "length too short": Disturbance(_fault(lambda _: WrongLength(-10), 0.2), frozenset({"EIO"})),
+    # A reply that contradicts its request is not asked for again. To one for a whole object a wrong length means that
+    # the object has changed.
+    "length too long": Disturbance(_fault(lambda _: WrongLength(4096), 0.2), frozenset({"EIO", "ESTALE"})),
+    "length too short": Disturbance(_fault(lambda _: WrongLength(-10), 0.2), frozenset({"EIO", "ESTALE"})),
     "wrong range": Disturbance(_fault(lambda _: WrongRange(4096), 0.2), frozenset({"EIO", "ESTALE"})),
     "wrong ETag": Disturbance(_fault(lambda _: WrongEtag('"other"'), 0.5, "moving/*"), frozenset({"ESTALE"})),
     "tokens expired": Disturbance(_fault(lambda _: EXPIRED_TOKEN, 0.5), frozenset({"EACCES"})),

@@ -21,6 +21,7 @@ __all__ = ["SoakMount", "soak_mount"]
 _START_S = 30.0
 _STOP_S = 40.0
 _POLL_S = 0.02
+_LOG_CHARACTERS = 20_000
 _METRICS_PORT = re.compile(r"metrics are served at http://127\.0\.0\.1:(\d+)/")
 _SAMPLE = re.compile(r"^(fastfuse_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
@@ -91,6 +92,10 @@ def soak_mount(place: Path, server: SoakServer, memory_target: str, options: Seq
     try:
         _wait_until_mounted(mount)
         yield mount
+    except OSError as error:
+        # The mount's end shows as a file or a port that is not there any more.
+        error.add_note(f"the mount: {process.poll()}\n{mount.log[-_LOG_CHARACTERS:]}")
+        raise
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
