@@ -22,6 +22,7 @@ __all__ = [
     "ObjectArchivedError",
     "ObjectChangedError",
     "ObjectDeniedError",
+    "PoisonedReadError",
     "ReadError",
     "ServiceError",
     "SourceError",
@@ -134,6 +135,10 @@ class UnavailableError(ReadError):
 
 class DeadlineError(ReadError):
     """The read's deadline passed: a reader blocked in the kernel must always get an answer."""
+
+
+class PoisonedReadError(ReadError):
+    """Workers died of this read, so another one does not try it."""
 
 
 class BadReplyError(ReadError):

@@ -81,6 +81,8 @@ METRICS = (
     Counter("fastfuse_listed_timestamp_seconds", "When the table was listed, in seconds since 1970.", is_gauge=True),
     Counter("fastfuse_refreshes", "Refreshes finished, by outcome.", "outcome", ("ok", "failed")),
     Counter("fastfuse_worker_respawns", "Workers started after the death of their predecessor."),
+    Counter("fastfuse_worker_hangs", "Workers killed because they hung."),
+    Counter("fastfuse_worker_beats", "Seconds in which a worker showed that it does not hang."),
 )
 
 

@@ -90,7 +90,8 @@ class Mount:
         """The next message to the service manager; blocks until it comes."""
         readable, _, _ = select.select([self.notify_socket], [], [], _PATIENCE_S)
         assert readable, f"nothing was notified: {self.log}"
-        return self.notify_socket.recv(4096).decode()
+        message = self.notify_socket.recv(4096).decode()
+        return self.notified() if message == "WATCHDOG=1" else message
 
     def wait(self) -> int:
         """The exit code of the supervisor, once it has one."""

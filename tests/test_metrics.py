@@ -45,6 +45,8 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_listed_timestamp_seconds": ("gauge", "", ("",)),
     "fastfuse_refreshes": ("counter", "outcome", ("ok", "failed")),
     "fastfuse_worker_respawns": ("counter", "", ("",)),
+    "fastfuse_worker_hangs": ("counter", "", ("",)),
+    "fastfuse_worker_beats": ("counter", "", ("",)),
 }
 
 

@@ -2,10 +2,15 @@
 
 import logging
 import socket
+import time
+from math import inf
 
 __all__ = ["Notifier"]
 
 _logger = logging.getLogger(__name__)
+
+# A sixth of WatchdogSec= in systemd/fastfuse@.service.
+_ALIVE_EVERY_S = 5.0
 
 
 class Notifier:
@@ -17,9 +22,12 @@ class Notifier:
 
     def __init__(self, socket_path: str | None) -> None:
         self._socket_path = socket_path
+        # Never before `ready`: the service manager watches from then on.
+        self._says_alive_s = inf
 
     def ready(self) -> None:
         """Report that the mount is ready: units that wait for it may start."""
+        self._says_alive_s = time.monotonic() + _ALIVE_EVERY_S
         self._send("READY=1")
 
     def status(self, text: str) -> None:
@@ -29,6 +37,13 @@ class Notifier:
     def stopping(self) -> None:
         """Report that the mount begins to shut down."""
         self._send("STOPPING=1")
+
+    def is_alive(self) -> None:
+        """Report every five seconds that this process is not stuck (``WatchdogSec=``); call it often."""
+        now_s = time.monotonic()
+        if now_s >= self._says_alive_s:
+            self._says_alive_s = now_s + _ALIVE_EVERY_S
+            self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:
         if not self._socket_path:

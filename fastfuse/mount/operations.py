@@ -18,10 +18,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from fastfuse.errors import FastfuseError, ObjectChangedError, ReadError, errno_for
+import trio
+
+from fastfuse.errors import FastfuseError, ObjectChangedError, PoisonedReadError, ReadError, errno_for
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.mount.fuse import interposed, pyfuse3
+from fastfuse.mount.in_hand import Read, ReadsInHand
 from fastfuse.mount.session import InitialisedOperations
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
@@ -33,6 +36,9 @@ _log = logging.getLogger(__name__)
 # Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
 # no "for ever".
 _FOREVER_S = 10 * 365 * 24 * 3600.0
+
+# How long a suspect is in hand alone at most.
+_SUSPECT_ALONE_S = 0.1
 
 _INODE_MASK = (1 << interposed.HANDLE_INODE_BITS) - 1
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
@@ -106,7 +112,14 @@ class MountOperations(InitialisedOperations):
     enable_writeback_cache = False
 
     def __init__(
-        self, counters: Counters, *, uid: int, gid: int, umask: int = 0, direct_from_bytes: int | None = None
+        self,
+        counters: Counters,
+        *,
+        uid: int,
+        gid: int,
+        umask: int = 0,
+        direct_from_bytes: int | None = None,
+        in_hand: ReadsInHand | None = None,
     ) -> None:
         """Read files of `direct_from_bytes` or more past the page cache; none if that is None."""
         super().__init__()
@@ -116,6 +129,11 @@ class MountOperations(InitialisedOperations):
         self._directory_mode = _DIRECTORY_MODE & ~umask
         self._file_mode = _FILE_MODE & ~umask
         self._direct_from_bytes = direct_from_bytes
+        self._in_hand = in_hand or ReadsInHand()
+        # Suspects begin one after the other (`in_hand`), each when the one before is answered.
+        self._suspects_turn = trio.Lock()
+        self._suspect_answered = trio.Event()
+        self._suspect_answered.set()
         self._failures = RepeatedFailures(_log)
         self._requests_slot = counters.slot("fastfuse_requests")
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
@@ -204,17 +222,40 @@ class MountOperations(InitialisedOperations):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         began_s = perf_counter()
         counters.add(self._waiting_slot)
+        in_hand, slot = self._in_hand, -1
         try:
             ref = self._table.ref(inode)
+            if in_hand.suspects or in_hand.poisoned:
+                await self._take_suspect(Read(inode, offset, size_bytes), ref)
+            slot = in_hand.take(inode, offset, size_bytes)
             buffer = await self._engine.read(inode, ref, offset, size_bytes)
         except ReadError as error:
             self._tell(error, inode, offset, perf_counter() - began_s)
             raise
         finally:
+            in_hand.put_back(slot)
+            if in_hand.suspects:
+                self._prove(Read(inode, offset, size_bytes))
             counters.add(self._waiting_slot, -1)
             counters.add(self._blocked_slot, int((perf_counter() - began_s) * 1e6))
         counters.add(self._served_slot, len(buffer))
         return buffer
+
+    async def _take_suspect(self, read: Read, ref: ObjectRef) -> None:
+        """Let a read begin that was in hand when a worker died, unless workers die of it."""
+        if self._in_hand.is_poisoned(read):
+            raise PoisonedReadError(f"{ref.key!r} is not read: workers died of it.")
+        if read in self._in_hand.suspects:
+            async with self._suspects_turn:
+                # One that waits for the service does not kill, or would have done so.
+                with trio.move_on_after(_SUSPECT_ALONE_S):
+                    await self._suspect_answered.wait()
+                self._suspect_answered = trio.Event()
+
+    def _prove(self, read: Read) -> None:
+        if read in self._in_hand.suspects:
+            self._in_hand.prove(read)
+            self._suspect_answered.set()
 
     @_answered
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:

@@ -89,6 +89,9 @@ class LargeReplies(trio.abc.Instrument):
         self._data: Buffer | None = None
         # Head and bytes of each; None ends a thread.
         self._queue: SimpleQueue[tuple[bytes, Buffer] | None] = SimpleQueue()
+        # Replies that threads took, and how many of these there were when somebody last looked.
+        self._taken_count = 0
+        self._seen_count = -1
 
     @contextmanager
     def written_by(self, threads: int, session_fd: int) -> Iterator[None]:
@@ -124,6 +127,12 @@ class LargeReplies(trio.abc.Instrument):
         self._data = data
         return b""
 
+    def are_moving(self) -> bool:
+        """Return whether the threads have taken a reply since the last call, if any waits for them."""
+        are_moving = self._queue.empty() or self._taken_count != self._seen_count
+        self._seen_count = self._taken_count
+        return are_moving
+
     def settle(self) -> None:
         """Give libfuse its descriptor back and queue the reply; write it here if too many wait."""
         data = self._data
@@ -150,6 +159,7 @@ class LargeReplies(trio.abc.Instrument):
         take = self._queue.get
         try:
             while (reply := take()) is not None:
+                self._taken_count += 1
                 _write(device, reply)
                 # Release its memory before the wait.
                 del reply

@@ -23,11 +23,12 @@ import trio
 from fastfuse.errors import MountError
 from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.loop import take_over_waiting
+from fastfuse.mount.mount_settings import PageCacheUse
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
 from fastfuse.mount.protocol import OUT_HEADER, send_notices
 from fastfuse.mount.replies import LargeReplies
 
-__all__ = ["InitialisedOperations", "Session", "raise_readahead"]
+__all__ = ["InitialisedOperations", "Session", "raise_readahead", "tune_kernel"]
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,17 @@ def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Pat
         )
         return False
     return True
+
+
+def tune_kernel(session: "Session", io: PageCacheUse) -> None:
+    """Raise the readahead, and log what this kernel cannot do with `io`."""
+    # A user who chose --io need not be warned.
+    raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
+    if io == PageCacheUse.DIRECT and not session.can_map_direct:
+        _log.warning(
+            "this kernel cannot map files that are read past the page cache (Linux 6.6 can): with --io direct, mmap of "
+            "a large file fails with ENODEV unless it is private, and so does numpy.memmap"
+        )
 
 
 class InitialisedOperations(pyfuse3.Operations):

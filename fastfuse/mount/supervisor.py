@@ -12,11 +12,13 @@ Refreshes run beside `serving`, in processes of their own.
 
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from fastfuse.errors import FastfuseError, ServiceError
@@ -24,13 +26,16 @@ from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.mount.children import NoRoomError, fork_child, heard, wait_child
 from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
+from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import listen_for_hints
+from fastfuse.mount.in_hand import ReadsInHand
 from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.mount.mountpoint import prepare_mountpoint
 from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
-from fastfuse.mount.session import Session, raise_readahead
+from fastfuse.mount.session import Session, tune_kernel
+from fastfuse.mount.watch import WorkerWatch
 from fastfuse.mount.worker import READY, SWAPPED, WorkerTask, run_worker
 from fastfuse.readahead import ReadaheadConfig
 
@@ -48,6 +53,8 @@ _QUIET_LOOKS = 2
 _QUIET_LOOKS_AFTER_DEATH = 50
 # A worker that does not take a table within this time hangs; its successor will start with it.
 _SWAP_S = 10.0
+# A worker that does not serve after this time is killed: it has the table to map, which takes milliseconds.
+_START_WITHIN_S = 30.0
 # A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
 _ROOM_WITHIN_S = 60.0
 _ROOM_RETRY_S = 1.0
@@ -82,12 +89,15 @@ class Supervisor:
         self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket)
         self._counters = counters or Counters()
+        self._watch = WorkerWatch(self._counters)
+        self._in_hand = ReadsInHand()
         self._operations = MountOperations(
             self._counters,
             uid=settings.uid,
             gid=settings.gid,
             umask=settings.umask,
             direct_from_bytes=settings.part_size_bytes if settings.io == PageCacheUse.DIRECT else None,
+            in_hand=self._in_hand,
         )
         self._readahead = ReadaheadConfig.within(
             settings.memory_target_bytes,
@@ -100,7 +110,7 @@ class Supervisor:
         self._session: Session | None = None
         self._snapshot_fd = -1
         self._worker_pid = 0
-        self._worker_exit_code = 0
+        self._worker_end = ""
         # Takes newer tables to the worker.
         self._tables: socket.socket | None = None
         self._metrics_pid = 0
@@ -167,7 +177,7 @@ class Supervisor:
             allow_other=settings.allow_other,
             options=settings.mount_options,
         )
-        _tune_kernel(self._session, settings.io)
+        tune_kernel(self._session, settings.io)
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
         try:
@@ -215,14 +225,18 @@ class Supervisor:
                 hints=self._hints,
                 hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
                 begin_fd=self._begin_fd,
+                dump_fd=self._watch.dump_fd,
             )
             run_worker(task)
 
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
                 self._worker_pid = self._fork(work, kept=self._hints)
+            if not select.select([pipe], [], [], _START_WITHIN_S)[0]:
+                os.kill(self._worker_pid, signal.SIGKILL)
             answer = pipe.read()
         if answer == READY:
+            self._watch.restart()
             return
         wait_child(self._worker_pid)
         self._worker_pid = 0
@@ -233,7 +247,9 @@ class Supervisor:
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
         while True:
-            number = signal.sigwaitinfo(_SIGNALS).si_signo
+            self._notifier.is_alive()
+            caught = signal.sigtimedwait(_SIGNALS, BEAT_EVERY_S)
+            number = caught.si_signo if caught is not None else 0
             if number in _STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
                 self._drain()
                 return
@@ -241,7 +257,7 @@ class Supervisor:
                 self._refresher.want(self._snapshot_fd)
             while self._control is not None and (asking := accept_request(self._control)) is not None:
                 self._refresher.want(self._snapshot_fd, asking)
-            if self._worker_has_exited() and not self._replace_worker():
+            if self._worker_has_ended() and not self._replace_worker():
                 return
             self._go_on_with_refresh()
 
@@ -266,6 +282,7 @@ class Supervisor:
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
         self._count_table(new.report.files, new.refused, new.requests, new.listed_at_ns)
+        self._in_hand.forget()
         try:
             socket.send_fds(self._tables, [b"\0"], [new.snapshot_fd])
             if self._tables.recv(len(SWAPPED)) == SWAPPED:
@@ -289,7 +306,8 @@ class Supervisor:
             if caught is not None and caught.si_signo in _STOPPING:
                 break
             # Other children end, too: those of a refresh.
-            if self._worker_has_exited():
+            self._notifier.is_alive()
+            if self._worker_has_ended():
                 # Its successor is asked again for what it was reading, and cannot tell that from new reads.
                 self._counters.set(self._counters.slot("fastfuse_draining"), 0)
                 enough_looks = _QUIET_LOOKS_AFTER_DEATH
@@ -300,7 +318,17 @@ class Supervisor:
         if reads:
             _log.warning("%d reads under way fail: %s is unmounted now", reads, self._mountpoint)
 
-    def _worker_has_exited(self) -> bool:
+    def _worker_has_ended(self) -> bool:
+        """Reap every child that has ended, and kill a worker that hangs; return whether the worker did either."""
+        if self._reap():
+            return True
+        if self._worker_pid and (how := self._watch.kill_if_hung(self._worker_pid)):
+            self._worker_pid, self._worker_end = 0, how  # it is reaped whenever it is gone
+            self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
+            return True
+        return False
+
+    def _reap(self) -> bool:
         """Reap every child that has ended; return whether the worker did."""
         has_exited = False
         while True:
@@ -312,7 +340,8 @@ class Supervisor:
                 return has_exited
             if pid == self._worker_pid:
                 self._worker_pid, has_exited = 0, True
-                self._worker_exit_code = os.waitstatus_to_exitcode(status)
+                code = os.waitstatus_to_exitcode(status)
+                self._worker_end = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
             elif pid == self._metrics_pid:
                 self._metrics_pid = 0
                 _log.error("the metrics endpoint died; metrics are not served any more")
@@ -328,13 +357,13 @@ class Supervisor:
         Raises:
             FastfuseError: one worker dies after the other and no request is served, or none can be started.
         """
-        code = self._worker_exit_code
-        how = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+        how = self._worker_end
         while True:
-            assert self._session is not None
+            session = self._session
+            assert session is not None
             # Before the next worker reads anything, or its own requests would be sent to it twice.
-            can_go_on = self._session.resend()
-            if not can_go_on and not self._in_time(self._is_mounted):
+            can_go_on = session.resend()
+            if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
                 _log.info("%s was unmounted", self._mountpoint)
                 return False
             self._note_death(how)
@@ -346,10 +375,6 @@ class Supervisor:
                 how = str(error)
             else:
                 return True
-
-    def _is_mounted(self) -> bool:
-        assert self._session is not None
-        return self._session.is_mounted
 
     def _in_time(self, attempt: Callable[[], _T]) -> _T:
         """Call `attempt` until there is room for the process that it needs, and return its result.
@@ -365,12 +390,16 @@ class Supervisor:
                 if time.monotonic() >= until_s or signal.sigpending() & _STOPPING:
                     raise NoRoomError(f"the mount cannot go on: {error}", hint=getattr(error, "hint", "")) from error
                 _log.warning("no worker can be started yet: %s", error)
+            self._notifier.is_alive()
             signal.sigtimedwait((), _ROOM_RETRY_S)
 
     def _note_death(self, how: str) -> None:
         """Count a death and pause before the next start; raise `ServiceError` in a crash loop."""
         pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=self._counters.get("fastfuse_requests"))
         _log.warning("the worker died: %s; starting another", how)
+        poisoned = self._in_hand.worker_died(was_killed=how.endswith(f" signal {signal.SIGKILL:d}"))
+        if poisoned:
+            _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
         # Its successor counts again what the kernel asks again.
         self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)
@@ -419,13 +448,3 @@ class Supervisor:
             self._tables.close()
         os.close(self._snapshot_fd)
         return exit_code
-
-
-def _tune_kernel(session: Session, io: PageCacheUse) -> None:
-    # A user who chose --io need not be warned.
-    raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
-    if io == PageCacheUse.DIRECT and not session.can_map_direct:
-        _log.warning(
-            "this kernel cannot map files that are read past the page cache (Linux 6.6 can): with --io direct, mmap of "
-            "a large file fails with ENODEV unless it is private, and so does numpy.memmap"
-        )

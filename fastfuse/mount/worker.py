@@ -7,6 +7,7 @@ One thread takes the requests and answers them; other threads write large replie
 or a loop of our own, gained nothing through a whole mount (docs/MEASUREMENTS.md, "Mount").
 """
 
+import faulthandler
 import gc
 import os
 import signal
@@ -24,9 +25,11 @@ from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import error_message
 from fastfuse.mount.fuse import pyfuse3
+from fastfuse.mount.hang_report import DUMP_SIGNAL
+from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import HintTaker
 from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.replies import threads_for
+from fastfuse.mount.replies import LargeReplies, threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -50,8 +53,6 @@ _MAX_TASKS = 2048
 # holds a request buffer of 1 MiB, of which a request touches a page.
 _IDLE_TASKS = 16
 
-_MEASURE_EVERY_S = 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
@@ -73,12 +74,15 @@ class WorkerTask:
     hint_uids: frozenset[int] | None
     # If given: prefetch no large file, and prepare no connection, before it is readable.
     begin_fd: int | None
+    # Gets the stacks of all threads at `DUMP_SIGNAL`, for a worker that hangs.
+    dump_fd: int
 
 
 def run_worker(task: WorkerTask) -> None:
     """Serve the inherited session until it ends; the caller has just forked this process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor decides
+    faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
     tune_malloc()
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
@@ -100,7 +104,7 @@ async def _serve(task: WorkerTask) -> None:
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
-        nursery.start_soon(_measure_pool, engine, counters)
+        nursery.start_soon(_beat, engine, operations.replies, counters)
         nursery.start_soon(_take_tables, task.tables, operations)
         nursery.start_soon(_begin, task, engine, client, buckets)
         os.write(task.ready_fd, READY)
@@ -150,10 +154,13 @@ async def _take_tables(tables: socket.socket, operations: MountOperations) -> No
         tables.send(SWAPPED)
 
 
-async def _measure_pool(engine: ReadEngine, counters: Counters) -> None:
-    """Update the gauge of the parts' memory every second, so that no read has to."""
-    slot = counters.slot("fastfuse_pool_bytes")
+async def _beat(engine: ReadEngine, replies: LargeReplies, counters: Counters) -> None:
+    """Show every second that requests are taken and answered, and update the gauge of the parts' memory."""
+    beats, pool_bytes = counters.slot("fastfuse_worker_beats"), counters.slot("fastfuse_pool_bytes")
     while True:
         pool = engine.statistics().pool
-        counters.set(slot, pool.reserved_bytes + pool.held_bytes)
-        await trio.sleep(_MEASURE_EVERY_S)
+        counters.set(pool_bytes, pool.reserved_bytes + pool.held_bytes)
+        # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
+        if replies.are_moving():
+            counters.add(beats)
+        await trio.sleep(BEAT_EVERY_S)

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from fastfuse.testing import FaultRule, Limit, Stall
 from tests.mount.waiting import wait_until
 from tests.mounting import Mount
-from tests.semantics.places import block_bytes, direct_read, place
+from tests.semantics.places import Place, block_bytes, direct_read, place
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -152,3 +153,45 @@ def test_a_read_that_is_under_way_when_its_worker_dies_in_the_last_moments_is_an
         here.server.faults.remove(rule)
         assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]
         assert here.mount.wait() == 0
+
+
+def test_a_worker_that_hangs_is_replaced_and_the_log_says_what_it_was_doing() -> None:
+    """L3"""
+    data = {"file": block_bytes(1, 8 * MIB), "other": block_bytes(2, 1000)}
+    with place(data, "--part-size", "1MiB") as here, ThreadPoolExecutor(1) as threads:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="file"))
+        reader = threads.submit((here.path / "file").read_bytes)
+        wait_until(lambda: here.server.faults.hits(rule) > 0)
+        (pid,) = here.mount.children()
+        os.kill(pid, signal.SIGSTOP)
+        here.server.faults.clear()
+        assert reader.result(PATIENCE_S) == data["file"]
+        assert (here.path / "other").read_bytes() == data["other"]
+        assert "the worker does not answer: it hung for 6 s (state T); it is killed" in here.mount.log
+        assert f"hung worker {pid}: thread {pid}: state T, in " in here.mount.log
+        assert here.mount.log.count("; starting another") == 1
+
+
+def has_hits(here: Place, rule: int, count: int) -> bool:
+    return here.server.faults.hits(rule) >= count
+
+
+def test_a_read_that_kills_workers_fails_and_the_mount_goes_on() -> None:
+    """L3"""
+    data = {"good": block_bytes(1, 8 * MIB), "poison": block_bytes(2, 1000)}
+    with place(data, "--part-size", "1MiB") as here, ThreadPoolExecutor(2) as threads:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="poison"))
+        poisoned = threads.submit((here.path / "poison").read_bytes)
+        killed: set[int] = set()
+        for number in range(1, 5):
+            wait_until(partial(has_hits, here, rule, number))
+            good = threads.submit((here.path / "good").read_bytes)
+            killed.add(kill_worker(here.mount, killed))
+            assert good.result(PATIENCE_S) == data["good"]
+        error = poisoned.exception(PATIENCE_S)
+        assert isinstance(error, OSError)
+        assert error.errno == errno.EIO
+        assert "workers die of the read of inode " in here.mount.log
+        assert "failed with EIO after 0.0 s: 'poison' is not read: workers died of it." in here.mount.log
+        # The part of the file that it asked for stays unread; nothing else does.
+        assert (here.path / "good").read_bytes() == data["good"]
