@@ -27,6 +27,23 @@ def test_each_event_is_one_datagram_with_its_assignment(manager: socket.socket) 
     assert received == [b"READY=1", b"STATUS=listing, 1000 objects so far", b"STOPPING=1"]
 
 
+def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    notifier = Notifier(manager.getsockname())
+    notifier.is_alive()
+    notifier.ready()
+    assert manager.recv(1024) == b"READY=1"
+    for clock[0], is_sent in ((104.9, False), (105.0, True), (109.9, False), (200.0, True), (204.0, False)):
+        notifier.is_alive()
+        if is_sent:
+            assert manager.recv(1024) == b"WATCHDOG=1"
+        with pytest.raises(BlockingIOError):
+            manager.recv(1024)
+
+
 def test_a_status_of_several_lines_cannot_smuggle_in_an_assignment(manager: socket.socket) -> None:
     Notifier(manager.getsockname()).status("listing s3://b/a\nREADY=1")
     assert manager.recv(1024) == b"STATUS=listing s3://b/a"
