@@ -15,7 +15,8 @@ EXIT_CODES = {
 ERRNOS = {
     "ReadError": errno.EIO, "ObjectChangedError": errno.ESTALE, "ObjectDeniedError": errno.EACCES,
     "ObjectArchivedError": errno.EACCES, "UnavailableError": errno.EIO, "DeadlineError": errno.EIO,
-    "BadReplyError": errno.EIO, "StaleInodeError": errno.ESTALE,
+    "IntegrityError": errno.EIO, "PoisonedReadError": errno.EIO, "BadReplyError": errno.EIO,
+    "StaleInodeError": errno.ESTALE,
 }  # fmt: skip
 
 

@@ -175,7 +175,8 @@ async def test_what_passes_costs_time_and_is_told_with_its_end(
     assert await situation(scene)
     await scene.client.aclose()
     assert len(lines(caplog, "; trying again (attempt 1 failed")) == 1
-    assert len(lines(caplog, "answered again after ", "1 × ")) == 1
+    # What is fetched ahead of the first read may be what failed, and nobody waits for it.
+    assert len(lines(caplog, "answered again after ", "1 × ")) == 1 or situation is first_read
     assert not lines(caplog, "failed with")
     # The pager tries throttled pages again itself, and with fewer requests at once; it has no counters.
     expected = {} if (kind, situation) == (Kind.THROTTLED, listing) else {Failure(kind=kind, detail="").cause: 1}

@@ -11,6 +11,7 @@ _logger = logging.getLogger(__name__)
 
 # A sixth of WatchdogSec= in systemd/fastfuse@.service.
 _ALIVE_EVERY_S = 5.0
+_SEND_WITHIN_S = 5.0
 
 
 class Notifier:
@@ -43,15 +44,19 @@ class Notifier:
         now_s = time.monotonic()
         if now_s >= self._says_alive_s:
             self._says_alive_s = now_s + _ALIVE_EVERY_S
-            self._send("WATCHDOG=1")
+            self._send("WATCHDOG=1", may_be_lost=True)
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str, *, may_be_lost: bool = False) -> None:
         if not self._socket_path:
             return
         address = "\0" + self._socket_path[1:] if self._socket_path.startswith("@") else self._socket_path
         try:
             # A new socket each time, so that no worker inherits one; a mount sends a handful.
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                # A manager that does not read must not stop the process that has to look after the mount.
+                sender.settimeout(0 if may_be_lost else _SEND_WITHIN_S)
                 sender.sendto(message.encode(errors="replace"), address)
         except OSError as error:
+            if may_be_lost and isinstance(error, BlockingIOError):
+                return
             _logger.warning("the service manager did not take %s: %s", message, error.strerror or error)

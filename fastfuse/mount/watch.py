@@ -23,7 +23,7 @@ class WorkerWatch:
         self._beats_slot = counters.slot("fastfuse_worker_beats")
         self._heartbeat = Heartbeat()
         # The worker writes the stacks of its threads into it (`faulthandler`).
-        self.dump_fd = os.memfd_create("fastfuse-stacks")
+        self.dump_fd = os.memfd_create("worker-stacks")
 
     def restart(self) -> None:
         """Watch a worker that has just begun to serve."""

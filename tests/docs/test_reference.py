@@ -16,6 +16,7 @@ TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
 OTHERS = {
     *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
     *("--no-checksum", "--epochs", "--help", "--runs", "--profiles", "--workloads", "--candidates"),
+    *("--throttle", "--outage"),
 }
 
 

@@ -75,7 +75,7 @@ def test_an_object_that_is_not_the_one_of_the_index_is_stale_with_a_hint_in_the_
     with mounted("s3://bucket/train", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
         with pytest.raises(OSError, match="Stale file handle"):
             (mount.path / "a").read_bytes()
-        assert "'train/a' was replaced or deleted since the listing" in mount.log
+        assert "'train/a' was replaced or deleted since it was listed" in mount.log
         assert "fastfuse refresh" in mount.log
         assert mount.stop() == 0
 

@@ -44,6 +44,19 @@ def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(
             manager.recv(1024)
 
 
+def test_a_manager_that_does_not_read_stops_nothing(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    notifier = Notifier(manager.getsockname())
+    notifier.ready()
+    for _ in range(2000):  # more than any queue of datagrams holds
+        clock[0] += 5
+        notifier.is_alive()
+    assert not caplog.records
+
+
 def test_a_status_of_several_lines_cannot_smuggle_in_an_assignment(manager: socket.socket) -> None:
     Notifier(manager.getsockname()).status("listing s3://b/a\nREADY=1")
     assert manager.recv(1024) == b"STATUS=listing s3://b/a"
