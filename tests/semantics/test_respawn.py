@@ -121,13 +121,12 @@ def test_files_and_directories_opened_before_a_death_go_on_after_it() -> None:
 def test_a_mount_can_be_stopped_after_its_worker_was_replaced() -> None:
     """L3, L2"""
     data = block_bytes(1, 9 * MIB)
-    with place({"file": data}, "--grace-s", "60") as here, ThreadPoolExecutor(1) as threads:
+    with place({"file": data, "other": data}, "--grace-s", "60") as here, ThreadPoolExecutor(1) as threads:
         kill_worker(here.mount)
         assert direct_read(here.path / "file", 4096) == data[:4096]
-        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
-        asked = here.server.statistics().requests["GetObject"]
-        read = threads.submit(direct_read, here.path / "file", 4096, 8 * MIB)
-        here.server.wait_until(lambda now: now.requests["GetObject"] > asked)
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="other"))
+        read = threads.submit(direct_read, here.path / "other", 4096, 8 * MIB)
+        wait_until(lambda: here.server.faults.hits(rule) > 0)
         assert here.mount.notified().startswith("STATUS=")
         here.mount.process.send_signal(signal.SIGTERM)
         assert here.mount.notified() == "STOPPING=1"
