@@ -1,7 +1,8 @@
 """Finds the read that kills workers: in memory that outlives them, each notes the reads that it has in hand.
 
 After a death the kernel asks again for all that the dead worker had in hand. Its successor takes these suspects one by
-one, so at another death the one that it began last is the culprit. A suspect that is answered is none any more.
+one, so at another death the only one in hand is the culprit. If several were, because the service was slow, the next
+worker takes more time for each. A suspect that is answered is none any more.
 """
 
 import mmap
@@ -49,6 +50,8 @@ class ReadsInHand:
         # The reads of which a worker may have died, each with its slot in `_unproven`, and of how many.
         self.suspects: dict[Read, int] = {}
         self._deaths: dict[Read, int] = {}
+        # The most of them.
+        self.most_deaths = 0
         self.poisoned: list[Read] = []
 
     def take(self, inode: int, offset: int, size_bytes: int) -> int:
@@ -91,15 +94,16 @@ class ReadsInHand:
         unproven = {read for _, read in _reads(self._unproven)}
         deaths = {read: self._deaths[read] for read in unproven}
         again = [read for _, read in in_hand if read in unproven]
-        if again:
-            deaths[again[-1]] += 1
+        for read in again:
+            deaths[read] += 1
         for _, read in in_hand:
             deaths.setdefault(read, 1)
-        poisoned = again[-1] if again and deaths[again[-1]] >= most_deaths else None
+        poisoned = again[0] if len(set(again)) == 1 and deaths[again[0]] >= most_deaths else None
         if poisoned is not None:
             del deaths[poisoned]
             self.poisoned.append(poisoned)
         self._deaths = dict(list(deaths.items())[:_SLOTS])
+        self.most_deaths = max(self._deaths.values(), default=0)
         self.suspects = {read: slot for slot, read in enumerate(self._deaths)}
         for slot in range(_SLOTS):
             self._in_hand[_NUMBERS * slot] = self._unproven[_NUMBERS * slot] = 0

@@ -37,7 +37,8 @@ _log = logging.getLogger(__name__)
 # no "for ever".
 _FOREVER_S = 10 * 365 * 24 * 3600.0
 
-# How long a suspect is in hand alone at most.
+# How long a suspect is in hand alone at most, after the first death; ten times as long after each further one, because
+# workers die of its bytes, and these come from the service.
 _SUSPECT_ALONE_S = 0.1
 
 _INODE_MASK = (1 << interposed.HANDLE_INODE_BITS) - 1
@@ -132,8 +133,8 @@ class MountOperations(InitialisedOperations):
         self._in_hand = in_hand or ReadsInHand()
         # Suspects begin one after the other (`in_hand`), each when the one before is answered.
         self._suspects_turn = trio.Lock()
-        self._suspect_answered = trio.Event()
-        self._suspect_answered.set()
+        # The suspects in hand, each with what tells its end.
+        self._suspects_begun: dict[Read, trio.Event] = {}
         self._failures = RepeatedFailures(_log)
         self._requests_slot = counters.slot("fastfuse_requests")
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
@@ -247,15 +248,17 @@ class MountOperations(InitialisedOperations):
             raise PoisonedReadError(f"{ref.key!r} is not read: workers died of it.")
         if read in self._in_hand.suspects:
             async with self._suspects_turn:
-                # One that waits for the service does not kill, or would have done so.
-                with trio.move_on_after(_SUSPECT_ALONE_S):
-                    await self._suspect_answered.wait()
-                self._suspect_answered = trio.Event()
+                # One that takes long may wait for the service, which may not answer: then the next one begins.
+                with trio.move_on_after(_SUSPECT_ALONE_S * 10.0 ** (self._in_hand.most_deaths - 1)):
+                    while self._suspects_begun:
+                        await next(iter(self._suspects_begun.values())).wait()
+                self._suspects_begun[read] = trio.Event()
 
     def _prove(self, read: Read) -> None:
         if read in self._in_hand.suspects:
             self._in_hand.prove(read)
-            self._suspect_answered.set()
+        if (begun := self._suspects_begun.pop(read, None)) is not None:
+            begun.set()
 
     @_answered
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:

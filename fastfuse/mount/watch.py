@@ -28,6 +28,7 @@ class WorkerWatch:
     def restart(self) -> None:
         """Watch a worker that has just begun to serve."""
         os.ftruncate(self.dump_fd, 0)
+        os.lseek(self.dump_fd, 0, os.SEEK_SET)  # workers share this offset
         self._heartbeat.restart(time.monotonic())
 
     def kill_if_hung(self, pid: int) -> str:

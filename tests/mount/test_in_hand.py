@@ -30,12 +30,17 @@ def test_two_crashes_with_the_same_read_in_hand_poison_it() -> None:
     assert set(hand.suspects) == {other}
 
 
-def test_of_several_suspects_in_hand_only_the_last_begun_is_poisoned() -> None:
+def test_of_several_suspects_in_hand_none_is_poisoned_before_one_is_alone() -> None:
     hand, slow, culprit = ReadsInHand(), Read(9, 0, 10), Read(3, 0, 10)
     begin(hand, culprit, slow)
     hand.worker_died(was_killed=False)
     next_worker(hand)
-    begin(hand, slow, culprit)
+    begin(hand, culprit, slow)
+    assert hand.worker_died(was_killed=False) is None
+    assert hand.most_deaths == 2
+    assert set(hand.suspects) == {culprit, slow}
+    next_worker(hand)
+    begin(hand, culprit)
     assert hand.worker_died(was_killed=False) == culprit
     assert set(hand.suspects) == {slow}
 
