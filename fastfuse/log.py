@@ -3,10 +3,12 @@
 import json
 import logging
 import logging.handlers
+import os
 import re
 import sys
 import time
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TextIO
@@ -18,6 +20,8 @@ __all__ = ["SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "configure"
 _OWN: Final = "fastfuse"
 # The journal listens here too, where there is one.
 SYSLOG: Final = Path("/dev/log")
+# Log files name objects and keys: the owner's group may read them, as under /var/log.
+_LOG_MODE: Final = 0o640
 # What every record has; the rest came through `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -151,7 +155,7 @@ def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> l
     if config.file is not None:
         try:
             # Watched: logrotate may move the file away under a mount that lives for weeks.
-            handler = logging.handlers.WatchedFileHandler(config.file, encoding="utf-8", errors="backslashreplace")
+            handler = _LogFile(config.file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigurationError(
                 f"the log file {str(config.file)!r} cannot be written: {error.strerror}",
@@ -165,6 +169,29 @@ def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> l
         handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(formatter(config))
     return handler
+
+
+class _LogFile(logging.handlers.WatchedFileHandler):
+    """A log file that other users cannot read, whichever process creates it and whatever the umask is."""
+
+    def _open(self) -> TextIOWrapper:
+        return TextIOWrapper(open(self.baseFilename, "ab", opener=_open_log), self.encoding, self.errors)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # A process that gave up its rights may not open the file that logrotate wants; that must not end it.
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+
+def _open_log(path: str, flags: int) -> int:
+    try:
+        fd = os.open(path, flags | os.O_EXCL)
+    except FileExistsError:
+        return os.open(path, flags)
+    os.fchmod(fd, _LOG_MODE)
+    return fd
 
 
 def _syslog(socket: Path) -> logging.Handler:

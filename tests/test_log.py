@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -177,3 +178,38 @@ def test_an_error_as_json_is_a_record_of_the_log() -> None:
     fields = json.loads(error_text("no such bucket", hint="check its name", exit_code=4, json=True))
     wanted = {"level": "error", "message": "no such bucket", "hint": "check its name", "exit_code": 4}
     assert fields.items() >= wanted.items()
+
+
+def test_a_log_file_is_not_for_everybody_whichever_process_creates_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    before = os.umask(0)
+    try:
+        configure(LogConfig(file=path))
+        assert path.stat().st_mode & 0o777 == 0o640
+        path.rename(tmp_path / "log.1")  # as logrotate does
+        os.umask(0o077)
+        logging.getLogger("fastfuse").info("after the rotation")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert "after the rotation" in path.read_text()
+
+
+def test_a_log_file_that_exists_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    path.chmod(0o604)
+    configure(LogConfig(file=path))
+    assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_a_log_file_that_cannot_be_opened_again_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    configure(LogConfig(file=directory / "log"))
+    (directory / "log").unlink()
+    directory.rmdir()
+    logging.getLogger("fastfuse").info("lost")
+    assert "No such file" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from fastfuse.index.snapshot import open_snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
 from fastfuse.mount.control import RefreshReport
+from fastfuse.mount.privileges import as_nobody, confine
 from fastfuse.mount.protocol import pack_notices
 from fastfuse.s3.base import ConnectionConfig
 
@@ -44,9 +45,12 @@ def run_lister(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig)
     """
     snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
     reading_fd, writing_fd = os.pipe()
-    child = fork_child(
-        lambda: answer_on(writing_fd, lambda: asdict(make_index(source, origin, connection, snapshot_fd)))
-    )
+
+    def make() -> dict[str, object]:
+        confine(connection)
+        return asdict(make_index(source, origin, connection, snapshot_fd))
+
+    child = fork_child(lambda: answer_on(writing_fd, make))
     os.close(writing_fd)
     try:
         with os.fdopen(reading_fd, "rb") as pipe:
@@ -136,7 +140,7 @@ class _Refresh:
             NoRoomError: there is no room for the process.
         """
         self.exit_code = 0
-        self.pid = fork(lambda: send(_content(self.notices_fd)))
+        self.pid = fork(as_nobody(lambda: send(_content(self.notices_fd))))
 
     def end(self) -> None:
         """Kill the process that runs, and close everything."""
@@ -154,6 +158,7 @@ class _Refresh:
         self._new_fd = self.notices_fd = self._answer_fd = -1
 
     def _make(self, old_fd: int) -> dict[str, object]:
+        confine(self._connection)
         started_s = time.monotonic()
         fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
         made = make_index(self._source, self._origin, self._connection, fresh_fd)

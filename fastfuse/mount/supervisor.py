@@ -2,8 +2,7 @@
 
 This process must not die. It is small and single-threaded because it forks for as long as it lives: no thread, no S3
 client and no trio run is alive in it when it forks. Its signals are blocked and taken one at a time with
-``sigtimedwait``, so there are no handlers and no races between them; a connection to its socket is a signal (SIGIO),
-too.
+``sigtimedwait``, so there are no handlers and no races between them; a connection is a signal, too (SIGIO).
 
 States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled alike in `serving` and
 `draining`; the supervisor gives up only after five deaths in a minute without an answered request in between.
@@ -33,6 +32,7 @@ from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.mount.mountpoint import prepare_mountpoint
 from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
 from fastfuse.mount.session import Session, tune_kernel
 from fastfuse.mount.watch import WorkerWatch
@@ -109,11 +109,10 @@ class Supervisor:
         self._mountpoint = settings.mountpoint
         self._session: Session | None = None
         self._snapshot_fd = -1
-        self._worker_pid = 0
+        self._worker_pid = self._metrics_pid = 0
         self._worker_end = ""
         # Takes newer tables to the worker.
         self._tables: socket.socket | None = None
-        self._metrics_pid = 0
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = DeathRecord()
         self._control: socket.socket | None = None
@@ -123,6 +122,7 @@ class Supervisor:
 
     def run(self, ready: Callable[[], None]) -> int:
         """Mount and serve, as the function `run` says."""
+        keep_memory_private()
         settings = self._settings
         self._mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
         try:
@@ -153,7 +153,7 @@ class Supervisor:
         # Forked before the mount: it must not hold a copy of the connection to the kernel.
         with bind_metrics(host, port) as listener:
             _log.info("metrics are served at %s", endpoint_url(listener))
-            self._metrics_pid = fork_child(lambda: serve_metrics(listener, self._counters))
+            self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, self._counters)))
 
     def _index(self) -> None:
         settings = self._settings

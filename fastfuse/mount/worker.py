@@ -29,6 +29,7 @@ from fastfuse.mount.hang_report import DUMP_SIGNAL
 from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import HintTaker
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.privileges import confine
 from fastfuse.mount.replies import LargeReplies, threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
@@ -87,6 +88,7 @@ def run_worker(task: WorkerTask) -> None:
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
     try:
+        confine(task.connection)
         trio.run(_serve, task)
     except FastfuseError as error:
         os.write(task.ready_fd, error_message(error))

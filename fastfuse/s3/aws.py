@@ -136,6 +136,15 @@ class S3Session:
         return str(get_cert_path(str(self.ca_bundle) if self.ca_bundle else True))
 
     @property
+    def names_program(self) -> bool:
+        """Whether a profile names a ``credential_process``, which runs with the rights of this process.
+
+        Raises `ConfigurationError` for an unreadable profile.
+        """
+        profiles = self._read(lambda: self.aws.full_config)["profiles"]
+        return self.config.sign_request and any("credential_process" in profile for profile in profiles.values())
+
+    @property
     def s3_settings(self) -> dict[str, Any]:
         """The profile's ``s3 =`` section."""
         return dict(self.setting("s3") or {})

@@ -514,25 +514,27 @@ def test_changes_that_a_process_did_not_live_to_tell_the_kernel_are_told_with_th
 ) -> None:
     """L6"""
     deadly = tmp_path / "deadly"
+    deadly.touch()
     change = f"""
-    import os, pathlib, signal
+    import os, signal
     from fastfuse.mount.session import Session
-    notify, deadly = Session.notify, pathlib.Path({str(deadly)!r})
+    notify = Session.notify
+    deadly_fd = os.open({str(deadly)!r}, os.O_RDONLY)  # nobody, who looks at it, may not open it
     def die(self, notices):
-        if deadly.exists():
+        if os.fstat(deadly_fd).st_size:
             os.kill(os.getpid(), signal.SIGKILL)
         notify(self, notices)
     Session.notify = die
     """
     with_change(monkeypatch, change)
     with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
-        deadly.touch()
+        deadly.write_text("now")
         with remembered(mount.path / "a"):
             assert refresh_in_vain(mount, held) == "the process that tells it was killed by signal 9"
             # One that fails before that loses nothing either.
             with faulty(server, ACCESS_DENIED):
                 assert run_fastfuse("refresh", str(mount.path)).returncode == 3
-            deadly.unlink()
+            deadly.write_text("")
             assert run_fastfuse("refresh", str(mount.path)).stdout.startswith("0 added")
             assert (mount.path / "a").stat().st_size == 6
         assert mount.stop() == 0
@@ -548,12 +550,11 @@ def test_a_process_that_dies_while_it_tells_the_kernel_is_followed_by_another_up
     import os, signal
     from fastfuse.mount.session import Session
     notify = Session.notify
+    senders_fd = os.open({str(senders)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     def die(self, notices):
-        with open({str(senders)!r}, "a+") as file:
-            file.write("x")
-            if file.tell() <= {deaths}:
-                file.close()
-                os.kill(os.getpid(), signal.SIGKILL)
+        os.write(senders_fd, b"x")
+        if os.fstat(senders_fd).st_size <= {deaths}:
+            os.kill(os.getpid(), signal.SIGKILL)
         notify(self, notices)
     Session.notify = die
     """
@@ -669,13 +670,16 @@ class Stuck:
 def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
     go = tmp_path / "go"
     os.mkfifo(go)
+    go.chmod(0o666)
     change = f"""
+    import os
     from fastfuse.mount import mountpoint
     from fastfuse.mount.session import Session
     mountpoint._ANSWER_WITHIN_S = 0.5
     notify = Session.notify
+    go_fd = os.open({str(go)!r}, os.O_PATH)  # nobody, who opens it, may not enter its directory
     def hesitate(self, notices):
-        open({str(go)!r}).read()
+        open(f"/proc/self/fd/{{go_fd}}").read()
         notify(self, notices)
     Session.notify = hesitate
     """

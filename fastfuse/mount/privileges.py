@@ -1,0 +1,125 @@
+"""Give up rights that a process of the mount does not need. Each function is called in the process that it changes.
+
+What a program can do that a hostile reply takes over is what its process may still do: docs/SECURITY.md has the table.
+A process without special rights has few to give up; nothing here fails for it.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+
+__all__ = ["as_nobody", "become_nobody", "confine", "keep_memory_private"]
+
+# <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH. With them root uses the files of the user who called
+# sudo: AWS profiles, the cache of listings, a log file.
+_FILE_ACCESS = frozenset({1, 2})
+_CAP_SETPCAP = 8
+_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
+
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+# The kernel's overflow ID, which most systems call nobody. A user database may be missing in a container.
+_NOBODY = 65534
+
+# Two words each of effective, permitted and inheritable capabilities: low and high in turn.
+_Words = ctypes.c_uint32 * 6
+
+
+def keep_memory_private() -> None:
+    """Let no core file, and no other process of the same user, show this process's memory; it holds secret keys.
+
+    A supervisor gives up no more: fusermount3, which unmounts for a user, is set-uid.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def confine(connection: ConnectionConfig) -> None:
+    """Keep only the rights that a process needs which resolves credentials and talks to S3.
+
+    It keeps the user, whose AWS profiles it reads again. Where a profile names a ``credential_process``, it keeps the
+    capabilities, too: that program may be set-uid, as sudo is.
+
+    Raises:
+        ConfigurationError: the AWS configuration cannot be read.
+    """
+    os.umask(0o077)
+    keep_memory_private()
+    if not S3Session(connection).names_program:
+        _bound_capabilities(_FILE_ACCESS)
+        _keep_capabilities(_FILE_ACCESS)
+
+
+def as_nobody(work: Callable[[], object]) -> Callable[[], None]:
+    """Return a function for `fork_child` that calls `work` after `become_nobody`."""
+
+    def work_as_nobody() -> None:
+        become_nobody()
+        work()
+
+    return work_as_nobody
+
+
+def become_nobody() -> None:
+    """Give up root, its groups and every capability; a process of another user keeps its user and its groups."""
+    _bound_capabilities(())  # first: it needs one
+    if os.geteuid() == 0:
+        parent = os.getppid()
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        # The kernel forgets it with the user (commit_creds).
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+    _keep_capabilities(())
+    keep_memory_private()
+
+
+def _bound_capabilities(kept: Collection[int]) -> None:
+    """Let no program that this process starts have capabilities beyond `kept`, nor rights that this process lacks."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if _permitted() >> _CAP_SETPCAP & 1:
+        for capability in range(int(_LAST_CAPABILITY.read_text()) + 1):
+            if capability not in kept:
+                _prctl(_PR_CAPBSET_DROP, capability)
+
+
+def _keep_capabilities(kept: Collection[int]) -> None:
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    left = _permitted() & sum(1 << capability for capability in kept)
+    low, high = left & 0xFFFFFFFF, left >> 32
+    _call("capset", _header(), _Words(low, low, 0, high, high, 0))
+
+
+def _permitted() -> int:
+    words = _Words()
+    _call("capget", _header(), words)
+    return int(words[1] | words[4] << 32)
+
+
+def _header() -> ctypes.Array[ctypes.c_uint32]:
+    return (ctypes.c_uint32 * 2)(_VERSION_3, 0)  # 0: this process
+
+
+def _prctl(option: int, argument: int) -> None:
+    _call("prctl", option, *(ctypes.c_ulong(value) for value in (argument, 0, 0, 0)))
+
+
+def _call(name: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

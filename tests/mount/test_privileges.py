@@ -1,0 +1,185 @@
+"""The rights of every process of a running mount, as the kernel shows them in /proc."""
+
+import ctypes
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.mount.privileges import become_nobody
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.mount.test_supervisor import kill, with_change
+from tests.mount.waiting import wait_for_end, wait_until
+from tests.mounting import ENVIRONMENT, Mount, mounted
+
+_NOBODY = 65534
+_FILE_ACCESS = 1 << 1 | 1 << 2
+_GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}[os.uname().machine]
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What /proc shows of one process. `is_dumpable` is read from the owner of its files there."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    capabilities: tuple[int, int, int, int, int]  # effective, permitted, bounding, inheritable, ambient
+    no_new_privs: bool
+    is_dumpable: bool
+    core_limit: str
+    umask: int
+
+
+def rights_of(pid: int) -> Rights:
+    text = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    core = re.search(r"^Max core file size +(\S+) +(\S+)", limits, re.MULTILINE)
+    assert core is not None
+    (uid,), (gid,) = set(map(int, fields["Uid"].split())), set(map(int, fields["Gid"].split()))
+    cap_eff, cap_prm, cap_bnd, cap_inh, cap_amb = (
+        int(fields[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")
+    )
+    return Rights(
+        uid=uid,
+        gid=gid,
+        groups=tuple(map(int, fields["Groups"].split())),
+        capabilities=(cap_eff, cap_prm, cap_bnd, cap_inh, cap_amb),
+        no_new_privs=fields["NoNewPrivs"].strip() == "1",
+        is_dumpable=is_dumpable(pid, uid),
+        core_limit="/".join(core.groups()),
+        umask=int(fields["Umask"], 8),
+    )
+
+
+def rights_of_children(mount: Mount) -> list[Rights]:
+    found = []
+    for pid in mount.children():
+        with suppress(FileNotFoundError):  # it has ended
+            found.append(rights_of(pid))
+    return found
+
+
+def is_dumpable(pid: int, uid: int) -> bool:
+    """Return whether a process of the same user may look into the process `pid`."""
+    if uid:  # the files of a process that is not dumpable are root's (proc(5))
+        return os.stat(f"/proc/{pid}/stat").st_uid == uid
+    return wait_child(fork_child(lambda: os._exit(_look_into(pid)))) == 0
+
+
+def _look_into(pid: int) -> int:
+    """Return 0 if root without CAP_SYS_PTRACE may look into `pid`, else the error's number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, words = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, words) == 0
+    words[0] &= ~(1 << 19)  # effective
+    assert libc.capset(header, words) == 0
+    head, size = ctypes.c_void_p(), ctypes.c_size_t()
+    done = libc.syscall(_GET_ROBUST_LIST, pid, ctypes.byref(head), ctypes.byref(size))
+    return ctypes.get_errno() if done else 0
+
+
+# The table of docs/SECURITY.md, for a mount that root makes. The supervisor keeps what it has, to unmount.
+_OWN = rights_of(os.getpid())
+_SUPERVISOR = replace(_OWN, is_dumpable=False, core_limit="0/0")
+_CONFINED = replace(
+    _SUPERVISOR, capabilities=(_FILE_ACCESS, _FILE_ACCESS, _FILE_ACCESS, 0, 0), no_new_privs=True, umask=0o077
+)
+_RUNS_PROGRAM = replace(_SUPERVISOR, umask=0o077)
+_NOBODYS = replace(_SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"a"})}) as server:
+        yield server
+
+
+def test_a_process_that_gave_up_nothing_may_be_looked_into() -> None:
+    assert _OWN.is_dumpable
+
+
+@pytest.mark.fuse
+def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        endpoint, worker = mount.children()
+        assert rights_of(mount.process.pid) == _SUPERVISOR
+        assert rights_of(endpoint) == _NOBODYS
+        assert rights_of(worker) == _CONFINED
+        assert (mount.path / "a").read_bytes() == b"a"
+        with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
+            assert metrics.status == 200
+
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+        asked = server.statistics().requests["ListObjectsV2"]
+        mount.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+        lister = mount.worker()
+        assert lister not in (endpoint, worker)
+        assert rights_of(lister) == _CONFINED
+
+        server.faults.remove(rule)
+        kill(worker)
+        wait_until(lambda: worker not in mount.children())
+        assert (mount.path / "a").read_bytes() == b"a"
+        assert _CONFINED in map(rights_of, set(mount.children()) - {endpoint, lister})
+
+
+@pytest.mark.fuse
+def test_who_sends_notices_is_nobody(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_change(
+        monkeypatch,
+        """
+        import signal
+        from fastfuse.mount.session import Session
+        Session.notify = lambda self, notices: signal.pause()
+        """,
+    )
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        worker = mount.worker()
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: _NOBODYS in rights_of_children(mount))
+        assert worker in mount.children()
+
+
+@pytest.mark.fuse
+def test_a_worker_that_runs_a_credential_program_keeps_its_capabilities(server: LoopbackServer, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("[default]\ncredential_process = /nonexistent\n")
+    with mounted(
+        "s3://bucket/data", server.endpoint_url, environment={**ENVIRONMENT, "AWS_CONFIG_FILE": str(config)}
+    ) as mount:
+        assert rights_of(mount.worker()) == _RUNS_PROGRAM
+
+
+def test_nobody_dies_with_its_parent() -> None:
+    reading_fd, writing_fd = os.pipe()
+
+    def grandchild() -> None:
+        become_nobody()
+        os.write(writing_fd, b"%d" % os.getpid())
+        signal.pause()
+
+    def child() -> None:
+        fork_child(grandchild)
+        signal.pause()
+
+    parent = fork_child(child)
+    pid = int(os.read(reading_fd, 20))
+    fd = os.pidfd_open(pid)
+    kill(parent)
+    wait_child(parent)
+    try:
+        wait_for_end(fd)
+    finally:
+        kill(pid)
+        os.close(reading_fd)
+        os.close(writing_fd)
