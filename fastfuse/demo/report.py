@@ -56,7 +56,7 @@ class Reporter:
     def memory(self, peak_bytes: int, read_bytes: int) -> None:
         self.say(
             f"    peak memory of the mount: {peak_bytes / MIB:,.0f} MiB resident "
-            f"(VmHWM of its largest process and PSS of the others), for {format_size(read_bytes)} read"
+            f"(VmHWM of its largest process, and the share of the others), for {format_size(read_bytes)} read"
         )
 
 

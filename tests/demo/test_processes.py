@@ -1,8 +1,13 @@
 import os
+import signal
 import subprocess
 import sys
 
+import pytest
+
 from fastfuse.demo.processes import peak_memory_bytes, process_tree
+from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.mount.privileges import become_nobody
 
 PARENT = """
 import os, subprocess, sys
@@ -30,3 +35,18 @@ def test_a_process_without_children_is_a_tree_of_one() -> None:
         assert process.pid in process_tree(os.getpid())
         assert process.stdin is not None
         process.stdin.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_ordinary_user_gets_the_memory_of_processes_that_are_not_dumpable() -> None:
+    def measure() -> None:
+        become_nobody()
+        children = [fork_child(signal.pause) for _ in range(2)]  # one of them is not the largest
+        try:
+            assert peak_memory_bytes(os.getpid()) > 1 << 20
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                wait_child(child)
+
+    assert wait_child(fork_child(measure)) == 0
