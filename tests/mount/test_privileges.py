@@ -4,6 +4,8 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,12 +17,17 @@ import pytest
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.mount.privileges import become_nobody
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests import mounting
+from tests.bad_input.checks import as_nobody, in_namespace
+from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
 from tests.mount.test_supervisor import kill, with_change
 from tests.mount.waiting import wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted
 
 _NOBODY = 65534
 _FILE_ACCESS = 1 << 1 | 1 << 2
+_READ_SEARCH = 1 << 2
+_SECURITY = Path(__file__).parents[2] / "docs" / "SECURITY.md"
 _GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}[os.uname().machine]
 
 
@@ -97,6 +104,38 @@ _RUNS_PROGRAM = replace(_SUPERVISOR, umask=0o077)
 _NOBODYS = replace(_SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True)
 
 
+_DOCUMENTED = {
+    "supervisor": _SUPERVISOR,
+    "worker, lister": _CONFINED,
+    "the same, where a profile names a `credential_process`": _RUNS_PROGRAM,
+    "sends notices, metrics endpoint": _NOBODYS,
+}
+
+
+def cells(rights: Rights) -> list[str]:
+    """What the table of docs/SECURITY.md says of `rights`, without reasons."""
+    names = [f"`{name}`" for bit, name in ((1, "CAP_DAC_OVERRIDE"), (2, "CAP_DAC_READ_SEARCH"))
+             if rights.capabilities[0] >> bit & 1]  # fmt: skip
+    is_as_started = rights.capabilities == _OWN.capabilities
+    return [
+        f"{rights.uid} (nobody), no groups" if rights.uid else "root",
+        "all that it was started with" if is_as_started else f"{', '.join(names) or 'none'}; none can be gained",
+        "yes" if rights.no_new_privs else "no",
+        "as started" if rights.umask == _OWN.umask else f"{rights.umask:03o}",
+    ]
+
+
+def test_the_security_page_says_what_each_process_may_do() -> None:
+    _, _, table = _SECURITY.read_text().partition("| process | user and groups | capabilities | no_new_privs | umask |")
+    rows = {}
+    for line in table.splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        process, *said = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[process] = [cell.partition(":")[0] for cell in said]
+    assert rows == {process: cells(rights) for process, rights in _DOCUMENTED.items()}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[LoopbackServer]:
     with LoopbackServer({"bucket": MemoryObjects({"data/a": b"a"})}) as server:
@@ -131,6 +170,69 @@ def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackS
         wait_until(lambda: worker not in mount.children())
         assert (mount.path / "a").read_bytes() == b"a"
         assert _CONFINED in map(rights_of, set(mount.children()) - {endpoint, lister})
+
+
+@pytest.fixture
+def ordinary_place() -> Iterator[Path]:
+    """A directory of an ordinary user, who may also write to the sockets that the test makes."""
+    umask = os.umask(0)
+    with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as place:
+        os.chown(place, _NOBODY, _NOBODY)
+        yield Path(place)
+    os.umask(umask)
+
+
+@pytest.mark.fuse
+def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, ordinary_place: Path
+) -> None:
+    """It is started with one capability, to read files, so that it has something to give up."""
+    with_change(
+        monkeypatch,
+        """
+        import signal
+        from fastfuse.mount.session import Session
+        Session.notify = lambda self, notices: signal.pause()
+        """,
+    )
+    changed = mounting.mount_command
+    monkeypatch.setattr(
+        mounting, "mount_command", lambda *words: in_namespace(as_nobody(changed(*words)), DEV_FUSE_FOR_ALL)
+    )
+    bounding = _OWN.capabilities[2]
+    supervisor = replace(
+        _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), umask=0,
+        capabilities=(_READ_SEARCH, _READ_SEARCH, bounding, _READ_SEARCH, _READ_SEARCH),
+    )  # fmt: skip
+    confined = replace(
+        supervisor, capabilities=(_READ_SEARCH, _READ_SEARCH, bounding, 0, 0), no_new_privs=True, umask=0o077
+    )
+    nobodys = replace(supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True)
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", path=ordinary_place) as mount:
+        endpoint, worker = mount.children()
+        assert rights_of(mount.process.pid) == supervisor
+        assert rights_of(endpoint) == nobodys
+        assert rights_of(worker) == confined
+        in_its_namespace = ["nsenter", "--mount", f"--target={mount.process.pid}", "--"]
+        file = str(mount.path / "a")
+        assert subprocess.check_output([*in_its_namespace, *as_nobody(["cat", file])]) == b"a"
+        with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
+            assert metrics.status == 200
+
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+        asked = server.statistics().requests["ListObjectsV2"]
+        mount.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+        lister = mount.worker()
+        assert lister not in (endpoint, worker)
+        assert rights_of(lister) == confined
+        server.faults.remove(rule)
+        kill(lister)
+        wait_until(lambda: lister not in mount.children())
+
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: rights_of_children(mount).count(nobodys) == 2)  # the endpoint and who sends notices
+        assert mount.stop() == 0
 
 
 @pytest.mark.fuse
