@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -178,11 +179,14 @@ class _LogFile(logging.handlers.WatchedFileHandler):
         return TextIOWrapper(open(self.baseFilename, "ab", opener=_open_log), self.encoding, self.errors)
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A process that gave up its rights may not open the file that logrotate wants; that must not end it.
         try:
             super().emit(record)
         except OSError:
-            self.handleError(record)
+            # A process that gave up its rights may not look for the file, or not open the one that logrotate made.
+            if self.stream is None:
+                self.handleError(record)
+            else:
+                logging.StreamHandler.emit(self, record)
 
 
 def _open_log(path: str, flags: int) -> int:
@@ -190,7 +194,8 @@ def _open_log(path: str, flags: int) -> int:
         fd = os.open(path, flags | os.O_EXCL)
     except FileExistsError:
         return os.open(path, flags)
-    os.fchmod(fd, _LOG_MODE)
+    with suppress(OSError):  # a file system without modes
+        os.fchmod(fd, _LOG_MODE)
     return fd
 
 

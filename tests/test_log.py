@@ -13,6 +13,8 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import HumanFormatter, JsonFormatter, LogConfig, configure, error_text, formatter
+from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.mount.privileges import become_nobody
 
 SECRETS = [
     "GET https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIDSECRET%2F2026&X-Amz-Signature=5ec7e7",
@@ -213,3 +215,28 @@ def test_a_log_file_that_cannot_be_opened_again_ends_nothing(
     directory.rmdir()
     logging.getLogger("fastfuse").info("lost")
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_that_may_not_enter_the_directory_of_the_log_file_writes_to_the_file_that_it_has(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o700)
+    configure(LogConfig(file=tmp_path / "log"))
+
+    def log_as_nobody() -> None:
+        become_nobody()
+        logging.getLogger("fastfuse").info("from nobody")
+
+    assert wait_child(fork_child(log_as_nobody)) == 0
+    assert "from nobody" in (tmp_path / "log").read_text()
+
+
+def test_a_log_file_on_a_file_system_without_modes_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_fd: int, _mode: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    configure(LogConfig(file=tmp_path / "log"))
+    logging.getLogger("fastfuse").info("written")
+    assert "written" in (tmp_path / "log").read_text()
