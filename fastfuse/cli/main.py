@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from fastfuse import __version__, log
-from fastfuse.cli import daemon, fstab, options
+from fastfuse.cli import daemon, fstab, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.config import demo_settings, mount_settings, parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
@@ -237,8 +237,8 @@ app.command(epilog=cli_run.EPILOG, context_settings={"allow_interspersed_args": 
 
 
 def _serve(settings: MountSettings, ready: Callable[[], None] | None) -> int:
-    from fastfuse.mount import supervisor
-
+    with startup.loading():
+        from fastfuse.mount import supervisor
     return supervisor.run(settings, ready=ready)
 
 
@@ -410,9 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. An error is one line on stderr."""
     # A command that fastfuse runs gets the environment as it was.
     given = dict(os.environ)
-    # numpy serves for its arrays only. Its OpenBLAS would start a thread for each core, and until the first fork ends
-    # them they spin: 100 to 200 ms of CPU on four cores.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    startup.prepare()
     daemon.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
     try:

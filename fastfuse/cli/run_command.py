@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fastfuse import log
-from fastfuse.cli import options
+from fastfuse.cli import options, startup
 from fastfuse.cli.config import index_origin, job_memory_bytes, parse_part_size
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
@@ -149,10 +149,10 @@ def run(
 
     --max-connections is for each channel.
     """
-    from fastfuse.sagemaker.cluster import find_cluster
-    from fastfuse.sagemaker.run import run as run_job
-    from fastfuse.sagemaker.serving import RunSettings
-
+    with startup.loading():
+        from fastfuse.sagemaker.cluster import find_cluster
+        from fastfuse.sagemaker.run import run as run_job
+        from fastfuse.sagemaker.serving import RunSettings
     described = _described(job, channel or ())
     cluster = find_cluster(described, os.environ, host=host)
     channels = [item for item in described.channels if cluster.gets(item)]
