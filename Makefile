@@ -15,6 +15,8 @@ help: ## Show what can be made.
 demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it at full speed.
 	$(BIN)/fastfuse demo
 
+# The tests start hundreds of processes: each would compile the package anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: check ## Run the linters, the type checker and all tests.
 	$(BIN)/pytest -n auto --dist loadfile
 
