@@ -69,7 +69,7 @@ $(VENV)/.demo: pyproject.toml $(COMPILED) | system-run
 $(VENV)/.dev: pyproject.toml $(COMPILED) | system-run system-dev
 	@echo "== installing fastfuse and its development tools into $(VENV) (a minute or two; pyfuse3 is compiled)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]' # most of it is never imported
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: pyproject.toml $(COMPILED) | system-run system-bench
