@@ -61,7 +61,7 @@ def ends(context: TlsContext, server_context: ssl.SSLContext) -> Iterator[Ends]:
 
 @contextmanager
 def receiving(ends: Ends, data: bytearray, silence_s: float = PATIENCE_S) -> Iterator[SimpleQueue[int | BaseException]]:
-    """A thread that receives all of `data`; yields where it puts what comes of it."""
+    """A thread named "receiver" that receives all of `data`; yields where it puts what comes of it."""
     outcome: SimpleQueue[int | BaseException] = SimpleQueue()
     seconds = int(silence_s)
     timeout = struct.pack("@ll", seconds, int((silence_s - seconds) * 1e6))
@@ -74,7 +74,7 @@ def receiving(ends: Ends, data: bytearray, silence_s: float = PATIENCE_S) -> Ite
         except OSError as error:
             outcome.put(error)
 
-    thread = threading.Thread(target=receive)
+    thread = threading.Thread(target=receive, name="receiver")
     thread.start()
     try:
         while thread.is_alive() and not is_busy(ends.connection):
@@ -501,12 +501,12 @@ def test_a_signal_in_a_body_is_outlived(ends: Ends) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         with receiving(ends, data) as outcome:
-            threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-            for thread in threads:
-                while not is_asleep(thread):
-                    os.sched_yield()
-                assert thread.ident is not None
-                signal.pthread_kill(thread.ident, signal.SIGUSR1)
+            # A signal to any other thread may meet one that ends, which is the end of the process.
+            (receiver,) = [thread for thread in threading.enumerate() if thread.name == "receiver"]
+            while not is_asleep(receiver):
+                os.sched_yield()
+            assert receiver.ident is not None
+            signal.pthread_kill(receiver.ident, signal.SIGUSR1)
             ends.server.send(b"hello")
             assert outcome.get(timeout=PATIENCE_S) == 5
     finally:

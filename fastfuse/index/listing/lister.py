@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 # The sweep requests folder names this deep, while there is only one folder: train/, train/images/, ...
 _MAX_FOLDER_PROBES: Final = 4
+_LAST_CHARACTER: Final = "\U0010ffff".encode()
 _STUCK = "the listing does not advance"
 
 
@@ -175,27 +176,33 @@ class _Lister:
         return page
 
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
-        """Return the page `after` another, by its continuation token or else by its last key."""
+        """Return the page `after` another, by its continuation token or else by its last name."""
         token = after.next_token if after else ""
-        last_key = after.keys[-1] if after and not token else b""
+        last_name = _last_name(after) if after and not token else b""
         if token in self._tokens:
             raise ServiceError(f"{_STUCK}: the service sends the same continuation token again")
         if token:
             self._tokens.add(token)
         try:
-            start_after = last_key.decode()
+            start_after = last_name.decode()
         except UnicodeDecodeError as error:
-            raise ServiceError(f"the listing cannot go on after {last_key!r}, which is not UTF-8") from error
+            raise ServiceError(f"the listing cannot go on after {last_name!r}, which is not UTF-8") from error
         page = await self._pager.page(prefix, delimiter=delimiter, continuation_token=token, start_after=start_after)
-        if last_key and page.keys and min(page.keys) <= last_key:
+        if last_name and min(page.keys + page.common_prefixes, default=b"\xff") <= last_name:
             raise ServiceError(
-                f"{_STUCK}: the service sends {last_key!r} again, although the request was for the keys after it"
+                f"{_STUCK}: the service sends {last_name!r} again, although the request was for the keys after it"
             )
         return page
 
 
 def _folder(path: str) -> str:
     return path if not path or path.endswith("/") else path + "/"
+
+
+def _last_name(page: Page) -> bytes:
+    """Return the last key of `page`, or the end of its last common prefix if no key lies behind it."""
+    ends = [prefix + _LAST_CHARACTER for prefix in page.common_prefixes[-1:]]
+    return max(page.keys[-1:] + ends)
 
 
 def _parent(path: str) -> str:

@@ -77,7 +77,7 @@ def parse_page(body: bytes) -> Page:
     """Parse the body of a ListObjectsV2 reply.
 
     Raises:
-        ServiceError: the body is no such reply, or a truncated page without a token and without keys.
+        ServiceError: the body is no such reply, or a truncated page without a token and without names.
     """
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
         raise ServiceError("the LIST reply declares a document type, which no S3 service does")
@@ -147,7 +147,7 @@ def _page(
         raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
     if max(map(len, keys), default=0) > MAX_KEY_BYTES:
         raise ServiceError(f"the LIST reply holds a key of more than {MAX_KEY_BYTES} bytes", hint=_NOT_S3)
-    if is_truncated and not next_token and not keys:
+    if is_truncated and not next_token and not keys and not common_prefixes:
         raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
     return Page(keys, sizes, mtimes_ns, etags, storage_classes, is_truncated, next_token, common_prefixes)
 

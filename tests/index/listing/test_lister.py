@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, SourceError
@@ -171,6 +171,7 @@ def named_by(keys: Sequence[str], path: str, *, as_key_names: bool) -> tuple[str
     st.sampled_from(["tokens", "last keys", "tokens only", "no order"]),
     st.booleans(),
 )
+@example({"a-/x", "a/b"}, False, "a", [], 1, "last keys", False).via("a page of one common prefix, without a token")
 async def test_pages_of_any_length_show_what_the_uri_names_n1(
     names: set[str], has_many: bool, path: str, first_pages: list[int], page_keys: int, service: str, as_key_names: bool
 ) -> None:
