@@ -43,6 +43,8 @@ _KINDS = [
 # A buffered read of an object that does not answer takes two deadlines of 60 s to fail.
 _STUCK_S = 150.0
 _PERIODS = 10
+# From here on workers that are stopped are left so.
+_LONG_S = 60.0
 _LONGEST_S = 4.0
 _SHOWN = 20
 
@@ -75,6 +77,7 @@ class _Run:
 
     def __init__(self, mount: SoakMount, server: SoakServer, options: argparse.Namespace) -> None:
         self._scene = Scene(mount, server, random.Random(options.seed), may_drop_caches=not options.keep_caches)
+        self._scene.is_long = options.seconds >= _LONG_S
         self._seconds: float = options.seconds
         self.windows: list[Window] = []
         self.samples: list[dict[str, float]] = []

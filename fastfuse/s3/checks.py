@@ -84,14 +84,18 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
             f"The reply for {ref.key!r} has no {name}, so it may be of another version of the object.",
             hint="Check that no proxy or sign-in page answers in place of the S3 service.",
         )
+    if ref.etag and _bare(etag or "") != _bare(ref.etag):
+        raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its ETag is another one.")
     if total_bytes is not None and total_bytes != ref.size_bytes:
+        if ref.etag:
+            raise BadReplyError(
+                f"The service says that {ref.key!r} has {total_bytes} bytes, and not the {ref.size_bytes} that it was"
+                " listed with under the same ETag."
+            )
         raise ObjectChangedError(
             f"{ref.key!r} has changed: it was listed with {ref.size_bytes} bytes and now has {total_bytes}."
         )
-    if ref.etag:
-        if _bare(etag or "") != _bare(ref.etag):
-            raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its ETag is another one.")
-    elif ref.modified_ns and modified is not None:
+    if not ref.etag and ref.modified_ns and modified is not None:
         # Last-Modified has whole seconds, and a listing may have fractions of them.
         listed = _EPOCH + timedelta(microseconds=ref.modified_ns // 1000)
         if abs(modified - listed) >= timedelta(seconds=1):

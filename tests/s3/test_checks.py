@@ -85,9 +85,14 @@ def test_another_etag_is_a_changed_object() -> None:
         check_version(REF, etag='"abd"', modified=None, total_bytes=100)
 
 
-def test_another_size_is_a_changed_object() -> None:
-    with pytest.raises(ObjectChangedError, match="100 bytes and now has 99"):
+def test_the_same_etag_with_another_size_is_a_bad_reply() -> None:
+    with pytest.raises(BadReplyError, match="has 99 bytes, and not the 100 that it was listed with"):
         check_version(REF, etag='"abc"', modified=None, total_bytes=99)
+
+
+def test_another_etag_and_size_is_a_changed_object() -> None:
+    with pytest.raises(ObjectChangedError, match="ETag"):
+        check_version(REF, etag='"abd"', modified=None, total_bytes=99)
 
 
 @pytest.mark.parametrize("etag", [None, ""])
