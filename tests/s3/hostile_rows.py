@@ -366,7 +366,7 @@ _VERSIONS = [
     Row(
         "Content-Range with another total",
         _only("get", _reply(lambda reply: _with_total(reply, str(len(DATA) + 1)))),
-        ESTALE,
+        EIO,
         NOT_ASKED,
         NOT_ASKED,
     ),

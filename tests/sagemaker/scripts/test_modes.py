@@ -28,10 +28,10 @@ def test_on_one_host_every_script_reads_every_record_in_every_epoch(server: Loop
         assert [sorted(records) for records in read[script]] == [dataset.all_records] * EPOCHS
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("host_count", [3, 7])
+# With seven hosts some scripts have fewer objects than hosts.
+@pytest.mark.parametrize(("host_count", "mode"), [*((3, mode) for mode in MODES), (7, "FastFile")])
 def test_hosts_of_a_sharded_job_read_every_record_once_between_them(
-    server: LoopbackServer, mode: str, host_count: int
+    server: LoopbackServer, host_count: int, mode: str
 ) -> None:
     channels = [described(script, mode, S3DataDistributionType="ShardedByS3Key") for script in SCRIPTS]
     hosts = read_by(host_count, server.endpoint_url, channels)
