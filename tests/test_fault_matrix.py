@@ -20,9 +20,10 @@ from fastfuse.index.listing import page as listing_page
 from fastfuse.index.listing.lister import list_source
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
+from fastfuse.mount.control import request_refresh
 from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.operations import MountOperations
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3 import client as s3_client
 from fastfuse.s3 import retries
@@ -33,8 +34,12 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Failure, Kind, read_error, start_error
 from fastfuse.s3.retries import attempts
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download
+from fastfuse.sagemaker.pipe.epoch import EpochWriter
+from fastfuse.sagemaker.pipe.lookahead import Lookahead
+from fastfuse.sagemaker.pipe.sequence import File
 from fastfuse.testing import Answer, FaultRule, LoopbackServer, MemoryObjects, Reset
 from fastfuse.testing.faults import Action
+from tests.semantics.places import BUCKET, Place, place
 
 MIB = 1 << 20
 LARGE = os.urandom(3 * MIB)
@@ -128,12 +133,32 @@ async def file_download(scene: Scene) -> bool:
     return (scene.directory / "large").read_bytes() == LARGE
 
 
+async def pipe(scene: Scene) -> bool:
+    written: list[bytes] = []
+
+    async def write(piece: Buffer) -> None:
+        written.append(bytes(piece))
+
+    files = [
+        File(inode, scene.table.ref(inode))
+        for name in (b"large", b"small")
+        if (inode := scene.table.lookup(ROOT, name)) is not None
+    ]
+    async with trio.open_nursery() as nursery:
+        lookahead = Lookahead(ReadEngine(scene.client, CONFIG, nursery, lambda: scene.table), CONFIG)
+        nursery.start_soon(lookahead.run, files)
+        epoch = EpochWriter(lookahead=lookahead, write=write, finished=lambda: None, is_gzip=False, wraps_records=False)
+        await epoch.run(files)
+        nursery.cancel_scope.cancel()
+    return b"".join(written) == LARGE + SMALL
+
+
 async def listing(scene: Scene) -> bool:
     return (await list_source(scene.client, S3Uri.parse("s3://bucket/"))).table.metadata.file_count == 2
 
 
 MOUNTED = (first_read, sequential_stream, random_read, small_file)
-SITUATIONS = (listing, *MOUNTED, file_download)
+SITUATIONS = (listing, *MOUNTED, file_download, pipe)
 CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
 
 
@@ -225,3 +250,40 @@ async def test_a_service_that_is_gone_fails_reads_at_their_deadline_and_a_listin
     assert retried(scene).keys() == {"unreachable"}
     assert len(lines(caplog, "Connection refused; trying again (attempt 1 failed")) == 1
     assert len(lines(caplog, " failed with EIO ")) == (situation is not listing)
+
+
+@pytest.fixture(scope="module")
+def refreshed() -> Iterator[Place]:
+    """A real mount, whose refreshes are made to fail."""
+    with place({"object": b"bytes"}, "--no-sign-request") as here:
+        yield here
+
+
+def rows_of_refresh(*, are_tried_again: bool) -> list[object]:
+    kinds = [kind for kind in ACTIONS if (attempts(kind, is_read=False) > 1) == are_tried_again]
+    return [pytest.param(kind, id=kind.name.lower()) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", rows_of_refresh(are_tried_again=True))
+def test_what_passes_while_a_mount_lists_again_is_told_with_its_end(refreshed: Place, kind: Kind) -> None:
+    """What lasts ends a refresh as it ends any listing, after minutes."""
+    known = len(refreshed.mount.log)
+    refreshed.server.faults.add(FaultRule(action=ACTIONS[kind], operation="ListObjectsV2", times=1))
+    assert request_refresh(refreshed.path).files == 1
+    told = refreshed.mount.log[known:]
+    assert told.count("; trying again (attempt 1 failed") == 1, told
+    assert told.count("answered again after ") == 1, told
+
+
+@pytest.mark.parametrize("kind", rows_of_refresh(are_tried_again=False))
+def test_a_refresh_that_is_refused_leaves_the_mount_as_it_was_and_says_why(refreshed: Place, kind: Kind) -> None:
+    known = len(refreshed.mount.log)
+    refreshed.server.faults.add(FaultRule(action=ACTIONS[kind], operation="ListObjectsV2"))
+    expected = start_error(Failure(kind=kind, detail=""), bucket=BUCKET, endpoint="", region="")
+    with pytest.raises(type(expected)):
+        request_refresh(refreshed.path)
+    refreshed.server.faults.clear()
+    told = refreshed.mount.log[known:]
+    assert "; trying again" not in told
+    assert told.count(" was not refreshed") == 1, told
+    assert (refreshed.path / "object").read_bytes() == b"bytes"

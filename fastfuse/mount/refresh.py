@@ -316,7 +316,7 @@ class Refresher:
         if self._error is None:
             _log.info("refreshed %s: %s", self._source, self._report)
         elif self._report is None:
-            _log.error("%s was not refreshed: %s; the view stays as it was", self._source, self._error)
+            _log.error("the view stays as it was: %s was not refreshed: %s", self._source, self._error)
         else:
             _log.error("%s was refreshed, but %s; %s", self._source, self._error, self._error.hint)
 
