@@ -85,7 +85,9 @@ class ReadsInHand:
         return any(read.overlaps(poisoned) for poisoned in self.poisoned)
 
     def worker_died(self, *, was_killed: bool) -> Read | None:
-        """Take stock after a death, by SIGKILL from outside if it `was_killed`, before the next worker is forked.
+        """Take stock after a death, before the next worker is forked.
+
+        It `was_killed` if no read need be to blame: by SIGKILL from outside, or for its memory.
 
         Return the read that is poisoned from now on, because workers died of it, if there is one.
         """

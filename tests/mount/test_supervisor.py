@@ -240,6 +240,34 @@ def test_many_deaths_with_requests_between_them_are_survived(server: LoopbackSer
         assert mount.stop() == 0
 
 
+def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L3"""
+    mark = tmp_path / "large"
+    with_change(
+        monkeypatch,
+        f"""
+        import os
+        from fastfuse.mount import worker
+        worker.private_bytes = lambda: os.path.exists({str(mark)!r}) << 40
+        """,
+    )
+    with mounted("s3://bucket/large", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        before = mount.worker()
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
+        reader = threads.submit((mount.path / "file").read_bytes)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        mark.touch()
+        wait_until(lambda: "the worker died: it exited with 0; starting another" in mount.log)
+        mark.unlink()
+        server.faults.clear()
+        assert reader.result(60) == _LARGE
+        assert mount.worker() != before
+        assert re.search(r"has 1048576 MiB of memory, more than twice its target and 512 MiB; another", mount.log)
+        assert mount.stop() == 0
+
+
 def test_on_a_kernel_that_cannot_resend_the_mount_is_made_again(server: LoopbackServer, old_kernel: None) -> None:
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         assert "this kernel cannot resend requests" in mount.log
