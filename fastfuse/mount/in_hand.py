@@ -87,7 +87,7 @@ class ReadsInHand:
     def worker_died(self, *, was_killed: bool) -> Read | None:
         """Take stock after a death, before the next worker is forked.
 
-        It `was_killed` if no read need be to blame: by SIGKILL from outside, or for its memory.
+        It `was_killed` if no read need be to blame: by SIGKILL from outside, or it exited with 0, for its memory.
 
         Return the read that is poisoned from now on, because workers died of it, if there is one.
         """

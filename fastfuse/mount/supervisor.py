@@ -359,7 +359,8 @@ class Supervisor:
         """
         how = self._worker_end
         while True:
-            assert (session := self._session) is not None
+            session = self._session
+            assert session is not None
             # Before the next worker reads anything, or its own requests would be sent to it twice.
             can_go_on = session.resend()
             if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
@@ -396,7 +397,6 @@ class Supervisor:
         """Count a death and pause before the next start; raise `ServiceError` in a crash loop."""
         pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=self._counters.get("fastfuse_requests"))
         _log.warning("the worker died: %s; starting another", how)
-        # A worker that has too much memory exits with 0.
         poisoned = self._in_hand.worker_died(was_killed=how.endswith((f" signal {signal.SIGKILL:d}", " with 0")))
         if poisoned:
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)

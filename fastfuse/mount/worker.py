@@ -178,7 +178,10 @@ async def _beat(engine: ReadEngine, replies: LargeReplies, counters: Counters) -
 
 async def _end_when_too_large(most_bytes: int, scope: trio.CancelScope) -> None:
     """Cancel `scope` once this process has more than `most_bytes` of its own. The kernel asks the next worker again."""
-    while (used_bytes := private_bytes()) <= most_bytes:
+    while True:
+        used_bytes = private_bytes()
+        if used_bytes > most_bytes:
+            break
         await trio.sleep(BEAT_EVERY_S)
     _log.warning(
         "the worker has %d MiB of memory, more than twice its target and %d MiB; another one takes over",
