@@ -7,7 +7,7 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/mount/interpose
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench soak readme clean system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench soak fuzz readme clean system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,11 @@ soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compare
 	nice $(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 	nice $(BIN)/python -m bench.soak.flips
 
+FUZZ_SECONDS ?= 600
+
+fuzz: $(VENV)/.fuzz ## Fuzz each parser of what others send (10 minutes each; FUZZ_SECONDS, FUZZ_TARGET).
+	nice $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_TARGET)
+
 readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
 	$(BIN)/python -m tests.docs.fresh
 
@@ -77,6 +82,10 @@ $(VENV)/.bench: pyproject.toml $(COMPILED) | system-run system-bench
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[fuzz]'
+	@touch $@
 
 # Debian's packages, each behind the question whether what it brings is there: Python may be pyenv's, and the rest
 # may have come from anywhere.

@@ -166,7 +166,7 @@ def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
     size_bytes, modified = head.body_bytes, _modified(head)
     if size_bytes is None or modified is None:
         return None
-    modified_ns = round(modified.replace(tzinfo=modified.tzinfo or UTC).timestamp()) * _NS_PER_S
+    modified_ns = round(modified.timestamp()) * _NS_PER_S
     if max(size_bytes, modified_ns) > _LARGEST or modified_ns < 0:
         return None
     return ObjectRef(
@@ -181,9 +181,10 @@ def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
 
 def _modified(head: ReplyHead) -> datetime | None:
     try:
-        return parsedate_to_datetime(head.headers.get("last-modified", ""))
+        modified = parsedate_to_datetime(head.headers.get("last-modified", ""))
     except (OverflowError, ValueError):
         return None
+    return modified.replace(tzinfo=modified.tzinfo or UTC)
 
 
 def unzipped(head: ReplyHead, document: bytes, most_bytes: int) -> bytes:

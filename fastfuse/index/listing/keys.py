@@ -15,9 +15,9 @@ from fastfuse.errors import (
 )
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback
-from fastfuse.index.sources.manifests import Reference
+from fastfuse.index.sources.manifests import Reference, shown
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
 from fastfuse.s3.base import ObjectSource
 
 __all__ = ["add_found", "head_all", "list_keys", "parse_keys"]
@@ -73,9 +73,13 @@ def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Referen
             raise ConfigurationError(f"{name}:{number}: the key is not UTF-8", hint="every S3 key is") from error
         if not text:
             continue
+        key = text.removeprefix(own)
+        if len(key) > MAX_KEY_BYTES or len(key.encode()) > MAX_KEY_BYTES:
+            raise ConfigurationError(
+                f"{name}:{number}: {shown(text)} is too long for a key", hint=f"a key has at most {MAX_KEY_BYTES} bytes"
+            )
         if text.startswith("s3://") and not text.startswith(own):
             raise ConfigurationError(f"{name}:{number}: {text!r} is not in the bucket {source.bucket!r}")
-        key = text.removeprefix(own)
         if not key:
             raise ConfigurationError(f"{name}:{number}: {text!r} names no object")
         if not key.startswith(folder) and key != source.path:

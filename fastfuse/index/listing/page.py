@@ -30,17 +30,21 @@ from fastfuse.s3.retries import UNTIL_DEADLINE, Retries, RetryableError
 
 __all__ = ["MAX_IN_FLIGHT", "Page", "Pager", "parse_page"]
 
+# Only what both parsers understand alike: no white space that one of them strips, no element in another's place.
 _CONTENTS = re.compile(
-    rb"<Contents><Key>([^<]*)</Key><LastModified>([^<]*)</LastModified><ETag>([^<]*)</ETag>"
+    rb"<Contents><Key>([^<]*)</Key><LastModified>([0-9TZ:.+-]*)</LastModified><ETag>([!-;=-~]*)</ETag>"
     rb"(?:<Checksum(?:Algorithm|Type)>[^<]*</Checksum(?:Algorithm|Type)>)*"
-    rb"<Size>(\d{1,19})</Size>"
-    rb"(?:<Owner>.{0,1024}?</Owner>)?"
-    rb"<StorageClass>([^<]+)</StorageClass></Contents>"
+    rb"<Size>([0-9]{1,19})</Size>"
+    rb"(?:<Owner>(?:<(?:ID|DisplayName)>[^<]*</(?:ID|DisplayName)>|<DisplayName/>)*</Owner>)?"
+    rb"<StorageClass>([\w.-]+)</StorageClass></Contents>"
 )
-_TRUNCATED = re.compile(rb"<IsTruncated>\s*(true|false)\s*</IsTruncated>")
-_TOKEN = re.compile(rb"<NextContinuationToken>([^<]*)</NextContinuationToken>")
-_URL_ENCODED = b"<EncodingType>url</EncodingType>"
-_ENTITY = re.compile(r"&(?:#(\d{1,7})|#x([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos));")
+_FIELD = re.compile(rb"\s*<(\w+)(?:\s*/>|>([^<]*)</\1>)")
+# A page without its rows.
+_FRAME = re.compile(
+    rb"""(?:<\?xml version=["']1\.0["'](?: encoding=["'](?i:utf-8)["'])?\s*\?>)?\s*"""
+    rb"""<ListBucketResult(?: xmlns=["'][\w:/.-]*["'])?>(?:%b)*\s*</ListBucketResult>\s*""" % _FIELD.pattern
+)
+_ENTITY = re.compile(r"&(?:#0*(\d{1,7})|#x0*([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos));")
 _ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _NAMESPACE = re.compile(r"^\{[^}]*\}")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
@@ -84,21 +88,25 @@ def parse_page(body: bytes) -> Page:
     if b"\0" in body:  # expat reads UTF-16 in any case, and a document type in it would go unnoticed
         raise ServiceError("the LIST reply is not XML in UTF-8", hint=_NOT_S3)
     rows = _CONTENTS.findall(body)
-    truncated = _TRUNCATED.search(body)
-    # Comments and CDATA ("<!") may hold text that looks like an element.
-    is_unusual = len(rows) != body.count(b"<Contents") or b"<CommonPrefixes" in body or b"<!" in body
-    if truncated is None or is_unusual:
+    begin, end = body.find(b"<Contents>"), body.rfind(b"</Contents>") + len(b"</Contents>")
+    is_usual = len(rows) == body.count(b"<Contents") == body.count(b"</Contents><Contents>") + bool(rows)
+    frame = body[:begin] + body[end:] if rows else body
+    # A line's end in XML is one LF, however it is written.
+    if not is_usual or b"\r" in body or _FRAME.fullmatch(frame) is None:
+        return _parse_any_order(body)
+    fields = dict(reversed(_FIELD.findall(frame)))  # of several with one name, the first
+    truncated, encoding = fields.get(b"IsTruncated"), fields.get(b"EncodingType", b"")
+    if truncated not in (b"true", b"false") or encoding not in (b"url", b"") or b"CommonPrefixes" in fields:
         return _parse_any_order(body)
     keys, times, etags, sizes, classes = zip(*rows, strict=True) if rows else ((),) * 5
-    token = _TOKEN.search(body)
     return _page(
-        keys=_decode_keys(list(keys), is_url=_URL_ENCODED in body),
+        keys=_decode_keys(list(keys), is_url=encoding == b"url"),
         sizes=list(map(int, sizes)),
         mtimes_ns=_parse_times(list(times)),
         etags=_decode_texts(etags),
         storage_classes=_decode_texts(classes),
-        is_truncated=truncated[1] == b"true",
-        next_token=_unescape(token[1].decode("utf-8", "replace")) if token else "",
+        is_truncated=truncated == b"true",
+        next_token=_unescape(fields.get(b"NextContinuationToken", b"").decode("utf-8", "replace")),
         common_prefixes=[],
     )
 
@@ -106,7 +114,7 @@ def parse_page(body: bytes) -> Page:
 def _parse_any_order(body: bytes) -> Page:
     try:
         root = ElementTree.fromstring(body)
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: of an encoding it does not know
         raise ServiceError(f"the LIST reply is not XML: {error}", hint="is the endpoint an S3 service?") from error
     for element in root.iter():
         element.tag = _NAMESPACE.sub("", element.tag)
@@ -203,7 +211,7 @@ def _decode_texts(texts: tuple[bytes, ...]) -> list[str]:
     # Quotes are around every ETag: replacing them in one text is a hundred times faster. Other entities come later.
     joined = b"\0".join(texts).decode("utf-8", "replace").replace("&quot;", '"')
     decoded = joined.split("\0")
-    return [_unescape(text) if "&" in text else text for text in decoded] if "&" in joined else decoded
+    return [_unescape(text).strip() if "&" in text else text for text in decoded] if "&" in joined else decoded
 
 
 def _parse_times(times: list[bytes]) -> list[int]:

@@ -1,0 +1,59 @@
+"""Heads of replies: parsed, and used as the client uses them."""
+
+from contextlib import suppress
+
+from fastfuse.errors import BadReplyError, ObjectChangedError
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.checks import body_start, object_of
+from fastfuse.s3.checksums import given_checksum, is_composite, md5_checksum
+from fastfuse.s3.failures import failure_of_reply
+from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, ReplyHead, parse_head
+
+TOKENS = (
+    *(b"HTTP/1.1 ", b"HTTP/1.0 ", b"200", b"206", b"204", b"304", b"100", b"503", b"\r\n", b"\n", b"\r", b": ", b" "),
+    *(b"content-length", b"transfer-encoding", b"chunked", b"content-range", b"bytes 0-9/10", b"*", b"etag", b'"a"'),
+    *(b"connection", b"close", b"keep-alive", b"last-modified", b"Mon, 23 Nov 2026 10:00:00 GMT", b"-0000", b"+9999"),
+    *(b"x-amz-checksum-crc32c", b"x-amz-checksum-type", b"COMPOSITE", b"x-amz-storage-class", b"\x00", b"\xff", b"W/"),
+)
+
+_SIZE_BYTES = 10
+_VERSIONS = (
+    ObjectRef("bucket", "key", _SIZE_BYTES, '"a"'),
+    ObjectRef("bucket", "key", _SIZE_BYTES, "", 1_795_428_000_000_000_000),
+    ObjectRef("bucket", "key", _SIZE_BYTES, ""),
+)
+
+
+def try_one(data: bytes) -> None:
+    try:
+        head = parse_head(data)
+    except BadReplyHeadError:
+        return
+    assert head == parse_head(data)
+    assert 100 <= head.status <= 999
+    assert head.body_bytes is None or 0 <= head.body_bytes < 10**19
+    assert not (head.is_chunked and head.body_bytes is not None)
+    for name, value in head.headers.items():
+        assert name == name.lower()
+        assert not {"\r", "\n", "\0"} & {*name, *value}
+    _use(head)
+
+
+def _use(head: ReplyHead) -> None:
+    for ref in _VERSIONS:
+        for start, end in ((0, _SIZE_BYTES), (2, 5)):
+            with suppress(BadReplyError, ObjectChangedError):
+                assert body_start(head, ref, start, end) in (0, start)
+    described = object_of(head, "bucket", "key")
+    assert described is None or min(described.size_bytes, described.modified_ns) >= 0
+    assert described is None or max(described.size_bytes, described.modified_ns) < 1 << 63
+    for checksum in (given_checksum(head.headers, is_part=True), given_checksum(head.headers)):
+        assert checksum is None or checksum.digest
+    md5_checksum(head.headers)
+    is_composite(head.headers)
+    region, location, request_id = (
+        head.headers.get(name, "") for name in ("x-amz-bucket-region", "location", "x-amz-request-id")
+    )
+    shown = str(failure_of_reply(head.status, "", region, location, request_id))
+    assert shown.isprintable()
+    assert len(shown) < MAX_HEAD_BYTES // 64
