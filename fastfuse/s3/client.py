@@ -34,8 +34,6 @@ from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import (
     check_range_arguments,
     condition_line,
-    error_code,
-    error_region,
     is_whole_page,
     object_of,
     unzipped,
@@ -45,15 +43,15 @@ from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import (
     Failure,
     Kind,
-    failure_of_network,
     failure_of_reply,
     read_error,
 )
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
+from fastfuse.s3.refusals import failure_of_page, failure_of_refusal, is_of_s3
 from fastfuse.s3.retries import Retries, RetryableError, attempts
-from fastfuse.s3.routes import NotConnectedError, Route, Routes
+from fastfuse.s3.routes import Route, Routes, failure_of_connection
 from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["LIST_DEADLINE_S", "S3Client"]
@@ -96,6 +94,7 @@ class S3Client:
         self._retries = Retries(counters)
         self._rate = RequestRate()
         self._credentials: Credentials | None = None  # those that signed last
+        self._has_met_s3 = False  # whether an S3 service has answered
         self._integrity = Integrity(is_thorough=config.verify, fetch=self._get, head=self._head, counters=counters)
         self._closed = False
 
@@ -266,6 +265,7 @@ class S3Client:
                     self._rate.throttled(trio.current_time())
                 count = attempts(failure.kind, is_read=True, is_mended=is_mended)
                 raise RetryableError(read_error(failure, ref), failure, attempts=count, is_mended=is_mended)
+            self._has_met_s3 = True
             data = self._buffers.take(end - start)
             await read_range(connection, head, ref, start, data)
         finally:
@@ -290,21 +290,22 @@ class S3Client:
                 connection, head = await self._routes.ask(route, request, watch, has_body=is_list)
                 if head.status == 200 or (head.status == 206 and key and query):  # of a part of an upload
                     page = await read_page(connection, head, bucket) if is_list else b""
+                    self._has_met_s3 = self._has_met_s3 or is_of_s3(head, page)
                     if not is_list or is_whole_page(page):
                         return head, page
-                    # S3 may report an error that came late with a status of 200.
-                    failure = failure_of_reply(500, error_code(page))
+                    failure = failure_of_page(head, page)
                 else:
                     failure, is_mended = await self._refusal(
                         connection, head, bucket, route, credentials, has_body=is_list
                     )
             except BadReplyHeadError as error:
-                raise _no_service(route, error) from error
+                raise self._no_service(error, bucket, route) from error
             except OSError as error:
-                failure = _failure_of(error)
+                failure = failure_of_connection(error)
             finally:
                 if connection is not None:
                     self._put_back(route, connection)
+        failure = self._judged(failure)
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
         if is_list and failure.kind is Kind.THROTTLED:
             raise final  # the lister then sends fewer requests
@@ -338,13 +339,15 @@ class S3Client:
             self._put_back(route, connection)
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
         except BadReplyHeadError as error:
-            raise _no_service(route, error) from error
+            raise self._no_service(error, bucket, route) from error
         except OSError as error:
-            failure = _failure_of(error)
+            failure = failure_of_connection(error)
+        if not is_read:
+            failure = self._judged(failure)
         if failure.region:
             return failure.region
         final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
-        if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE, Kind.TLS):
+        if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE, Kind.TLS, Kind.NOT_S3):
             raise RetryableError(final, failure, attempts=attempts(failure.kind, is_read=is_read))
         if self.session.endpoint_url is not None:
             return DEFAULT_REGION
@@ -383,15 +386,9 @@ class S3Client:
         with suppress(BadReplyHeadError, OSError):
             if has_body:
                 document = unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)
-        region = head.headers.get("x-amz-bucket-region") or error_region(document)
-        failure = failure_of_reply(
-            head.status,
-            error_code(document),
-            region,
-            head.headers.get("location", ""),
-            head.headers.get("x-amz-request-id", ""),
-        )
-        if not has_body and head.status == 400 and not region and credentials is not None and credentials.token:
+        self._has_met_s3 = self._has_met_s3 or is_of_s3(head, document)
+        failure = failure_of_refusal(head, document)
+        if not has_body and head.status == 400 and not failure.region and credentials is not None and credentials.token:
             # A HEAD has no error code; this is how S3 refuses an expired token there.
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
@@ -399,6 +396,15 @@ class S3Client:
         # A HEAD answered 403 does not tell a denied object from revoked keys.
         kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
         return failure, await self.session.replace_refused(credentials, kind)
+
+    def _judged(self, failure: Failure) -> Failure:
+        """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
+        is_wrong = failure.is_foreign and not self._has_met_s3
+        return replace(failure, kind=Kind.NOT_S3) if is_wrong else failure
+
+    def _no_service(self, error: BadReplyHeadError, bucket: str, route: Route) -> FastfuseError:
+        failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
+        return self.session.command_error(failure, bucket, "", route.endpoint.region)
 
     def _put_back(self, route: Route, connection: Connection) -> None:
         if self._closed:
@@ -418,23 +424,11 @@ def _get_request(route: Route, credentials: Credentials | None, ref: ObjectRef, 
     return route.request("GET", credentials, key=ref.key, lines=lines + condition_line(ref))
 
 
-def _failure_of(error: OSError) -> Failure:
-    if isinstance(error, NotConnectedError):
-        return failure_of_network(error.reason, is_connected=False)
-    return failure_of_network(error, is_connected=True)
-
-
 def _read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Exception:
     if isinstance(error, BadReplyHeadError):
         return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
-    failure = _failure_of(error)
+    failure = failure_of_connection(error)
     return RetryableError(read_error(failure, ref), failure, attempts=attempts(failure.kind, is_read=True))
-
-
-def _no_service(route: Route, error: BadReplyHeadError) -> ServiceError:
-    return ServiceError(
-        f"What answers at {route.endpoint.host_header} is not an S3 service: {error}.", hint="Check --endpoint-url."
-    )
 
 
 def _raise_as_read_error(error: FastfuseError, ref: ObjectRef) -> NoReturn:

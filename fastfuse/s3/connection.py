@@ -16,7 +16,7 @@ from functools import partial
 import trio
 
 from fastfuse.s3.endpoints import Endpoint
-from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, BodyDecoder, ReplyHead, parse_head
+from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, BodyDecoder, ReplyHead, first_words, parse_head
 from fastfuse.s3.proxies import Proxy, ProxyRefusalError
 from fastfuse.s3.receivers import NoThreadError, Receivers
 from fastfuse.s3.stalls import StallWatch
@@ -220,7 +220,7 @@ class Connection:
             self._has_begun = True
             received = received + chunk if received else chunk  # usually the whole head comes at once
             if not received.startswith(_HTTP) and not _HTTP.startswith(received):
-                raise BadReplyHeadError("no status line of HTTP/1.1")
+                raise BadReplyHeadError(f"it begins with {first_words(received)}")
             while (end := received.find(b"\r\n\r\n")) >= 0:
                 head = parse_head(received[:end])
                 if head.status >= 200:

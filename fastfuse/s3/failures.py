@@ -39,6 +39,7 @@ __all__ = [
     "STATUSES",
     "Failure",
     "Kind",
+    "NoReplyError",
     "failure_of_exception",
     "failure_of_network",
     "failure_of_reply",
@@ -48,6 +49,10 @@ __all__ = [
     "safe_cause",
     "start_error",
 ]
+
+
+class NoReplyError(ConnectionResetError):
+    """A new connection ended before any byte of a reply."""
 
 
 class Kind(Enum):
@@ -60,6 +65,7 @@ class Kind(Enum):
     BROKEN = auto()  # the connection was cut off or stalled
     UNREACHABLE = auto()
     TLS = auto()
+    NOT_S3 = auto()  # something else answers a command that no S3 service has answered yet
     CHANGED = auto()
     NO_BUCKET = auto()
     DENIED = auto()
@@ -82,6 +88,8 @@ class Failure:
     region: str = ""
     # What the service calls the request, if it answered.
     request_id: str = ""
+    # Whether something other than an S3 service may have answered, or ended the connection.
+    is_foreign: bool = False
 
     @property
     def cause(self) -> str:
@@ -93,6 +101,7 @@ _CREDENTIALS = frozenset({Kind.DENIED, Kind.EXPIRED, Kind.SKEWED, Kind.BAD_KEYS,
 _CAUSES = dict.fromkeys(_CREDENTIALS, "credentials") | {
     kind: kind.name.lower() for kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE)
 }
+_CAUSES[Kind.NOT_S3] = "broken"
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 CODES = {
@@ -131,6 +140,8 @@ STATUSES = {
     429: Kind.THROTTLED,
     503: Kind.THROTTLED,
 }
+# OpenSSL's words for plain text in place of a TLS record.
+_PLAIN_PORT = "wrong version number"
 # Codes and regions are shown to the user, so only such words pass.
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 # The scheme and host of a redirect, without a user name or path.
@@ -162,8 +173,9 @@ def failure_of_network(error: OSError, *, is_connected: bool) -> Failure:
         return Failure(kind=Kind.TLS, detail=f"certificate verification failed: {error}")
     detail = _system_text(error) or str(error) or type(error).__name__
     if is_connected:
-        return Failure(kind=Kind.BROKEN, detail=detail)
-    return Failure(kind=Kind.TLS if isinstance(error, TlsError) else Kind.UNREACHABLE, detail=detail)
+        return Failure(kind=Kind.BROKEN, detail=detail, is_foreign=isinstance(error, NoReplyError))
+    kind = Kind.TLS if isinstance(error, TlsError) else Kind.UNREACHABLE
+    return Failure(kind=kind, detail=detail, is_foreign=isinstance(error, ConnectionResetError))
 
 
 def failure_of_exception(error: Exception) -> Failure:
@@ -321,21 +333,36 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) ->
             )
         case Kind.WRONG_REGION:
             return _wrong_region(failure, bucket, region)
-        case Kind.TLS:
-            return ServiceError(
-                f"No secure connection to the S3 service {where}: {detail}.",
-                hint="Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl.",
-            )
-        case Kind.UNREACHABLE:
-            return ServiceError(
-                f"The S3 service {where} cannot be reached: {detail}.", hint="Check --endpoint-url and the network."
-            )
+        case Kind.NOT_S3 | Kind.TLS | Kind.UNREACHABLE:
+            return _no_service(failure, where)
         case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
             return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
         case _:
             message = f"The S3 service {where} failed to list the bucket {bucket!r} ({detail})."
             throttled = failure.kind is Kind.THROTTLED
             return ThrottledError(message, detail=detail) if throttled else ServiceError(message)
+
+
+def _no_service(failure: Failure, where: str) -> ServiceError:
+    detail = failure.detail
+    if failure.kind is Kind.NOT_S3:
+        return ServiceError(
+            f"What answers {where} is not an S3 service: {detail}.",
+            hint="Check --endpoint-url, its port, and whether it begins with http:// or https://.",
+        )
+    if failure.kind is Kind.UNREACHABLE:
+        return ServiceError(
+            f"The S3 service {where} cannot be reached: {detail}.", hint="Check --endpoint-url and the network."
+        )
+    if _PLAIN_PORT in detail:
+        return ServiceError(
+            f"What answers {where} does not speak TLS: {detail}.",
+            hint="Correct --endpoint-url: http:// in place of https://, or another port.",
+        )
+    return ServiceError(
+        f"No secure connection to the S3 service {where}: {detail}.",
+        hint="Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl.",
+    )
 
 
 def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationError:

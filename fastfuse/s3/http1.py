@@ -7,7 +7,7 @@ differently is refused: a repeated length, a length beside chunks, a folded line
 import re
 from dataclasses import dataclass
 
-__all__ = ["MAX_HEAD_BYTES", "BadReplyHeadError", "BodyDecoder", "ReplyHead", "parse_head"]
+__all__ = ["MAX_HEAD_BYTES", "BadReplyHeadError", "BodyDecoder", "ReplyHead", "first_words", "parse_head"]
 
 # S3 sends about 500 bytes; user metadata may add 2 KB. Other servers' limits are 8 to 64 KB and 100 lines.
 MAX_HEAD_BYTES = 64 << 10
@@ -46,6 +46,13 @@ _SINGLE = frozenset(
 )
 
 
+# An error shows so much of what came in place of a reply. Longer words may be keys or tokens that the sender repeats.
+_SHOWN_LETTERS = 60
+_LONGEST_SHOWN_WORD = 19
+_TAGS = re.compile(r"<[^<>]{0,256}>")
+_TLS_ALERT = b"\x15\x03"
+
+
 class BadReplyHeadError(ValueError):
     """The bytes are not an HTTP/1.1 reply."""
 
@@ -62,6 +69,16 @@ class ReplyHead:
     is_chunked: bool = False
 
 
+def first_words(data: bytes) -> str:
+    """Return the beginning of hostile `data` as an error may show it: short, quoted, without tags and controls."""
+    if data.startswith(_TLS_ALERT):
+        return "a TLS alert"
+    text = _TAGS.sub(" ", data[:1024].decode("ascii", "replace"))
+    words = "".join(letter if letter.isprintable() and letter.isascii() else " " for letter in text).split()
+    shown = " ".join("..." if len(word) > _LONGEST_SHOWN_WORD else word for word in words)
+    return repr(shown if len(shown) <= _SHOWN_LETTERS else f"{shown[:_SHOWN_LETTERS]}...") if shown else "no words"
+
+
 def parse_head(head: bytes) -> ReplyHead:
     """Return the head in `head`, which comes without the empty line that ends it.
 
@@ -71,7 +88,7 @@ def parse_head(head: bytes) -> ReplyHead:
     first, *lines = head.decode("utf-8", "replace").split("\r\n")
     match = _STATUS_LINE.fullmatch(first)
     if match is None:
-        raise BadReplyHeadError("no status line of HTTP/1.1")
+        raise BadReplyHeadError(f"it begins with {first_words(head)}")
     if len(lines) > _MAX_HEADERS:
         raise BadReplyHeadError(f"more than {_MAX_HEADERS} headers")
     if _CONTROL_CHARACTER.search("".join(lines)):

@@ -19,6 +19,7 @@ from fastfuse.s3.aws import DEFAULT_REGION, S3Session, bad_ca_bundle
 from fastfuse.s3.connection import Connection, connect
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, client_certificate, resolve_endpoint
+from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.receivers import Receivers
 from fastfuse.s3.signing import Signer
@@ -26,7 +27,7 @@ from fastfuse.s3.sse import customer_key_headers
 from fastfuse.s3.stalls import StallWatch
 from fastfuse.s3.tls import TlsContext
 
-__all__ = ["NotConnectedError", "Route", "Routes"]
+__all__ = ["NotConnectedError", "Route", "Routes", "failure_of_connection"]
 
 # A reply has the checksum of the object only if this asks for it. Signed with the others, it costs nothing more.
 _CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
@@ -84,6 +85,13 @@ class NotConnectedError(OSError):
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+
+def failure_of_connection(error: OSError) -> Failure:
+    """Classify what `Routes.ask` and the connection that it returns raise."""
+    if isinstance(error, NotConnectedError):
+        return failure_of_network(error.reason, is_connected=False)
+    return failure_of_network(error, is_connected=True)
 
 
 class Routes:
@@ -179,7 +187,7 @@ class Routes:
             head = await connection.ask(request, watch, expected_bytes=expected_bytes, has_body=has_body)
             if head is not None:
                 return connection, head
-        raise ConnectionResetError("the connection was closed without an answer")
+        raise NoReplyError("the connection was closed without an answer")
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -1,8 +1,6 @@
 """Listing a bucket: what is asked for, what is taken for a page, and what the user is told where there is none."""
 
 import gzip
-import socket
-import threading
 import tracemalloc
 import zlib
 from dataclasses import replace
@@ -20,7 +18,6 @@ from fastfuse.errors import (
     ThrottledError,
 )
 from fastfuse.objects import ObjectRef
-from fastfuse.s3 import client as client_module
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.bodies import MAX_PAGE_BYTES
 from fastfuse.testing import (
@@ -323,30 +320,6 @@ async def test_a_page_that_is_cut_off_is_asked_for_again(headers: dict[str, str]
     with canned_server(lambda _: next(replies)) as server:
         assert await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1")) == PAGE
         assert len(server.seen) == 2
-
-
-async def test_what_is_no_page_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "LIST_DEADLINE_S", 1.0)
-    with canned_server(lambda _: (200, {}, b"<html>welcome</html>")) as server:
-        config = ConnectionConfig(endpoint_url=server.url, region="us-east-1")
-        with pytest.raises(ServiceError, match=r"failed to list the bucket 'bucket' \(500\)"):
-            await list_page(config)
-
-
-async def test_an_answer_that_is_no_http_is_told() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            with listener.accept()[0] as connection:
-                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(ServiceError, match="is not an S3 service") as caught:
-            await list_page(ConnectionConfig(endpoint_url=url, region="us-east-1"))
-        assert "--endpoint-url" in caught.value.hint
-        thread.join()
 
 
 # --- connections

@@ -142,6 +142,7 @@ def test_which_failures_are_tried_again_and_how_often(*, is_read: bool) -> None:
         Kind.BUSY: UNTIL_DEADLINE,
         Kind.BROKEN: UNTIL_DEADLINE,
         Kind.UNREACHABLE: UNTIL_DEADLINE if is_read else 4,
+        Kind.NOT_S3: 4,
         Kind.EXPIRED: 4,
         Kind.SKEWED: 4,
     }

@@ -1,0 +1,283 @@
+"""What a command is told where something else than S3 answers, and that a service in trouble is waited for."""
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.objects import ObjectRef
+from fastfuse.s3 import retries
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.failures import Kind
+from fastfuse.s3.http1 import ReplyHead, first_words
+from fastfuse.s3.refusals import failure_of_page, failure_of_refusal
+from tests.s3.places import client_of
+from tests.servers import create_chain
+
+Serve = Callable[[socket.socket], object]
+PAGE = b"<!DOCTYPE html><html><head><title>Welcome to nginx!</title></head><body>It works.</body></html>"
+LISTING = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
+
+
+@contextmanager
+def stranger(serve: Serve, *, scheme: str = "http") -> Iterator[tuple[ConnectionConfig, list[int]]]:
+    """Serve each connection of a port with `serve`; yield how to reach it, and the number of its connections."""
+    count = [0]
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            count[0] += 1
+            with contextlib.suppress(OSError), connection:
+                serve(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            yield ConnectionConfig(endpoint_url=url, region="us-east-1"), count
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def reply(data: bytes) -> Serve:
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(data)
+
+    return serve
+
+
+def http(status: str, body: bytes = b"", media_type: str = "text/html; charset=utf-8", more: str = "") -> Serve:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{more}"
+    return reply(f"{head}Connection: close\r\n\r\n".encode() + body)
+
+
+def reset(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+
+
+async def use(config: ConnectionConfig, ask: Callable[[S3Client], Awaitable[object]]) -> FastfuseError:
+    """Return the error of a command's first request."""
+    client = client_of(config)
+    try:
+        with pytest.raises(FastfuseError) as caught:
+            await ask(client)
+    finally:
+        await client.aclose()
+    return caught.value
+
+
+async def listed(client: S3Client) -> bytes:
+    return await client.list("bucket", prefix="")
+
+
+async def headed(client: S3Client) -> ObjectRef:
+    return await client.head("bucket", "key")
+
+
+STRANGERS = [
+    ("a page", http("200 OK", PAGE), "200, text/html: 'Welcome to nginx! It works.'"),
+    ("a page that is not found", http("404 Not Found", PAGE), "404, text/html: 'Welcome to nginx!"),
+    ("a page that is forbidden", http("403 Forbidden", PAGE), "403, text/html: 'Welcome to nginx!"),
+    (
+        "a sign-in",
+        http("302 Found", PAGE, more="Location: https://login.test/?x=1\r\n"),
+        "302, a redirect to 'https://login.test', which is not followed, text/html: 'Welcome",
+    ),
+    ("an API", http("200 OK", b'{"version": 1}', "application/json"), "200, application/json: '{\"version\": 1}'"),
+    ("an empty page", http("200 OK"), "200, an empty body"),
+    ("no content", reply(b"HTTP/1.1 204 No Content\r\n\r\n"), "204, an empty body"),
+    ("plain text", http("200 OK", b"hello\x1b[2J there", ""), "200, text: 'hello [2J there'"),
+    ("a mail server", reply(b"220 mail.test ESMTP\r\n"), "not HTTP/1.1: it begins with '220 mail.test ESMTP'"),
+    ("an SSH server", reply(b"SSH-2.0-OpenSSH_9.6\r\n"), "'SSH-2.0-OpenSSH_9.6'"),
+    ("a TLS port", reply(b"\x15\x03\x01\x00\x02\x02\x46"), "not HTTP/1.1: it begins with a TLS alert"),
+    (
+        "a TLS port of nginx",
+        http("400 Bad Request", b"<title>400 The plain HTTP request was sent to HTTPS port</title>"),
+        "400, text/html: '400 The plain HTTP request was sent to HTTPS port'",
+    ),
+    ("a server that closes", lambda c: c.recv(1 << 16), "the connection was closed without an answer"),
+    ("a server that resets", reset, "the connection was closed without an answer"),
+]
+
+
+@pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
+async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve: Serve, shown: str) -> None:
+    with stranger(serve) as (config, count):
+        error = await use(config, listed)
+    assert isinstance(error, ServiceError)
+    assert f"What answers at {config.endpoint_url} is not an S3 service: " in str(error)
+    assert shown in str(error)
+    assert "--endpoint-url" in error.hint
+    # Four attempts have three pauses, of 1.4 s at most.
+    assert count[0] in (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("serve", "shown"),
+    [
+        (lambda c: c.recv(1 << 16), "the connection was closed without an answer"),
+        (reply(b"220 mail.test ESMTP\r\n"), "it begins with '220 mail.test ESMTP'"),
+    ],
+    ids=["closes", "another protocol"],
+)
+async def test_a_head_of_what_is_not_s3_ends_soon_too(serve: Serve, shown: str) -> None:
+    with stranger(serve) as (config, count):
+        error = await use(config, headed)
+    assert "is not an S3 service" in str(error)
+    assert shown in str(error)
+    assert count[0] in (1, 4)
+
+
+async def test_so_does_the_question_for_a_region() -> None:
+    with stranger(lambda c: c.recv(1 << 16)) as (config, count):
+        client = client_of(ConnectionConfig(endpoint_url=config.endpoint_url))
+        with pytest.raises(ServiceError, match="is not an S3 service: the connection was closed"):
+            await client.list("bucket", prefix="")
+        await client.aclose()
+    assert count[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("serve", "message"),
+    [
+        (http("400 Bad Request", PAGE), "does not speak TLS: wrong version number"),
+        (lambda c: None, "is not an S3 service: Connection reset by peer"),
+    ],
+    ids=["answers", "closes"],
+)
+async def test_https_to_a_port_without_tls_says_so(serve: Serve, message: str) -> None:
+    with stranger(serve, scheme="https") as (config, _):
+        error = await use(config, listed)
+    assert message in str(error)
+    assert "http://" in error.hint
+    assert "--ca-bundle" not in error.hint
+
+
+async def test_http_to_a_port_with_tls_says_that_the_scheme_may_be_wrong(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _, files = create_chain(tmp_path)
+    context.load_cert_chain(files.certificate, files.key)
+    with stranger(lambda c: context.wrap_socket(c, server_side=True)) as (config, _):
+        error = await use(config, listed)
+    assert "is not an S3 service" in str(error)
+    assert "https://" in error.hint
+
+
+# --- a service in trouble
+
+
+# Every one but the throttled ones, which `Pager` tries again.
+TROUBLES = {
+    "an error of S3": http("500 Internal Server Error", b"<Error><Code>InternalError</Code></Error>"),
+    "the page of a gateway": http("502 Bad Gateway", b"<h1>502 Bad Gateway</h1>"),
+    "an error under 200": http("200 OK", b"<Error><Code>InternalError</Code></Error>"),
+    "a page that is cut off": http("200 OK", LISTING[:-10]),
+    "a reply that breaks off": reply(b"HTTP/1.1 200 OK\r\nContent-Le"),
+}
+
+
+def in_turn(*serves: Serve) -> Serve:
+    following = iter(serves)
+    return lambda connection: next(following)(connection)
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_a_service_in_trouble_is_waited_for(trouble: str) -> None:
+    with stranger(in_turn(*[TROUBLES[trouble]] * 6, http("200 OK", LISTING))) as (config, count):
+        client = client_of(config)
+        assert await client.list("bucket", prefix="") == LISTING
+        await client.aclose()
+    assert count[0] == 7
+
+
+@pytest.mark.parametrize("serve", [lambda c: c.recv(1 << 16), http("200 OK", PAGE)], ids=["closes", "a page"])
+async def test_once_s3_has_answered_it_is_waited_for_whatever_comes(serve: Serve) -> None:
+    answer = http("200 OK", LISTING)
+    with stranger(in_turn(answer, *[serve] * 6, answer)) as (config, count):
+        client = client_of(config)
+        for _ in range(2):
+            assert await client.list("bucket", prefix="") == LISTING
+        await client.aclose()
+    assert count[0] == 8
+
+
+async def test_a_read_waits_for_a_service_that_closes_connections() -> None:
+    answer = http("206 Partial Content", b"01234", more='Content-Range: bytes 0-4/10\r\nETag: "e"\r\n')
+    with stranger(in_turn(*[lambda c: c.recv(1 << 16)] * 6, answer)) as (config, count):
+        client = client_of(config)
+        assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
+        await client.aclose()
+    assert count[0] == 7
+
+
+async def test_the_page_of_a_gateway_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with stranger(in_turn(TROUBLES["the page of a gateway"], http("200 OK", LISTING))) as (config, _):
+        client = client_of(config)
+        await client.list("bucket", prefix="")
+        await client.aclose()
+    assert "502, text/html: '502 Bad Gateway'; trying again" in caplog.text
+
+
+# --- what is shown of hostile bytes
+
+
+@given(data=st.binary(max_size=400) | st.text(max_size=200).map(str.encode))
+def test_what_is_shown_is_short_and_plain(data: bytes) -> None:
+    shown = first_words(data)
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert len(shown) < 140
+
+
+def test_long_words_are_not_shown_for_they_may_be_keys() -> None:
+    assert (
+        first_words(b"Signature=AKIAIOSFODNN7EXAMPLE token AKIAIOSFODNN7EXAMPLE is here") == "'... token ... is here'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "document", "kind", "is_foreign"),
+    [
+        (404, {}, PAGE, Kind.CHANGED, True),
+        (404, {"x-amz-request-id": "A1"}, PAGE, Kind.CHANGED, False),
+        (404, {}, b"", Kind.CHANGED, False),
+        (403, {}, b"<Error><Code>AccessDenied</Code></Error>", Kind.DENIED, False),
+        (204, {}, b"", Kind.OTHER, True),
+        (502, {}, PAGE, Kind.BUSY, False),
+        (503, {}, PAGE, Kind.THROTTLED, False),
+    ],
+)
+def test_which_refusals_are_of_s3(
+    status: int, headers: dict[str, str], document: bytes, kind: Kind, is_foreign: bool
+) -> None:
+    failure = failure_of_refusal(ReplyHead(status, headers, True, None), document)
+    assert (failure.kind, failure.is_foreign) == (kind, is_foreign)
+
+
+def test_an_error_under_200_is_of_s3_and_a_page_is_not() -> None:
+    head = ReplyHead(200, {}, True, None)
+    assert not failure_of_page(head, b"<Error><Code>InternalError</Code></Error>").is_foreign
+    assert failure_of_page(head, PAGE).is_foreign
