@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from fastfuse.errors import MountError
@@ -17,7 +17,7 @@ from fastfuse.mount.children import heard
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.sockets import addresses, control_prefix, peer_uid
 
-__all__ = ["RefreshReport", "accept_request", "listen", "request_refresh"]
+__all__ = ["RefreshReport", "accept_request", "listen", "report_of", "request_refresh"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,11 +78,30 @@ def request_refresh(mountpoint: Path) -> RefreshReport:
     for address in addresses(control_prefix(entry.device)):
         answer = _ask(address, {0, entry.owner_uid})
         if answer:
-            return RefreshReport(**heard(answer))
+            return report_of(answer)
     raise MountError(
         f"the mount at {mountpoint} does not answer",
         hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
     )
+
+
+def report_of(answer: bytes) -> RefreshReport:
+    """Return the report that a mount sent.
+
+    Raises:
+        MountError: the answer is none, or is cut off: the mount may be of another version.
+        FastfuseError: it is an error.
+    """
+    try:
+        found = RefreshReport(**heard(answer))
+        if {type(value) for value in astuple(found)} - {int, float}:
+            raise TypeError("a number that is none")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MountError(
+            "the mount answered what is no report",
+            hint="it may be of another version of fastfuse; its log tells what it did",
+        ) from error
+    return found
 
 
 def _ask(address: str, trusted_uids: set[int | None]) -> bytes:

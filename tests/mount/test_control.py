@@ -133,6 +133,12 @@ def test_an_impostor_is_not_believed(mountpoint: Path, monkeypatch: pytest.Monke
         request_refresh(mountpoint)
 
 
+@pytest.mark.parametrize("told", [b'{"added": 1', b'{"kept": 1}', b"[]", b'{"error": 1}'])
+def test_an_answer_that_is_no_report_is_told(mountpoint: Path, told: bytes) -> None:
+    with answering(told), pytest.raises(MountError, match="answered what is no report"):
+        request_refresh(mountpoint)
+
+
 @pytest.mark.parametrize("told", [b"", error_message(MountError("m", hint="h"))])
 def test_a_failure_is_raised_as_it_was_told(mountpoint: Path, told: bytes) -> None:
     with answering(told), pytest.raises(MountError, match="^m$" if told else "does not answer"):
