@@ -6,7 +6,6 @@ readers. For this one request a socket pair stands in for the session's descript
 it, and the answer is taken out, completed and written to the kernel.
 """
 
-import errno
 import logging
 import os
 import select
@@ -25,15 +24,13 @@ from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.loop import take_over_waiting
 from fastfuse.mount.mount_settings import PageCacheUse
 from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
+from fastfuse.mount.preflight import CONTAINER, DEVICE_NUMBER
 from fastfuse.mount.protocol import OUT_HEADER, send_notices
 from fastfuse.mount.replies import LargeReplies
 
 __all__ = ["InitialisedOperations", "Session", "raise_readahead", "tune_kernel"]
 
 _log = logging.getLogger(__name__)
-
-_DEVICE = Path("/dev/fuse")
-_DEVICE_NUMBER = os.makedev(10, 229)  # https://www.kernel.org/doc/html/latest/admin-guide/devices.html
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
 _INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
@@ -149,7 +146,6 @@ class Session:
         Raises:
             MountError: the kernel or fusermount3 refused; the error says what to do.
         """
-        _check_device()
         # libfuse splits options at commas, and pyfuse3 encodes them as ASCII.
         name = quote(source, safe="/:@!$&'()*+;=~ ")
         arguments = {"ro", "default_permissions", f"fsname={name}", f"subtype={SUBTYPE}", *options}
@@ -313,39 +309,16 @@ def _fuse_fds() -> set[int]:
     found = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the descriptor that listed the directory
-            if os.fstat(fd).st_rdev == _DEVICE_NUMBER:
+            if os.fstat(fd).st_rdev == DEVICE_NUMBER:
                 found.add(fd)
     return found
-
-
-def _check_device() -> None:
-    try:
-        if os.stat(_DEVICE).st_rdev != _DEVICE_NUMBER:
-            raise MountError("/dev/fuse is not the FUSE device", hint=_CONTAINER)
-        os.close(os.open(_DEVICE, os.O_RDWR))
-    except FileNotFoundError as error:
-        raise MountError("/dev/fuse is missing", hint=_CONTAINER) from error
-    except OSError as error:
-        if error.errno in {errno.ENODEV, errno.ENXIO}:
-            raise MountError("the kernel has no FUSE", hint="modprobe fuse") from error
-        raise MountError(f"/dev/fuse may not be opened: {error.strerror}", hint=_CONTAINER) from error
-
-
-_CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
 
 
 def _mount_error(mountpoint: Path, reason: str) -> MountError:
     """Return an error with what libfuse or fusermount3 printed, and what to do."""
     reason = reason.strip().splitlines()[-1] if reason.strip() else "libfuse gives no reason"
     reason = reason.removeprefix("fusermount3: ").removeprefix("fuse: ").removeprefix("error: ")
-    if "fusermount3" in reason and "No such file" in reason:
-        return MountError("fusermount3 is not installed", hint="install the package fuse3, or mount as root")
-    if "user_allow_other" in reason:
-        hint = "add the line user_allow_other to /etc/fuse.conf, or mount without --allow-other"
-    elif "not permitted" in reason or "ermission denied" in reason:
-        hint = _CONTAINER
-    else:
-        hint = ""
+    hint = CONTAINER if "not permitted" in reason or "ermission denied" in reason else ""
     return MountError(f"{mountpoint} cannot be mounted on: {reason}", hint=hint)
 
 

@@ -29,9 +29,9 @@ from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import listen_for_hints
 from fastfuse.mount.in_hand import ReadsInHand
 from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
-from fastfuse.mount.mountpoint import prepare_mountpoint
 from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
+from fastfuse.mount.preflight import prepare_mount
 from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
 from fastfuse.mount.session import Session, tune_kernel
@@ -124,7 +124,7 @@ class Supervisor:
         """Mount and serve, as the function `run` says."""
         keep_memory_private()
         settings = self._settings
-        self._mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
+        self._mountpoint = prepare_mount(settings)
         try:
             if settings.metrics_listen:
                 self._start_metrics(*settings.metrics_listen)

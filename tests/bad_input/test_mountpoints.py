@@ -34,6 +34,14 @@ def server() -> Iterator[LoopbackServer]:
 
 
 @pytest.fixture
+def unasked(server: LoopbackServer) -> Iterator[LoopbackServer]:
+    """The server, of which a command that is refused must not have requested anything."""
+    server.clear_requests()
+    yield server
+    assert not server.requests
+
+
+@pytest.fixture
 def place(tmp_path: Path) -> Path:
     """An empty directory that anybody may look at and `NOBODY` owns."""
     for folder in (tmp_path, *tmp_path.parents):
@@ -125,25 +133,25 @@ def test_a_link_to_a_directory_is_a_mountpoint(server: LoopbackServer, place: Pa
     ],
     ids=["missing", "another device", "not permitted"],
 )  # fmt: skip
-def test_dev_fuse_that_cannot_be_used(server: LoopbackServer, place: Path, preparation: str, message: str) -> None:
-    done = run(in_namespace(command(server, place), preparation))
+def test_dev_fuse_that_cannot_be_used(unasked: LoopbackServer, place: Path, preparation: str, message: str) -> None:
+    done = run(in_namespace(command(unasked, place), preparation))
     assert_refused(done, 5, message, "hint: in a container: --device /dev/fuse --cap-add SYS_ADMIN")
     assert find_mount(place) is None
 
 
-def test_a_container_without_the_right_to_mount(server: LoopbackServer, place: Path) -> None:
-    done = run(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--", *command(server, place)])
+def test_a_container_without_the_right_to_mount(unasked: LoopbackServer, place: Path) -> None:
+    done = run(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--", *command(unasked, place)])
     assert_refused(done, 5, "Operation not permitted", "hint: in a container: --device /dev/fuse --cap-add SYS_ADMIN")
     assert find_mount(place) is None
 
 
-def test_an_ordinary_user_who_may_not_open_dev_fuse(server: LoopbackServer, place: Path) -> None:
+def test_an_ordinary_user_who_may_not_open_dev_fuse(unasked: LoopbackServer, place: Path) -> None:
     preparation = DEV_FUSE_FOR_ALL.replace("666", "600")
-    done = run(in_namespace(as_nobody(command(server, place)), preparation))
+    done = run(in_namespace(as_nobody(command(unasked, place)), preparation))
     assert_refused(done, 5, "/dev/fuse may not be opened: Permission denied", "--device /dev/fuse")
 
 
-def test_an_ordinary_user_without_fusermount3(server: LoopbackServer, place: Path) -> None:
+def test_an_ordinary_user_without_fusermount3(unasked: LoopbackServer, place: Path) -> None:
     fusermount3 = Path(shutil.which("fusermount3") or "/usr/bin/fusermount3")
     programs = fusermount3.parent
     # All else of its directory is still found there: the interpreter may be, too.
@@ -154,22 +162,36 @@ def test_an_ordinary_user_without_fusermount3(server: LoopbackServer, place: Pat
     /mnt/programs/ln -s /mnt/programs/* {programs}/
     /mnt/programs/rm {fusermount3}
     """
-    confined = in_namespace(as_nobody(command(server, place)), f"{DEV_FUSE_FOR_ALL}\n{hide}")
+    confined = in_namespace(as_nobody(command(unasked, place)), f"{DEV_FUSE_FOR_ALL}\n{hide}")
     done = run(confined)
     assert_refused(done, 5, "fusermount3 is not installed", "hint: install the package fuse3")
 
 
-def test_an_ordinary_user_and_a_place_of_somebody_else(server: LoopbackServer, place: Path) -> None:
+def test_an_ordinary_user_and_a_place_of_somebody_else(unasked: LoopbackServer, place: Path) -> None:
     os.chown(place, 0, 0)
     place.chmod(0o755)
-    done = run(in_namespace(as_nobody(command(server, place)), DEV_FUSE_FOR_ALL))
+    done = run(in_namespace(as_nobody(command(unasked, place)), DEV_FUSE_FOR_ALL))
     assert_refused(done, 5, f"{place} cannot be mounted on", "no write access")
 
 
-def test_an_ordinary_user_and_allow_other_that_fuse_conf_does_not_allow(server: LoopbackServer, place: Path) -> None:
+def test_an_ordinary_user_and_allow_other_that_fuse_conf_does_not_allow(unasked: LoopbackServer, place: Path) -> None:
     preparation = f"{DEV_FUSE_FOR_ALL}\ntouch /mnt/fuse.conf; mount --bind /mnt/fuse.conf /etc/fuse.conf"
-    done = run(in_namespace(as_nobody(command(server, place, "--allow-other")), preparation))
+    done = run(in_namespace(as_nobody(command(unasked, place, "--allow-other")), preparation))
     assert_refused(done, 5, "user_allow_other", "hint: add the line user_allow_other to /etc/fuse.conf")
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [("chmod 755", "is not set-uid root", "chmod u+s "), ("chmod 4700", "may not be executed", "chmod u+s,a+x ")],
+    ids=["not set-uid", "not executable"],
+)
+def test_an_ordinary_user_and_a_fusermount3_without_its_rights(
+    unasked: LoopbackServer, place: Path, change: str, message: str, hint: str
+) -> None:
+    program = shutil.which("fusermount3") or "/usr/bin/fusermount3"
+    preparation = f"cp {program} /mnt/copy; {change} /mnt/copy; mount --bind /mnt/copy {program}"
+    confined = in_namespace(as_nobody(command(unasked, place)), f"{DEV_FUSE_FOR_ALL}\n{preparation}")
+    assert_refused(run(confined), 5, f"{program} {message}", f"hint: {hint}")
 
 
 def test_an_ordinary_user_mounts_reads_and_unmounts_with_fusermount3(server: LoopbackServer, place: Path) -> None:
