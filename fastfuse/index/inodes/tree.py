@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Layout", "Reason", "Refusals", "Tree"]
+__all__ = ["MAX_NAME_BYTES", "Layout", "Reason", "Refusals", "Tree"]
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux
 

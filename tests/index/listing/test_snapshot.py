@@ -239,7 +239,7 @@ def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         _change("columns.sizes.count", 1), _change("columns.sizes.count", 1 << 40), _change("columns.sizes.count", -1),
         _change("columns.sizes.count", 1 << 70), _change("columns.sizes.offset", 1 << 70),
         _change("columns.sizes.offset", -64), _change("columns.sizes.offset", 1 << 40),
-        _change("columns.sizes.offset", "0"),
+        _change("columns.sizes.offset", "0"), _change("columns.sizes.offset", 4), _change("metadata.bucket", "\ud800"),
         _change("columns.kinds.count", 0), _change("columns.names.count", 1), _change("columns.parents.type", "uint64"),
         _change("columns", []), _change("columns", {}), _change("metadata", {}), _change("metadata.extra", 1),
         _change("metadata.storage_classes", None), _change("refusals.counts", {"odd": 1}),
@@ -279,9 +279,12 @@ def test_a_header_that_is_none_is_refused(snapshot: bytes, text: bytes) -> None:
         ("etags", "<QQ", 16 * 5, (6, 3)), ("etags", "<QQ", 16 * 5, (6, 1 << 63)), ("etags", "<QQ", 16 * 5, (6, 1)),
         ("etags", "<QQ", 0, (2, 3)), ("kinds", "B", 0, (1,)), ("kinds", "B", 4, (0,)),
         ("etags", "<QQ", 16 * 3, (1, 0)), ("storage_classes", "B", 1, (1,)),
+        *(("names", "B", 2, (byte,)) for byte in (*b"/.\0", 0x80, 0xff)), ("names", "BB", 0, (0xc3, 0xa4)),
+        *(("name_ends", "<Q", 8 * 2, (end,)) for end in (0, 1, 3, 1 << 63)), ("name_ends", "<Q", 0, (1,)),
+        ("parents", "<I", 4 * 4, (3,)), ("parents", "<I", 0, (1,)), ("sizes", "<q", 8, (-1,)),
     ],
 )  # fmt: skip
-def test_an_index_whose_sums_are_right_and_whose_directories_or_words_are_not_is_refused(
+def test_an_index_whose_sums_are_right_and_whose_directories_names_or_words_are_not_is_refused(
     snapshot: bytes, column: str, item_format: str, offset: int, items: tuple[int, ...]
 ) -> None:
     """A directory inside itself would be walked for ever."""
@@ -289,6 +292,31 @@ def test_an_index_whose_sums_are_right_and_whose_directories_or_words_are_not_is
     assert len(read(with_item(snapshot, column, item_format, offset, *before), verify_snapshot).table) == 8
     with pytest.raises(ConfigurationError, match="damaged"):
         read(with_item(snapshot, column, item_format, offset, *items), verify_snapshot)
+
+
+def test_an_index_with_two_dots_or_too_many_bytes_in_a_name_is_refused() -> None:
+    snapshot = saved(table_of(dict.fromkeys(("aa", "b" * 250, "c" * 10), (1, 1, MD5, "STANDARD"))))
+    assert len(read(with_item(snapshot, "name_ends", "<Q", 8 * 2, 2 + 255), verify_snapshot).table) == 4
+    longer = with_item(snapshot, "name_ends", "<Q", 8 * 2, 2 + 256)
+    for damaged in (longer, with_item(snapshot, "names", "BB", 0, *b"..")):
+        with pytest.raises(ConfigurationError, match="damaged"):
+            read(damaged, verify_snapshot)
+
+
+def test_an_object_without_a_bucket_is_refused(snapshot: bytes) -> None:
+    header = header_of(snapshot)
+    header["metadata"]["bucket"] = ""
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(with_header(snapshot, header), verify_snapshot)
+
+
+def test_a_header_after_which_no_column_is_aligned_is_refused(snapshot: bytes) -> None:
+    text = json.dumps(header_of(snapshot)).encode()
+    text += bytes(-(_HEAD_BYTES + len(text)) % 64 + 8)
+    (size,) = struct.unpack_from("<I", snapshot, 12)
+    sizes = struct.pack("<II", len(text), zlib.crc32(text))
+    with pytest.raises(ConfigurationError, match="damaged"):
+        opened(snapshot[:12] + sizes + snapshot[20:_HEAD_BYTES] + text + snapshot[_HEAD_BYTES + size :])
 
 
 def test_an_index_whose_numbers_of_children_come_out_right_only_as_64_bits_is_refused(snapshot: bytes) -> None:
