@@ -73,9 +73,9 @@ class Mount:
         return self.log_path.read_text()
 
     def children(self) -> list[int]:
-        """Pids of the supervisor's children, oldest first (the worker is the newest)."""
+        """Pids of the supervisor's children, in the order in which they were forked (the worker is the newest)."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return sorted(map(int, text.split()))
+        return [int(pid) for pid in text.split()]
 
     def worker(self) -> int:
         return self.children()[-1]

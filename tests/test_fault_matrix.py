@@ -40,6 +40,7 @@ from fastfuse.sagemaker.pipe.sequence import File
 from fastfuse.testing import Answer, FaultRule, LoopbackServer, MemoryObjects, Reset
 from fastfuse.testing.faults import Action
 from tests.semantics.places import BUCKET, Place, place
+from tests.semantics.test_metrics import Scrape
 
 MIB = 1 << 20
 LARGE = os.urandom(3 * MIB)
@@ -71,12 +72,16 @@ class Scene:
         self.server = server
         self.directory = directory
         self.counters = Counters()
+        self.retries = retries.Retries(self.counters)
         # Without keys of its own the client would ask for other ones.
         config = ConnectionConfig(
             endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=DEADLINE_S, sign_request=False
         )
         self.client = S3Client(
-            S3Session(config), buffers=PartBuffers(part_bytes=MIB, limit_bytes=64 * MIB), counters=self.counters
+            S3Session(config),
+            buffers=PartBuffers(part_bytes=MIB, limit_bytes=64 * MIB),
+            counters=self.counters,
+            retries=self.retries,
         )
         self.table = self._table()
 
@@ -154,7 +159,8 @@ async def pipe(scene: Scene) -> bool:
 
 
 async def listing(scene: Scene) -> bool:
-    return (await list_source(scene.client, S3Uri.parse("s3://bucket/"))).table.metadata.file_count == 2
+    listed = await list_source(scene.client, S3Uri.parse("s3://bucket/"), retries=scene.retries)
+    return listed.table.metadata.file_count == 2
 
 
 MOUNTED = (first_read, sequential_stream, random_read, small_file)
@@ -203,9 +209,7 @@ async def test_what_passes_costs_time_and_is_told_with_its_end(
     # What is fetched ahead of the first read may be what failed, and nobody waits for it.
     assert len(lines(caplog, "answered again after ", "1 × ")) == 1 or situation is first_read
     assert not lines(caplog, "failed with")
-    # The pager tries throttled pages again itself, and with fewer requests at once; it has no counters.
-    expected = {} if (kind, situation) == (Kind.THROTTLED, listing) else {Failure(kind=kind, detail="").cause: 1}
-    assert retried(scene) == expected
+    assert retried(scene) == {Failure(kind=kind, detail="").cause: 1}
 
 
 @pytest.mark.parametrize(("kind", "situation"), rows(are_tried_again=True) + rows(are_tried_again=False))
@@ -235,7 +239,7 @@ async def test_what_lasts_is_the_error_that_the_policy_says_and_one_line(
         assert isinstance(error, type(read))
     is_tried_again = attempts(kind, is_read=situation is not listing) > 1
     assert bool(lines(caplog, "; trying again (attempt 1 failed")) == is_tried_again
-    assert bool(retried(scene)) == (is_tried_again and (kind, situation) != (Kind.THROTTLED, listing))
+    assert bool(retried(scene)) == is_tried_again
 
 
 @pytest.mark.parametrize("situation", [first_read, small_file, listing], ids=lambda one: one.__name__)
@@ -255,7 +259,7 @@ async def test_a_service_that_is_gone_fails_reads_at_their_deadline_and_a_listin
 @pytest.fixture(scope="module")
 def refreshed() -> Iterator[Place]:
     """A real mount, whose refreshes are made to fail."""
-    with place({"object": b"bytes"}, "--no-sign-request") as here:
+    with place({"object": b"bytes"}, "--no-sign-request", "--metrics-listen", "0") as here:
         yield here
 
 
@@ -267,9 +271,11 @@ def rows_of_refresh(*, are_tried_again: bool) -> list[object]:
 @pytest.mark.parametrize("kind", rows_of_refresh(are_tried_again=True))
 def test_what_passes_while_a_mount_lists_again_is_told_with_its_end(refreshed: Place, kind: Kind) -> None:
     """What lasts ends a refresh as it ends any listing, after minutes."""
-    known = len(refreshed.mount.log)
+    known, before = len(refreshed.mount.log), Scrape(refreshed.mount.metrics_port())
     refreshed.server.faults.add(FaultRule(action=ACTIONS[kind], operation="ListObjectsV2", times=1))
     assert request_refresh(refreshed.path).files == 1
+    retries_of_cause = ("retries_total", Failure(kind=kind, detail="").cause)
+    assert Scrape(refreshed.mount.metrics_port())[retries_of_cause] == before[retries_of_cause] + 1
     told = refreshed.mount.log[known:]
     assert told.count("; trying again (attempt 1 failed") == 1, told
     assert told.count("answered again after ") == 1, told

@@ -39,10 +39,11 @@ class SoakMount:
         return self.log_path.read_text(errors="replace")
 
     def worker(self) -> int | None:
-        """Return the pid of the newest child; None where there is none just now."""
+        """Return the pid of the newest child with the connection to the kernel; None where there is none just now."""
         pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return max(map(int, children), default=None)
+        # In the order in which they were forked; pids begin anew at some time.
+        children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return next(reversed([child for child in children if _is_connected(child)]), None)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics; a label's value stands behind the name: ``fastfuse_errors_total EIO``."""
@@ -72,6 +73,12 @@ def _write_credentials(place: Path) -> dict[str, str]:
     config.write_text(f"[default]\ncredential_process = /bin/sh {program}\n")
     kept = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("AWS_")}
     return {**kept, "AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+
+
+def _is_connected(pid: int) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):  # it, or its descriptor, may go at any time
+        return any(os.readlink(path) == "/dev/fuse" for path in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 @contextmanager

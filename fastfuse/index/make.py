@@ -21,9 +21,11 @@ from fastfuse.index.progress import shown_progress
 from fastfuse.index.saved import IndexCache, load_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, ObjectSource
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
 
 __all__ = ["IndexReport", "make_index"]
 
@@ -47,15 +49,19 @@ class IndexReport:
         return f"{self.files:,} objects, {self.total_bytes:,} bytes, {self.elapsed_s:.1f} s, {rate:,.0f} objects/s"
 
 
-def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> IndexReport:
+def make_index(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None = None
+) -> IndexReport:
     """Write the index of `source` into the empty file (or memfd) `fd`, in a process of its own, which soon ends.
+
+    `counters` count the requests that were tried again.
 
     Raises:
         FastfuseError: no complete index can be made; the content of `fd` is useless.
     """
     gc.disable()  # millions of objects live until the process exits
     started_s = time.monotonic()
-    snapshot, requests = _snapshot(source, origin, connection, fd)
+    snapshot, requests = _snapshot(source, origin, connection, fd, counters)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -68,14 +74,16 @@ def make_index(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig,
     )
 
 
-def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
+def _snapshot(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
+) -> tuple[Snapshot, int]:
     """Write the snapshot to `fd`; return it and the number of requests it took."""
     if origin.shard is None or origin.kind is not SourceKind.PREFIX:
-        return _whole(source, origin, connection, fd)
+        return _whole(source, origin, connection, fd, counters)
     # Every host lists the whole prefix and then keeps its part: one kept listing or index serves all hosts.
     whole_fd = os.memfd_create("fastfuse-whole", os.MFD_CLOEXEC)
     try:
-        snapshot, requests = _whole(source, origin, connection, whole_fd)
+        snapshot, requests = _whole(source, origin, connection, whole_fd, counters)
         if snapshot.view != origin.view:
             part = take_part(snapshot.table, origin.shard.positions)
             snapshot = replace(snapshot, table=part, view=origin.view)
@@ -85,7 +93,9 @@ def _snapshot(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, 
         os.close(whole_fd)
 
 
-def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int) -> tuple[Snapshot, int]:
+def _whole(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
+) -> tuple[Snapshot, int]:
     """Do as `_snapshot`, but for a prefix write all of it, or the part that the saved index holds."""
     view = origin.listed_view
     if origin.saved is not None:
@@ -102,7 +112,7 @@ def _whole(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd:
             return kept, 0
     listed_at_ns = time.time_ns()
     with shown_progress(source) as progress:
-        listing = trio.run(_list, source, origin, connection, progress)
+        listing = trio.run(_list, source, origin, connection, progress, counters)
     snapshot = Snapshot(
         source=str(source), listed_at_ns=listed_at_ns, table=listing.table, refusals=listing.refusals, view=view
     )
@@ -126,14 +136,20 @@ def _may_be_empty(origin: IndexOrigin) -> bool:
 
 
 async def _list(
-    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, progress: ProgressCallback
+    source: S3Uri,
+    origin: IndexOrigin,
+    connection: ConnectionConfig,
+    progress: ProgressCallback,
+    counters: Counters | None,
 ) -> Listing:
-    client = S3Client(S3Session(connection))
+    retries = Retries(counters)
+    client = S3Client(S3Session(connection), retries=retries)
     try:
         if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
             return await list_source(
                 client,
                 source,
+                retries=retries,
                 is_key_name_prefix=origin.is_key_name_prefix,
                 strict=origin.strict,
                 allow_empty=origin.allow_empty,

@@ -23,6 +23,7 @@ from fastfuse.index.make import IndexReport, make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.mount.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
 from fastfuse.mount.control import RefreshReport
 from fastfuse.mount.privileges import as_nobody, confine
@@ -37,8 +38,12 @@ _log = logging.getLogger(__name__)
 _MAX_SENDERS = 5
 
 
-def run_lister(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig) -> tuple[int, IndexReport]:
+def run_lister(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, counters: Counters | None = None
+) -> tuple[int, IndexReport]:
     """List in a new process; return the memfd with the snapshot, which the caller closes, and the report.
+
+    `counters`, whose memory the process inherits, count the requests that were tried again.
 
     Raises:
         FastfuseError: the lister raised it, or did not live to answer.
@@ -48,7 +53,7 @@ def run_lister(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig)
 
     def make() -> dict[str, object]:
         confine(connection)
-        return asdict(make_index(source, origin, connection, snapshot_fd))
+        return asdict(make_index(source, origin, connection, snapshot_fd, counters))
 
     child = fork_child(lambda: answer_on(writing_fd, make))
     os.close(writing_fd)
@@ -82,10 +87,13 @@ class NewTable:
 class _Refresh:
     """One refresh under way."""
 
-    def __init__(self, source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, unsent_fd: int) -> None:
+    def __init__(
+        self, source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, counters: Counters, unsent_fd: int
+    ) -> None:
         self._source = source
         self._origin = origin
         self._connection = connection
+        self._counters = counters
         # Notices of an earlier refresh, or -1; the caller closes them.
         self._unsent_fd = unsent_fd
         # All notices to send, the earlier ones first.
@@ -161,7 +169,7 @@ class _Refresh:
         confine(self._connection)
         started_s = time.monotonic()
         fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
-        made = make_index(self._source, self._origin, self._connection, fresh_fd)
+        made = make_index(self._source, self._origin, self._connection, fresh_fd, self._counters)
         fresh = open_snapshot(fresh_fd)
         table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
         save_snapshot(replace(fresh, table=table), self._new_fd)
@@ -187,11 +195,14 @@ class _Refresh:
 class Refresher:
     """The refreshes of one mount, one at a time, and the clients that wait for them."""
 
-    def __init__(self, source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fork: Fork) -> None:
+    def __init__(
+        self, source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, counters: Counters, fork: Fork
+    ) -> None:
         self._source = source
         # The mount already has any listing that was kept.
         self._origin = replace(origin, max_age_s=0.0)
         self._connection = connection
+        self._counters = counters
         self._fork = fork
         self._running: _Refresh | None = None
         # The report of a listing that succeeded: the table is swapped.
@@ -305,7 +316,7 @@ class Refresher:
     def _start(self, snapshot_fd: int) -> None:
         """Start a refresh. One that cannot start has failed, and `outcome` returns that."""
         _log.info("refreshing %s", self._source)
-        refresh = _Refresh(self._source, self._origin, self._connection, self._unsent_fd)
+        refresh = _Refresh(self._source, self._origin, self._connection, self._counters, self._unsent_fd)
         try:
             refresh.start(self._fork, snapshot_fd)
         except (FastfuseError, OSError) as error:

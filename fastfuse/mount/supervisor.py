@@ -118,7 +118,7 @@ class Supervisor:
         self._control: socket.socket | None = None
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
-        self._refresher = Refresher(settings.source, settings.origin, settings.connection, self._fork)
+        self._refresher = Refresher(settings.source, settings.origin, settings.connection, self._counters, self._fork)
 
     def run(self, ready: Callable[[], None]) -> int:
         """Mount and serve, as the function `run` says."""
@@ -157,7 +157,7 @@ class Supervisor:
 
     def _index(self) -> None:
         settings = self._settings
-        self._snapshot_fd, report = run_lister(settings.source, settings.origin, settings.connection)
+        self._snapshot_fd, report = run_lister(settings.source, settings.origin, settings.connection, self._counters)
         _log.info("listed %s: %s", settings.source, report)
         self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
 

@@ -80,18 +80,23 @@ class S3Client:
     """Reads objects of every bucket that `session` reaches. Constructing it does no I/O and starts no thread."""
 
     def __init__(
-        self, session: S3Session, *, buffers: PartBuffers | None = None, counters: Counters | None = None
+        self,
+        session: S3Session,
+        *,
+        buffers: PartBuffers | None = None,
+        counters: Counters | None = None,
+        retries: Retries | None = None,
     ) -> None:
-        """`get` returns memory of `buffers`; `counters` count each GET as it ends."""
+        """`get` returns memory of `buffers`; `counters` count each GET as it ends. `retries` may be shared."""
         config = session.config
         self.session = session
         self._buffers = buffers or PartBuffers(part_bytes=0, limit_bytes=0)
-        self._counters = counters
+        self._counters = counters = counters or Counters()
         self._slots = trio.Semaphore(config.max_connections)
         self._read_watch = StallWatch(stall_timeout_s(config), config.deadline_s)
         self._list_watch = StallWatch(_LIST_STALL_S, LIST_DEADLINE_S)
         self._routes = Routes(session, self._read_watch, self._ask_region)
-        self._retries = Retries(counters)
+        self._retries = retries or Retries(counters)
         self._rate = RequestRate()
         self._credentials: Credentials | None = None  # those that signed last
         self._has_met_s3 = False  # whether an S3 service has answered
@@ -157,11 +162,9 @@ class S3Client:
         asked |= {name: value for name, value in optional.items() if value}
         # The signature needs this order.
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
+        name = f"the listing of {_shown(bucket, prefix)}"
         with trio.move_on_after(LIST_DEADLINE_S):
-            _, page = await self._retries.run(
-                partial(self._ask_once, bucket, query=query), name=f"the listing of {_shown(bucket, prefix)}"
-            )
-            return page
+            return (await self._retries.run(partial(self._ask_once, bucket, query=query), name=name))[1]
         raise ServiceError(
             f"The S3 service did not list a page of the bucket {bucket!r} within {LIST_DEADLINE_S:.0f} s."
         )
@@ -365,7 +368,7 @@ class S3Client:
         source = self.session.credentials
         credentials = None if source is None else await source.current()
         if credentials is not self._credentials:
-            if self._credentials is not None and self._counters is not None:
+            if self._credentials is not None:
                 self._counters.add(self._counters.slot("fastfuse_credentials_renewed"))
             self._credentials = credentials
         return await self._routes.find(bucket, is_read=is_read), credentials
@@ -413,9 +416,8 @@ class S3Client:
             route.put_back(connection)
 
     def _count(self, outcome: str, fetched_bytes: int = 0) -> None:
-        if self._counters is not None:
-            self._counters.add(self._counters.slot("fastfuse_fetch_requests", outcome))
-            self._counters.add(self._counters.slot("fastfuse_fetched_bytes"), fetched_bytes)
+        self._counters.add(self._counters.slot("fastfuse_fetch_requests", outcome))
+        self._counters.add(self._counters.slot("fastfuse_fetched_bytes"), fetched_bytes)
 
 
 def _get_request(route: Route, credentials: Credentials | None, ref: ObjectRef, start: int, end: int) -> bytes:

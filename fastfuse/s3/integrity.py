@@ -78,14 +78,14 @@ class Integrity:
         is_thorough: bool,
         fetch: Callable[[ObjectRef, int, int], Awaitable[tuple[Buffer, ReplyHead]]],
         head: Callable[[str, str, str], Awaitable[ReplyHead]],
-        counters: Counters | None,
+        counters: Counters,
     ) -> None:
         """Check small files, and all others if `is_thorough`. `head` takes bucket, key and query."""
         self._is_thorough = is_thorough
         self._fetch = fetch
         self._head = head
         self._counters = counters
-        self._slots = {name: counters.slot("fastfuse_verified_objects", name) for name in CHECKS} if counters else {}
+        self._slots = {name: counters.slot("fastfuse_verified_objects", name) for name in CHECKS}
         self._repeats = RepeatedFailures(_log)
         # Least recently fetched first.
         self._objects: dict[ObjectRef, _Object] = {}
@@ -248,8 +248,7 @@ class Integrity:
         )
 
     def _count(self, outcome: str) -> None:
-        if self._counters is not None:
-            self._counters.add(self._slots[outcome])
+        self._counters.add(self._slots[outcome])
 
 
 def _span(start: int, end: int, number: int, expected: Checksum) -> _Span:

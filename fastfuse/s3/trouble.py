@@ -25,7 +25,7 @@ class Trouble:
 
     def __init__(self, counters: Counters | None = None) -> None:
         self.is_open = False
-        self._counters = counters
+        self._counters = counters or Counters()
         self._repeats = RepeatedFailures(_log)
         self._waiting = 0
         self._began_s = 0.0
@@ -46,8 +46,7 @@ class Trouble:
         self._failures[failure.detail] = self._failures.get(failure.detail, 0) + 1
         if len(self._names) < _MOST_NAMES:
             self._names.add(name)
-        if self._counters is not None:
-            self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
+        self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
         request = f", request {failure.request_id}" if failure.request_id else ""
         self._was_told |= self._repeats.tell(
             f"requests tried again after {failure.detail}",

@@ -11,6 +11,7 @@ import pytest
 
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.mount.children import Fork, NoRoomError, fork_child, wait_child
 from fastfuse.mount.refresh import Refresher
 from fastfuse.s3.base import ConnectionConfig
@@ -21,7 +22,7 @@ SNAPSHOT_FD = 0
 
 
 def refresher(fork: Fork) -> Refresher:
-    return Refresher(S3Uri("bucket", ""), IndexOrigin(), ConnectionConfig(), fork)
+    return Refresher(S3Uri("bucket", ""), IndexOrigin(), ConnectionConfig(), Counters(), fork)
 
 
 def no_room(_: Callable[[], object]) -> int:

@@ -31,6 +31,7 @@ from fastfuse.index.listing.frontier import Frontier, Span
 from fastfuse.index.listing.page import Page, Pager
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import PageSource
+from fastfuse.s3.retries import Retries
 
 __all__ = ["list_source"]
 
@@ -46,12 +47,15 @@ async def list_source(
     pages: PageSource,
     source: S3Uri,
     *,
+    retries: Retries | None = None,
     is_key_name_prefix: bool = False,
     strict: bool = False,
     allow_empty: bool = False,
     progress: ProgressCallback = lambda _: None,
 ) -> Listing:
     """List all objects of `source`, with the more requests at once the larger it is. Call `progress` for each page.
+
+    Pages that the service throttles are tried again by `retries`, which may be those of the client behind `pages`.
 
     With `is_key_name_prefix`, these are all keys that begin with the path of `source`. The paths in the table are
     relative to the folder ``path/`` if every key lies in it, and otherwise to the last ``/`` of `path`.
@@ -62,7 +66,7 @@ async def list_source(
         EmptySourceError: `source` has no objects, unless `allow_empty`.
         AccessError, ConfigurationError, ServiceError: as `PageSource.list`.
     """
-    lister = _Lister(pages, source, progress)
+    lister = _Lister(pages, source, progress, retries or Retries())
     if is_key_name_prefix:
         builder = await lister.list_key_names(allow_empty=allow_empty)
     else:
@@ -73,8 +77,8 @@ async def list_source(
 
 
 class _Lister:
-    def __init__(self, pages: PageSource, source: S3Uri, progress: ProgressCallback) -> None:
-        self._pager = Pager(pages, source.bucket)
+    def __init__(self, pages: PageSource, source: S3Uri, progress: ProgressCallback, retries: Retries) -> None:
+        self._pager = Pager(pages, source.bucket, retries)
         self._source = source
         self._progress = progress
         # Every continuation token that was followed: a token that comes back would make the listing endless.

@@ -249,14 +249,14 @@ def _parse_time(text: str) -> int:
 class Pager:
     """Requests the pages of one bucket from a `PageSource`, which stays the caller's."""
 
-    def __init__(self, source: PageSource, bucket: str) -> None:
+    def __init__(self, source: PageSource, bucket: str, retries: Retries) -> None:
         self._source = source
         self._bucket = bucket
         self._limiter = trio.CapacityLimiter(MAX_IN_FLIGHT)
         self._came_since_growth = 0
         self._halved_at_s = -1.0
         self._taken_count = 0
-        self._retries = Retries()
+        self._retries = retries
         self.request_count = 0
         self.throttled_count = 0
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fastfuse.errors import ServiceError, ThrottledError
 from fastfuse.index.listing import page as page_module
 from fastfuse.index.listing.page import MAX_IN_FLIGHT, Page, Pager, parse_page
+from fastfuse.s3.retries import Retries
 from fastfuse.testing.buckets import MemoryObjects
 from fastfuse.testing.pages import ListQuery, render_page, select_page
 from tests.index.listing.test_lister import page_body
@@ -362,7 +363,7 @@ async def pages(pager: Pager, count: int) -> None:
 
 
 async def test_a_burst_of_throttling_halves_the_requests_in_flight_once(autojump_clock: object) -> None:
-    pager = Pager(Busy(throttles=MAX_IN_FLIGHT), "bucket")
+    pager = Pager(Busy(throttles=MAX_IN_FLIGHT), "bucket", Retries())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pages, pager, MAX_IN_FLIGHT)
         await trio.sleep(1.0001)  # the whole first round has been throttled, and nothing of the second is back
@@ -373,7 +374,7 @@ async def test_a_burst_of_throttling_halves_the_requests_in_flight_once(autojump
 
 async def test_a_service_that_goes_on_throttling_is_left_one_request(autojump_clock: object) -> None:
     source = Busy(throttles=10**6)
-    pager = Pager(source, "bucket")
+    pager = Pager(source, "bucket", Retries())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pages, pager, MAX_IN_FLIGHT)
         await trio.sleep(100)
@@ -383,7 +384,7 @@ async def test_a_service_that_goes_on_throttling_is_left_one_request(autojump_cl
 
 
 async def test_requests_in_flight_recover_by_one_a_round(autojump_clock: object) -> None:
-    pager = Pager(Busy(throttles=1), "bucket")
+    pager = Pager(Busy(throttles=1), "bucket", Retries())
     await pager.page("p/")
     assert pager.capacity == MAX_IN_FLIGHT // 2
     await pages(pager, MAX_IN_FLIGHT // 2 - 1)
@@ -399,9 +400,9 @@ async def test_a_page_that_waits_behind_silent_requests_is_given_up(autojump_clo
             raise AssertionError
 
     with trio.fail_after(400), pytest.raises(ServiceError, match="no LIST page of 'bucket' arrived within 300 s"):
-        await Pager(Silent(), "bucket").page("p/")
+        await Pager(Silent(), "bucket", Retries()).page("p/")
 
 
 async def test_a_page_that_is_throttled_for_minutes_is_given_up(autojump_clock: object) -> None:
     with trio.fail_after(400), pytest.raises(ThrottledError):
-        await Pager(Busy(throttles=10**6), "bucket").page("p/")
+        await Pager(Busy(throttles=10**6), "bucket", Retries()).page("p/")
