@@ -205,7 +205,7 @@ print("whole", flush=True)
 def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(server: LoopbackServer) -> None:
     with running(server.endpoint_url, CHANNELS) as job:
         job.wait_for_log("All channels are ready")
-        guardian, *others = sorted(_children(job.process.pid))
+        guardian, *others = _children(job.process.pid)
         processes = [os.pidfd_open(pid) for pid in others]
         with (job.data / "piped_0").open("rb", buffering=0) as file:
             assert file.read(1)
@@ -278,7 +278,7 @@ def test_a_channel_whose_process_is_killed_is_told_and_the_others_go_on(server: 
     with running(server.endpoint_url, channels, command=script(PATIENT)) as job:
         job.wait_for_output("ready")
         # Channels are the first children but the guardian, in their order.
-        _, victim, *_ = sorted(_children(job.process.pid))
+        _, victim, *_ = _children(job.process.pid)
         os.kill(victim, signal.SIGKILL)
         job.wait_for_log("channel mounted: its process was killed by signal 9; the other channels go on")
         assert len((job.data / "other" / "x").read_bytes()) == 40 << 20
@@ -289,7 +289,7 @@ def test_a_channel_whose_process_is_killed_is_told_and_the_others_go_on(server: 
 def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(server: LoopbackServer) -> None:
     with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
         job.wait_for_output("ready")
-        _, _, victim, *_ = sorted(_children(job.process.pid))
+        _, _, victim, *_ = _children(job.process.pid)
         os.kill(victim, signal.SIGKILL)
         assert job.wait() == 1
         assert job.output.split() == ["ready", "SIGTERM"]
@@ -298,6 +298,7 @@ def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(ser
 
 
 def _children(pid: int) -> list[int]:
+    """Pids in the order in which they were forked."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
 
