@@ -1,4 +1,7 @@
-"""Inventory reports: each input is tried as a manifest, as the rows of a CSV file, and as a file as it lies in S3."""
+"""Inventory reports: each input is tried as a manifest, as the rows of a CSV file, and as a file as it lies in S3.
+
+Parquet files are parsed by Arrow, which has fuzzers of its own.
+"""
 
 import gzip
 import io

@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.mutations import mutated
 from tests.fuzz.targets import NAMES, seeds, target
 
-MUTANTS = 400
+MUTANTS = 500
 SEED = 20
 
 
