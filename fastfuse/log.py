@@ -16,7 +16,7 @@ from typing import Final, TextIO
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "configure", "error_text", "formatter"]
+__all__ = ["SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "command_text", "configure", "formatter"]
 
 _OWN: Final = "fastfuse"
 # The journal listens here too, where there is one.
@@ -120,12 +120,14 @@ def formatter(config: LogConfig, *, timed: bool = True) -> logging.Formatter:
     return JsonFormatter() if config.json else HumanFormatter(timed=timed)
 
 
-def error_text(message: str, *, hint: str, exit_code: int, json: bool) -> str:
-    """What the command says as it fails: a sentence and a hint for people, or a record of the JSON log."""
+def command_text(message: str, *, hint: str, exit_code: int = 0, json: bool) -> str:
+    """Return what the command says as it fails with `exit_code`, or warns: for people, or a record of the JSON log."""
+    level = logging.ERROR if exit_code else logging.WARNING
     if json:
-        fields = {"name": _OWN, "levelname": "ERROR", "levelno": logging.ERROR, "msg": message}
-        return JsonFormatter().format(logging.makeLogRecord(fields | {"hint": hint, "exit_code": exit_code}))
-    lines = [f"fastfuse: error: {message}", *([f"hint: {hint}"] if hint else [])]
+        fields = {"name": _OWN, "levelname": logging.getLevelName(level), "levelno": level, "msg": message}
+        ending = {"exit_code": exit_code} if exit_code else {}
+        return JsonFormatter().format(logging.makeLogRecord(fields | {"hint": hint} | ending))
+    lines = [f"fastfuse: {logging.getLevelName(level).lower()}: {message}", *([f"hint: {hint}"] if hint else [])]
     return "\n".join(_redact(_escape_controls(line)) for line in lines)
 
 
@@ -159,7 +161,7 @@ def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> l
             handler = _LogFile(config.file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigurationError(
-                f"the log file {str(config.file)!r} cannot be written: {error.strerror}",
+                f"--log-file {str(config.file)!r} cannot be written: {error.strerror}",
                 hint="name a file in a directory that exists and is writable",
             ) from error
         handler.setFormatter(formatter(config))

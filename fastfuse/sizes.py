@@ -26,8 +26,10 @@ _UNITS: Final = {"": 1, "b": 1} | {
 }
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str = "") -> int:
     """Bytes of ``8MiB``, ``8M`` (the same), ``8MB`` (8 000 000), ``1.5GiB`` or ``4096``, rounded down.
+
+    The error names the `option` that has the value.
 
     Raises:
         ConfigurationError: `text` is none of these.
@@ -35,7 +37,9 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ConfigurationError(f"{text!r} is not a size", hint="write it as 8MiB, 2GiB or a number of bytes")
+        raise ConfigurationError(
+            f"{option} {text!r} is not a size".lstrip(), hint="write it as 8MiB, 2GiB or a number of bytes"
+        )
     return int(Fraction(match[1]) * factor)
 
 

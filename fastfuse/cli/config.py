@@ -95,7 +95,7 @@ def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: in
     if text is None:
         return min(max(available_bytes // 4, MINIMUM_MEMORY_BYTES), MAXIMUM_DEFAULT_MEMORY_BYTES)
     percent = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*%", text.strip(), re.ASCII)
-    size_bytes = int(available_bytes * Fraction(percent[1]) / 100) if percent else parse_size(text)
+    size_bytes = int(available_bytes * Fraction(percent[1]) / 100) if percent else parse_size(text, "--memory-target")
     if size_bytes < MINIMUM_MEMORY_BYTES:
         raise ConfigurationError(
             f"--memory-target {text} is {format_size(size_bytes)}, less than the minimum of "
@@ -132,7 +132,7 @@ def parse_part_size(text: str, memory_bytes: int) -> int:
     Raises:
         ConfigurationError: out of range, not a multiple of the page size, or too large for the memory target.
     """
-    size_bytes = parse_size(text)
+    size_bytes = parse_size(text, "--part-size")
     if not MINIMUM_PART_BYTES <= size_bytes <= MAXIMUM_PART_BYTES or size_bytes % PAGE_BYTES:
         raise ConfigurationError(
             f"--part-size {text} is not a multiple of 4 KiB from {format_size(MINIMUM_PART_BYTES)} to "
@@ -438,9 +438,9 @@ def demo_settings(
     """
     return DemoSettings(
         shard_count=shards,
-        shard_bytes=parse_size(shard_size),
+        shard_bytes=parse_size(shard_size, "--shard-size"),
         small_file_count=small_files,
-        small_file_bytes=parse_size(small_file_size),
+        small_file_bytes=parse_size(small_file_size, "--small-file-size"),
         reader_count=readers,
         keep=keep,
         source=None if uri is None else S3Uri.parse(uri),

@@ -9,11 +9,15 @@ and mount(8) then runs ``fastfuse s3://BUCKET/PREFIX /mnt/data -o rw,...``, havi
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
+from typer.core import TyperCommand
+
+from fastfuse.cli import messages
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["expand", "helper_arguments"]
+__all__ = ["MountCommand", "asks_for_writing", "expand", "helper_arguments"]
 
 # Options for mount(8), systemd or the boot order, and options without effect on a read-only mount that has neither
 # set-uid files nor devices. mount(8) writes `rw` for `defaults`.
@@ -33,6 +37,25 @@ _KERNEL: Final = frozenset({
     "context", "fscontext", "defcontext", "rootcontext",
 })
 # fmt: on
+
+
+class MountCommand(TyperCommand):
+    """A command that takes ``-o`` as mount(8) passes it: fastfuse's own options in it are its long options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
+        own = {
+            name.removeprefix("--").replace("-", "_"): not getattr(parameter, "is_flag", False)
+            for parameter in self.params
+            for name in parameter.opts
+            if name.startswith("--") and name != "--mount-option"
+        }
+        if asks_for_writing(args):
+            messages.warn(
+                "-o rw does not make the mount writable",
+                hint="write ro in its place, in fstab in place of defaults; every write fails with EROFS",
+                words=args,
+            )
+        return super().parse_args(ctx, expand(args, own))
 
 
 def helper_arguments(arguments: Sequence[str]) -> list[str]:
@@ -63,6 +86,18 @@ def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:
         else:
             expanded.append(argument)
     return expanded
+
+
+def asks_for_writing(arguments: Sequence[str]) -> bool:
+    """Return whether the last ``ro`` or ``rw`` among the options of all ``-o`` is ``rw``; mount(8) always gives one."""
+    given = [option for pair in pairwise(["", *arguments]) for option in _option_text(*pair).split(",")]
+    return [option for option in given if option in ("ro", "rw")][-1:] == ["rw"]
+
+
+def _option_text(before: str, argument: str) -> str:
+    if before == "-o":
+        return argument
+    return argument.removeprefix("-o") if argument.startswith("-o") else ""
 
 
 def _words(text: str, own: Mapping[str, bool]) -> list[str]:

@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from fastfuse import __version__, log
-from fastfuse.cli import daemon, fstab, options, startup
+from fastfuse.cli import daemon, fstab, messages, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.config import demo_settings, mount_settings, parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
@@ -44,19 +43,6 @@ app = typer.Typer(
 )
 
 
-class MountCommand(TyperCommand):
-    """A command that takes ``-o`` as mount(8) passes it: fastfuse's own options in it are its long options."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
-        own = {
-            name.removeprefix("--").replace("-", "_"): not getattr(parameter, "is_flag", False)
-            for parameter in self.params
-            for name in parameter.opts
-            if name.startswith("--") and name != "--mount-option"
-        }
-        return super().parse_args(ctx, fstab.expand(args, own))
-
-
 @app.callback(invoke_without_command=True)
 def fastfuse(
     context: typer.Context,
@@ -78,7 +64,7 @@ def fastfuse(
 
 
 @app.command(
-    cls=MountCommand,
+    cls=fstab.MountCommand,
     epilog="Every option can be set in the environment, under the name that is shown with it. In fstab: "
     "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
 )
@@ -259,7 +245,7 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
         return _serve(settings, on_ready)
     except FastfuseError as error:
         if not ready:
-            startup.fail(log.error_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
+            startup.fail(log.command_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
         _logger.error("%s", error)
         return error.exit_code
 
@@ -269,17 +255,23 @@ def unmount(
     mountpoint: Annotated[
         Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount of this machine.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount that is yours.")] = False,
+    of_all_users: Annotated[
+        bool, typer.Option("--all-users", help="Unmount those of all users of the machine; takes root.")
+    ] = False,
     lazy: Annotated[
         bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
     ] = False,
 ) -> int:
     """Unmount a mount of fastfuse, and so end the process that serves it."""
-    if every == (mountpoint is not None):
-        raise ConfigurationError("unmount takes either MOUNTPOINT or --all", hint="see 'fastfuse unmount --help'")
+    if (mountpoint is not None) + every + of_all_users != 1:
+        raise ConfigurationError(
+            "unmount takes one of MOUNTPOINT, --all and --all-users", hint="see 'fastfuse unmount --help'"
+        )
     from fastfuse.mount import mountpoint as mounts
 
-    for path in mounts.fastfuse_mounts() if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
+    uid = None if of_all_users else os.geteuid()
+    for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
         mounts.unmount(path, lazy=lazy)
         _say(f"unmounted {path}")
     return 0
@@ -304,10 +296,10 @@ def index(
     logs: LogConfig,
 ) -> int:
     """Make the index of a source once, so that no mount of it has to list again; or look at what it holds."""
+    if as_json and not summary:
+        raise ConfigurationError("--json says how to print the summary", hint="give --summary, too")
     if output is None and not summary:
         raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
-    if as_json and not summary:
-        raise ConfigurationError("--json is how to print the --summary", hint="give both")
     place = None if output is None else parse_index_place(output)
     log.configure(logs)
     from fastfuse.cli import index_command as command
@@ -413,8 +405,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     startup.prepare()
     daemon.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
+    commands = typer.main.get_group(app)
+    known = messages.variables_of(commands)
+    messages.warn_of_unknown_variables(known, words)
     try:
-        return int(typer.main.get_command(app).main(words, prog_name="fastfuse", standalone_mode=False, obj=given))
+        return int(commands.main(words, prog_name="fastfuse", standalone_mode=False, obj=given))
     except FastfuseError as error:
         message, hint, exit_code = str(error), error.hint, error.exit_code
     except typer.TyperException as error:
@@ -425,7 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
         return _INTERRUPTED
-    sys.stderr.write(log.error_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words)) + "\n")
+    messages.fail(message, hint=hint, exit_code=exit_code, words=words, known=known)
     return exit_code
 
 
@@ -437,11 +432,3 @@ def _say(text: object) -> None:
         # The rest of the buffer would fail once more at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error
-
-
-def _wants_json(words: Sequence[str]) -> bool:
-    """Return whether errors are shown as JSON. Reads the raw words, because parsing them may have failed."""
-    named = [words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--log-format"]
-    if ["json"] in named or any("log-format=json" in word.replace("_", "-") for word in words):
-        return True
-    return not named and os.environ.get("FASTFUSE_LOG_FORMAT") == "json"

@@ -69,9 +69,9 @@ class MountEntry:
         return self.file_system_type == _FILE_SYSTEM_TYPE
 
 
-def fastfuse_mounts() -> list[Path]:
-    """Return where fastfuse file systems are mounted, in order of mounting."""
-    return [entry.path for entry in _entries() if entry.is_ours]
+def fastfuse_mounts(uid: int | None = None) -> list[Path]:
+    """Return where fastfuse file systems are mounted, those that `uid` mounted if given, in order of mounting."""
+    return [entry.path for entry in _entries() if entry.is_ours and uid in (None, entry.owner_uid)]
 
 
 def find_mount(path: Path) -> MountEntry | None:
@@ -156,7 +156,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
     """
     entry = find_mount(path)
     if entry is None:
-        raise MountError(f"nothing is mounted at {path}", hint="fastfuse unmount --all unmounts whatever is")
+        raise MountError(f"nothing is mounted at {path}", hint="'findmnt -t fuse.fastfuse' shows what is")
     if device not in {None, entry.device}:
         raise MountError(
             f"{path} is covered by another mount, of type {entry.file_system_type}", hint=f"umount {path} first"

@@ -18,7 +18,7 @@ NOBODY = 65534
 _PATIENCE_S = 60.0
 
 # Set for every command: whatever is still running afterwards can be told by it.
-_MARK = "FASTFUSE_TEST_MARK"
+_MARK = "TEST_MARK_OF_FASTFUSE"
 
 
 def run(command: list[str], *, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:

@@ -206,10 +206,16 @@ class TestRefusals:
             ("mount s3://b --no-sign-request --profile p", "--no-sign-request and --profile contradict each other"),
             ("mount s3://b --no-verify-ssl --ca-bundle f", "--no-verify-ssl and --ca-bundle contradict each other"),
             ("mount s3://b --nonsense", "No such option: --nonsense"),
-            ("s3://b/p /m -o rw,uid=x", "Invalid value for '--uid'"),
-            ("unmount", "unmount takes either MOUNTPOINT or --all"),
-            ("unmount /m --all", "unmount takes either MOUNTPOINT or --all"),
-            ("demo --shard-size big", "'big' is not a size"),
+            ("s3://b/p /m -o ro,uid=x", "Invalid value for '--uid'"),
+            (
+                "mount s3://b --log-file /nonexistent/log",
+                "--log-file '/nonexistent/log' cannot be written: No such file",
+            ),
+            ("index s3://b --json", "--json says how to print the summary"),
+            ("unmount", "unmount takes one of MOUNTPOINT, --all and --all-users"),
+            ("unmount /m --all", "unmount takes one of MOUNTPOINT, --all and --all-users"),
+            ("unmount --all --all-users", "unmount takes one of MOUNTPOINT, --all and --all-users"),
+            ("demo --shard-size big", "--shard-size 'big' is not a size"),
             ("nonsense", "No such command 'nonsense'."),
         ],
     )
@@ -223,6 +229,60 @@ class TestRefusals:
         assert hint.startswith("hint: ")
         assert output.out == ""
         assert not mounts.settings
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "sentence", "hint"),
+        [
+            (
+                *("FASTFUSE_MEMORY_TARGET", "lots", "--memory-target 'lots' is not a size"),
+                "write it as 8MiB, 2GiB or a number of bytes; FASTFUSE_MEMORY_TARGET gives --memory-target",
+            ),
+            (
+                *("FASTFUSE_LOG_FILE", "/nonexistent/log"),
+                "--log-file '/nonexistent/log' cannot be written: No such file or directory",
+                "name a file in a directory that exists and is writable; FASTFUSE_LOG_FILE gives --log-file",
+            ),
+        ],
+    )
+    def test_a_mistake_in_the_environment_names_the_variable(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        variable: str,
+        value: str,
+        sentence: str,
+        hint: str,
+    ) -> None:
+        monkeypatch.setenv(variable, value)
+        assert main(["mount", "s3://b"]) == 2
+        assert capsys.readouterr().err == f"fastfuse: error: {sentence}\nhint: {hint}\n"
+        monkeypatch.setenv(variable, "/")
+        # What the command line says is the command line's.
+        option = f"--{variable.removeprefix('FASTFUSE_').replace('_', '-').lower()}"
+        assert main(["mount", "s3://b", option, value]) == 2
+        assert capsys.readouterr().err == f"fastfuse: error: {sentence}\nhint: {hint.partition(';')[0]}\n"
+
+    def test_a_variable_that_nothing_reads_is_told_with_the_nearest_one(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_ENDPOINT", "http://h")
+        monkeypatch.setenv("FASTFUSE_OF_MY_OWN", "1")
+        monkeypatch.setenv("FASTFUSE_JOB", "of another command")
+        assert main(["version"]) == 0
+        assert capsys.readouterr().err.splitlines() == [
+            "fastfuse: warning: the environment has FASTFUSE_ENDPOINT, which fastfuse does not read",
+            "hint: did you mean FASTFUSE_ENDPOINT_URL?",
+            "fastfuse: warning: the environment has FASTFUSE_OF_MY_OWN, which fastfuse does not read",
+            "hint: 'fastfuse mount --help' shows the variables; unset it",
+        ]
+
+    def test_a_request_to_write_is_told_that_it_is_in_vain(
+        self, mounts: Mounts, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["mount", "s3://b", "/m", "-o", "rw,nodev"]) == 0
+        assert capsys.readouterr().err.startswith("fastfuse: warning: -o rw does not make the mount writable\nhint: ")
+        assert main(["mount", "s3://b", "/m", "-o", "rw,nodev", "-oro"]) == 0
+        assert capsys.readouterr().err == ""
 
     def test_a_flag_in_the_environment_that_is_neither_true_nor_false_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -249,20 +309,26 @@ class TestUnmount:
         def unmount(path: Path, *, lazy: bool = False) -> None:
             calls.append((path, lazy))
 
-        places = [Path("/mnt/a"), Path("/mnt/b")]
-        stand_in(monkeypatch, "fastfuse.mount.mountpoint", unmount=unmount, fastfuse_mounts=lambda: places)
+        def fastfuse_mounts(uid: int | None) -> list[Path]:
+            return [Path("/mnt/a"), Path("/mnt/b"), *([Path("/mnt/theirs")] if uid is None else [])]
+
+        stand_in(monkeypatch, "fastfuse.mount.mountpoint", unmount=unmount, fastfuse_mounts=fastfuse_mounts)
         return calls
 
     def test_one_mount_is_taken_away(self, unmounted: list[tuple[Path, bool]]) -> None:
         assert main(["unmount", "/mnt/x/../a"]) == 0
         assert unmounted == [(Path("/mnt/a"), False)]
 
-    def test_all_mounts_are_taken_away(
+    def test_all_mounts_of_the_user_are_taken_away(
         self, unmounted: list[tuple[Path, bool]], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["unmount", "--all", "--lazy"]) == 0
         assert unmounted == [(Path("/mnt/a"), True), (Path("/mnt/b"), True)]
         assert capsys.readouterr().out == "unmounted /mnt/a\nunmounted /mnt/b\n"
+
+    def test_those_of_all_users_are_taken_away(self, unmounted: list[tuple[Path, bool]]) -> None:
+        assert main(["unmount", "--all-users"]) == 0
+        assert unmounted == [(Path("/mnt/a"), False), (Path("/mnt/b"), False), (Path("/mnt/theirs"), False)]
 
 
 def test_the_demo_is_given_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -518,3 +518,14 @@ def test_a_user_without_fusermount3_is_told_what_to_install(tmp_path: Path, monk
         with pytest.raises(MountError, match="fusermount3 is not installed") as caught:
             unmount(tmp_path)
         assert "fuse3" in caught.value.hint
+
+
+def test_the_mounts_of_one_user_are_told_apart_from_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(place: str, owner_uid: int, kind: str = "fuse.fastfuse") -> MountEntry:
+        return MountEntry(Path(place), "0:1", kind, "s3://b/", owner_uid)
+
+    entries = [entry("/a", 0), entry("/b", 1000), entry("/c", 0, "fuse.sshfs"), entry("/d", 0)]
+    monkeypatch.setattr(mountpoint, "_entries", lambda: entries)
+    assert mountpoint.fastfuse_mounts(0) == [Path("/a"), Path("/d")]
+    assert mountpoint.fastfuse_mounts(1000) == [Path("/b")]
+    assert mountpoint.fastfuse_mounts() == [Path("/a"), Path("/b"), Path("/d")]

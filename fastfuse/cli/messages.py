@@ -1,0 +1,71 @@
+"""What the command line says of a mistake: which option or variable it is in, and which variables nobody reads."""
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from typer.core import TyperCommand, TyperGroup
+
+from fastfuse import log
+
+__all__ = ["fail", "variables_of", "warn", "warn_of_unknown_variables"]
+
+_PREFIX = "FASTFUSE_"
+
+
+def variables_of(group: TyperGroup) -> dict[str, str]:
+    """Return the environment variables that the commands of `group` read, each with its option or argument."""
+    return {
+        variable: max(parameter.opts, key=len)
+        for command in group.commands.values()
+        if isinstance(command, TyperCommand)
+        for parameter in command.params
+        for variable in _as_list(parameter.envvar)
+    }
+
+
+def warn_of_unknown_variables(
+    known: Mapping[str, str], words: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> None:
+    """Warn of each variable that looks like one of ours and is none of those `known`."""
+    for name in sorted(name for name in environ if name.startswith(_PREFIX) and name not in known):
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        warn(
+            f"the environment has {name}, which fastfuse does not read",
+            hint=f"did you mean {nearest[0]}?" if nearest else "'fastfuse mount --help' shows the variables; unset it",
+            words=words,
+        )
+
+
+def warn(message: str, *, hint: str, words: Sequence[str]) -> None:
+    """Say on stderr what is not as the user of the command line `words` may think."""
+    sys.stderr.write(log.command_text(message, hint=hint, json=_wants_json(words)) + "\n")
+
+
+def fail(message: str, *, hint: str, exit_code: int, words: Sequence[str], known: Mapping[str, str]) -> None:
+    """Say on stderr why the command line `words` fails. An option in `message` may have been given by a variable."""
+    given = [f"{variable} gives {option}" for variable, option in _blamed(message, words, known)]
+    hint = "; ".join([*([hint] if hint else []), *given])
+    text = log.command_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words))
+    sys.stderr.write(text + "\n")
+
+
+def _blamed(message: str, words: Sequence[str], known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    named = {word.strip("'\",;:") for word in message.split()}
+    for variable, option in known.items():
+        is_given = any(word == option or word.startswith(f"{option}=") for word in words)
+        if option.startswith("--") and option in named and variable in os.environ.keys() - named and not is_given:
+            yield variable, option
+
+
+def _as_list(envvar: str | Sequence[str] | None) -> Sequence[str]:
+    return [envvar] if isinstance(envvar, str) else envvar or []
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Return whether messages are shown as JSON. Reads the raw words, because parsing them may have failed."""
+    named = [words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--log-format"]
+    if ["json"] in named or any("log-format=json" in word.replace("_", "-") for word in words):
+        return True
+    return not named and os.environ.get("FASTFUSE_LOG_FORMAT") == "json"
