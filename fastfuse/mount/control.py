@@ -94,7 +94,7 @@ def report_of(answer: bytes) -> RefreshReport:
     """
     try:
         found = RefreshReport(**heard(answer))
-        if {type(value) for value in astuple(found)} - {int, float}:
+        if [type(value) for value in astuple(found)] != [int, int, int, int, float]:
             raise TypeError("a number that is none")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MountError(

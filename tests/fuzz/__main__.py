@@ -6,11 +6,13 @@ into ``tests/fuzz/corpus/NAME/`` under a telling name once it is repaired.
 """
 
 import argparse
+import random
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.fuzz.targets import CORPUS, NAMES, target
+from tests.fuzz.mutations import mutant
+from tests.fuzz.targets import CORPUS, NAMES, seeds, target
 
 BUILD = Path("build/fuzz")
 TIMEOUT_S = 10
@@ -61,7 +63,18 @@ def _fuzz(name: str, seconds: int) -> None:
         "verbosity": 0,
     }
     options = [f"-{option}={value}" for option, value in settings.items()]
-    atheris.Setup([sys.argv[0], *options, str(place / "reached"), str(CORPUS / name)], module.try_one)
+    inputs = list(seeds(name).values())
+
+    def mutate(data: bytes, max_bytes: int, seed: int) -> bytes:
+        """Mutate `data` as libFuzzer does, by bytes and what comparisons wanted, or by words of the format."""
+        generator = random.Random(seed)
+        if generator.random() < 0.5:
+            mutated: bytes = atheris.Mutate(data, max_bytes)
+            return mutated
+        return mutant(data, generator, inputs, module.TOKENS)[:max_bytes]
+
+    folders = [str(place / "reached"), str(CORPUS / name)]
+    atheris.Setup([sys.argv[0], *options, *folders], module.try_one, custom_mutator=mutate)
     atheris.Fuzz()
 
 

@@ -39,7 +39,7 @@ _CONTENTS = re.compile(
     rb"<StorageClass>([\w.-]+)</StorageClass></Contents>"
 )
 _FIELD = re.compile(rb"\s*<(\w+)(?:\s*/>|>([^<]*)</\1>)")
-# A page without its rows.
+# A page with one empty row for all.
 _FRAME = re.compile(
     rb"""(?:<\?xml version=["']1\.0["'](?: encoding=["'](?i:utf-8)["'])?\s*\?>)?\s*"""
     rb"""<ListBucketResult(?: xmlns=["'][\w:/.-]*["'])?>(?:%b)*\s*</ListBucketResult>\s*""" % _FIELD.pattern
@@ -90,7 +90,7 @@ def parse_page(body: bytes) -> Page:
     rows = _CONTENTS.findall(body)
     begin, end = body.find(b"<Contents>"), body.rfind(b"</Contents>") + len(b"</Contents>")
     is_usual = len(rows) == body.count(b"<Contents") == body.count(b"</Contents><Contents>") + bool(rows)
-    frame = body[:begin] + body[end:] if rows else body
+    frame = body[:begin] + b"<Contents/>" + body[end:] if rows else body
     # A line's end in XML is one LF, however it is written.
     if not is_usual or b"\r" in body or _FRAME.fullmatch(frame) is None:
         return _parse_any_order(body)
