@@ -7,6 +7,7 @@ lives as long as the mount. Every index that is read back is checked byte by byt
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Collection
@@ -17,6 +18,7 @@ from typing import BinaryIO
 import trio
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.index.inodes.columns import are_made
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
 from fastfuse.index.snapshot import Snapshot, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
@@ -111,9 +113,12 @@ class IndexCache:
     def find(self, path: Path, source: S3Uri, max_age_s: float, fd: int, view: str = "") -> Snapshot | None:
         """Copy the index in `path` into the empty file `fd` and return it, if it is sound, ours and young enough."""
         try:
-            with _open_file(path) as file:
-                if os.fstat(file.fileno()).st_uid != os.geteuid():
+            with _open_file(path, os.O_NOFOLLOW) as file:
+                status = os.fstat(file.fileno())
+                if status.st_uid != os.geteuid():
                     raise ConfigurationError("it belongs to another user")
+                if status.st_mode & 0o022:
+                    raise ConfigurationError("other users can write to it")
                 _copy_into(fd, file)
             snapshot = verify_index(fd, source, {view})
         except FileNotFoundError:
@@ -154,6 +159,11 @@ def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snap
     if snapshot.view.startswith(_MANIFESTS):
         return snapshot  # a manifest may name any key
     metadata = snapshot.table.metadata
+    if are_made(snapshot.table.columns["kinds"]).any():
+        raise ConfigurationError(
+            f"it is an index of {source} and has contents of files of its own, as only an index of a manifest may",
+            hint="make it again with 'fastfuse index'",
+        )
     if metadata.bucket != source.bucket or not _lies_in(snapshot, source.path):
         prefix = S3Uri(metadata.bucket, metadata.key_prefix)
         raise ConfigurationError(
@@ -184,14 +194,13 @@ def _lies_in(snapshot: Snapshot, path: str) -> bool:
     return all(name == path.encode() for name in begun)
 
 
-def _open_file(path: Path) -> BinaryIO:
+def _open_file(path: Path, flags: int = 0) -> BinaryIO:
     """Open `path` for reading; raise `OSError` for a FIFO or a device, without waiting."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = os.fdopen(fd, "rb")
-    if not path.is_file():
-        file.close()
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
         raise OSError(f"{path} is not a regular file")
-    return file
+    return os.fdopen(fd, "rb")
 
 
 def _copy_into(fd: int, file: BinaryIO) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Refusals
-from fastfuse.index.origin import KEY_NAME_PREFIX
+from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
 from fastfuse.index.saved import IndexCache, load_index, store_index, verify_index
 from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
@@ -132,6 +132,24 @@ def test_a_file_of_another_user_is_passed_over(cache: IndexCache, fd: int, caplo
     assert "another user" in caplog.text
 
 
+def test_a_file_that_others_can_write_is_passed_over(
+    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = kept(cache)
+    path.chmod(0o620)
+    assert cache.find(path, SOURCE, 60, fd) is None
+    assert "other users can write to it" in caplog.text
+
+
+def test_a_symbolic_link_in_the_cache_is_passed_over(
+    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = kept(cache)
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+    assert cache.find(path, SOURCE, 60, fd) is None
+    assert "symbolic links" in caplog.text
+
+
 def test_nothing_kept_is_nothing_to_tell(cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture) -> None:
     assert cache.find(cache.path(SOURCE, None), SOURCE, 60, fd) is None
     assert not caplog.records
@@ -207,6 +225,17 @@ def test_an_index_of_the_folder_or_the_object_is_one_of_the_source(snapshot: Sna
 def test_an_index_of_anything_else_is_refused(snapshot: Snapshot, asked: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{message}$"):
         verified(snapshot, asked)
+
+
+@pytest.mark.parametrize("view", ["", KEY_NAME_PREFIX])
+def test_only_an_index_of_a_manifest_has_contents_of_its_own(view: str) -> None:
+    builder = TableBuilder("b", "a/")
+    builder.add_made(b"made", b"content", 10**18)
+    made = Snapshot(source="s3://b/a/", listed_at_ns=17, table=builder.build()[0], refusals=Refusals(), view=view)
+    with pytest.raises(ConfigurationError, match="has contents of files of its own"):
+        verified(made, "s3://b/a/", view)
+    manifest = str(SourceKind.AUGMENTED_MANIFEST)
+    verified(replace(made, view=manifest), "s3://b/a/", manifest)
 
 
 @pytest.mark.parametrize(
