@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
 from fastfuse.sagemaker.channel import Channel, Cluster, TrainingJob
+from fastfuse.sagemaker.directories import open_directory
 
 __all__ = [
     "BASE_DIR",
@@ -94,12 +94,16 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
         "resourceconfig.json": resource_config(cluster),
     }
     try:
-        for directory in (paths.config, paths.data, paths.model, paths.code, paths.output_data, paths.checkpoints):
-            directory.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            _write(paths.config / name, json.dumps(content, separators=(",", ":")))
+        for directory in (paths.data, paths.model, paths.code, paths.output_data, paths.checkpoints):
+            os.close(open_directory(directory, paths.base))
+        config_fd = open_directory(paths.config, paths.base)
+        try:
+            for name, content in files.items():
+                _write(config_fd, name, json.dumps(content, separators=(",", ":")))
+        finally:
+            os.close(config_fd)
     except OSError as error:
-        raise _cannot_make(error.filename or paths.base, error) from error
+        raise _cannot_make(paths.config / (error.filename or ""), error) from error
 
 
 def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
@@ -107,20 +111,23 @@ def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
     message = f"{str(path)!r} cannot be made: {error.strerror}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskError(message, hint="free some space")
+    if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST}:
+        return ConfigurationError(message, hint="remove it, or name another directory with --base-dir")
     return ConfigurationError(message, hint="run as root, or name a directory of yours with --base-dir")
 
 
-def _write(path: Path, text: str) -> None:
-    made, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+def _write(directory_fd: int, name: str, text: str) -> None:
+    hidden = f".{name}.{os.urandom(8).hex()}"
+    # The script may be another user's.
+    made = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory_fd)
     try:
         with os.fdopen(made, "w", encoding="ascii") as file:
-            # The script may be another user's.
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(made, 0o644)
             file.write(text)
-        os.replace(name, path)
+        os.replace(hidden, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     except BaseException:
         with suppress(OSError):
-            os.unlink(name)
+            os.unlink(hidden, dir_fd=directory_fd)
         raise
 
 
@@ -134,10 +141,9 @@ def claim_base_dir(paths: JobPaths) -> int:
         DiskError: the disk is full.
     """
     try:
-        paths.input.mkdir(parents=True, exist_ok=True)
-        fd = os.open(paths.input, os.O_RDONLY | os.O_DIRECTORY)
+        fd = open_directory(paths.input, paths.base)
     except OSError as error:
-        raise _cannot_make(paths.input, error) from error
+        raise _cannot_make(error.filename or paths.input, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -148,6 +148,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         part_size_bytes=task.settings.part_size_bytes,
         is_verified=task.settings.connection.verify,
         claim=task.disk_claim,
+        base=task.settings.paths.base,
     )
     done = download_channel(snapshot_fd, task.settings.connection, settings, report)
     if done.unknown_files:
@@ -159,7 +160,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     kept = f", {done.kept_files:,} of which were there" if done.kept_files else ""
     tell(ready=f"{done.files:,} files{kept}, {format_size(done.total_bytes)} in {done.elapsed_s:.1f} s at {place}")
     # The job need not wait for the disk.
-    settle_channel(place)
+    settle_channel(place, task.settings.paths.base)
     return 0
 
 
@@ -181,6 +182,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     settings = PipeSettings(
         channel=channel,
         directory=paths.data,
+        base=paths.base,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
     )
@@ -209,6 +211,8 @@ def _is_full(message: str) -> MountError:
 
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.settings.paths.channel(task.channel.name)
+    if place.is_symlink():
+        raise MountError(f"{place} is a symbolic link, and none below the base directory is followed", hint="remove it")
     # A mount that is there says so itself, and one that is dead is cleared.
     if find_mount(place) is None and place.is_dir() and any(place.iterdir()):
         raise _is_full(f"the mountpoint {place} is not empty")

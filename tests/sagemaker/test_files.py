@@ -172,6 +172,6 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) ->
 
 def test_a_base_directory_that_cannot_be_made_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"file.*cannot be made: Not a directory") as caught:
+    with pytest.raises(ConfigurationError, match=r"file.*cannot be made: File exists") as caught:
         written(tmp_path / "file", described(request()))
     assert "--base-dir" in caught.value.hint

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
+from fastfuse.sagemaker.directories import open_directory
 from fastfuse.sagemaker.download.stamps import Stamp, Trust
 
 __all__ = [
@@ -78,16 +79,17 @@ class Directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def open_root(path: Path) -> Directory:
+def open_root(path: Path, base: Path | None = None) -> Directory:
     """Open the channel's directory, made if it is missing, and lock out other downloads until it is closed.
+
+    No symbolic link below `base`, by default the directory before it, is followed.
 
     Raises:
         ConfigurationError: another process downloads to it.
         DiskError: it cannot be had.
     """
     with disk_errors(os.fsencode(path)):
-        path.mkdir(parents=True, exist_ok=True)
-        root = Directory(os.open(path, _DIRECTORY), os.fsencode(path))
+        root = Directory(open_directory(path, base or path.parent), os.fsencode(path))
     try:
         fcntl.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -46,7 +46,7 @@ __all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel",
 class DownloadSettings:
     """The directory of a download, and the memory it may use."""
 
-    # Made if it is missing. It may be a symbolic link; nothing below it is followed.
+    # Made if it is missing.
     directory: Path
     # Bytes of object data on their way or not yet written.
     memory_target_bytes: int
@@ -56,6 +56,8 @@ class DownloadSettings:
     is_verified: bool = False
     # The claim among those of the job's channels; alone by default.
     claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
+    # No symbolic link below it is followed; None: the directory before `directory`.
+    base: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ def download_channel(
         raise first from error.__cause__
 
 
-def settle_channel(directory: Path) -> None:
+def settle_channel(directory: Path, base: Path | None = None) -> None:
     """Wait for the disk, so that the next boot of the host believes the channel's files.
 
     Call it after `download_channel`, when nothing waits: it takes as long as the disk does.
@@ -114,7 +116,7 @@ def settle_channel(directory: Path) -> None:
     Raises:
         DiskError: the disk did not take what was written to it.
     """
-    root = open_root(directory)
+    root = open_root(directory, base)
     try:
         with disk_errors(root.path):
             settle(root)
@@ -146,7 +148,7 @@ async def download(
     most_gets: int,
 ) -> DownloadReport:
     """Download from any reader as `download_channel` does; raise its `ReadError`, in a group."""
-    root = await trio.to_thread.run_sync(open_root, settings.directory)
+    root = await trio.to_thread.run_sync(open_root, settings.directory, settings.base)
     try:
         return await _download_to(root, table, reader, settings, report, most_gets)
     finally:

@@ -69,26 +69,31 @@ def _nowhere(_: memoryview) -> int:
 class Fifo:
     """The FIFO at `path`; neither making it nor waiting for its reader blocks the thread."""
 
-    def __init__(self, path: Path, lent_from: Callable[[memoryview], int] = _nowhere) -> None:
+    def __init__(
+        self, path: Path, lent_from: Callable[[memoryview], int] = _nowhere, *, directory: Path | None = None
+    ) -> None:
         """Make the FIFO. `lent_from` returns the address of bytes whose pages are never written to again, or 0.
+
+        `directory` is another path to the directory of `path`, to be used in its place.
 
         Raises:
             ConfigurationError: something that is no FIFO is there.
             MountError: it cannot be made.
         """
         self.path = path
+        self._place = (directory or path.parent) / path.name
         self._write_fd = self._read_fd = self._opens_fd = -1
         # Written since other tasks had their turn.
         self._turn_bytes = 0
         self._lent_from = lent_from
-        hidden = path.with_name(f".{path.name}.{os.getpid()}")
+        hidden = self._place.with_name(f".{path.name}.{os.getpid()}")
         try:
             hidden.unlink(missing_ok=True)
             os.mkfifo(hidden)
             try:
                 self._open(hidden)
-                _unlink_fifo(path)
-                os.link(hidden, path)  # which, unlike a rename, takes nobody's place
+                _unlink_fifo(self._place)
+                os.link(hidden, self._place)  # which, unlike a rename, takes nobody's place
             finally:
                 hidden.unlink()
         except FileExistsError as error:
@@ -110,8 +115,8 @@ class Fifo:
     def hide(self) -> None:
         """Remove the FIFO's name: readers that have it open go on."""
         with contextlib.suppress(OSError):  # somebody else has removed it, or its directory
-            if os.path.samestat(os.lstat(self.path), os.fstat(self._write_fd)):
-                self.path.unlink()
+            if os.path.samestat(os.lstat(self._place), os.fstat(self._write_fd)):
+                self._place.unlink()
 
     def has_reader(self) -> bool:
         """Return whether any process has the FIFO open for reading, after `opened`."""

@@ -20,6 +20,7 @@ from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.sagemaker.channel import Channel
+from fastfuse.sagemaker.directories import open_directory, path_of
 from fastfuse.sagemaker.pipe.epoch import EpochWriter
 from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
 from fastfuse.sagemaker.pipe.lookahead import Lookahead
@@ -35,6 +36,8 @@ class PipeSettings:
     channel: Channel
     # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...
     directory: Path
+    # No symbolic link below it is followed; None: the directory before `directory`.
+    base: Path | None = None
     memory_target_bytes: int = 1 << 30
     part_size_bytes: int = 8 << 20
 
@@ -158,6 +161,8 @@ class _Channel:
         self._lookahead: Lookahead | None = None
         # The open FIFOs, earliest first.
         self._fifos: list[Fifo] = []
+        # They are made in it, wherever its path may lead later.
+        self._directory_fd = -1
         self._epoch = self._objects = self._written_bytes = 0
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -165,8 +170,9 @@ class _Channel:
         try:
             async with trio.open_nursery() as nursery:
                 engine = ReadEngine(self._reader, self._config, nursery, lambda: self._sequence.table)
-                self._settings.directory.mkdir(parents=True, exist_ok=True)
-                remove_stale(self._settings.directory, self._settings.channel.name)
+                directory = self._settings.directory
+                self._directory_fd = open_directory(directory, self._settings.base or directory.parent)
+                remove_stale(path_of(self._directory_fd), self._settings.channel.name)
                 self._make_fifo(self._epoch)
                 ready()
                 nursery.start_soon(self._report_often)
@@ -174,6 +180,8 @@ class _Channel:
         finally:
             for fifo in self._fifos:
                 fifo.close()
+            if self._directory_fd >= 0:
+                os.close(self._directory_fd)
 
     async def _stream(self, engine: ReadEngine) -> None:
         try:
@@ -247,7 +255,8 @@ class _Channel:
             )
 
     def _make_fifo(self, epoch: int) -> None:
-        fifo = Fifo(self._settings.directory / f"{self._settings.channel.name}_{epoch}", self._buffers.lent_from)
+        path = self._settings.directory / f"{self._settings.channel.name}_{epoch}"
+        fifo = Fifo(path, self._buffers.lent_from, directory=path_of(self._directory_fd))
         self._fifos.append(fifo)
         if self._guard is not None:
             self._guard.hold(fifo.fileno())

@@ -223,3 +223,19 @@ def meanwhile():
         job.wait_for_output("reading")
         assert job.stop() == 9, job.log
         assert job.output.split()[-2:] == [str(SIZE_BYTES)] * 2
+
+
+@pytest.mark.parametrize(("mode", "place"), [("File", "data"), ("FastFile", "data"), ("Pipe", "")])
+def test_a_link_in_the_place_of_a_channel_is_not_followed(
+    server: LoopbackServer, tmp_path: Path, mode: str, place: str
+) -> None:
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    planted = base / "input/data" / place
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(elsewhere)
+    with running(server.endpoint_url, [channel("data", mode, "data/")], base=base) as job:
+        assert job.wait() != 0
+        assert f"{planted} is a symbolic link, and none below " in job.log
+    assert not any(elsewhere.iterdir())
+    assert find_mount(elsewhere) is None
