@@ -27,12 +27,15 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_into
+from fastfuse.sizes import format_size
 
 __all__ = ["IndexCache", "load_index", "replace_file", "store_index", "verify_index"]
 
 _log = logging.getLogger(__name__)
 
 _STEP_BYTES = 64 << 20
+# An index is copied into memory. A hundred million objects take 7 GB.
+_MOST_BYTES = 16 << 30
 _MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
 
@@ -81,6 +84,7 @@ async def _download(place: S3Uri, connection: ConnectionConfig, fd: int) -> None
     client = S3Client(S3Session(connection))
     try:
         ref = await client.head(place.bucket, place.path)
+        _check_size(place, ref.size_bytes)
         os.ftruncate(fd, ref.size_bytes)
         await read_into(client, ref, fd)
     finally:
@@ -195,11 +199,21 @@ def _lies_in(snapshot: Snapshot, path: str) -> bool:
 
 
 def _open_file(path: Path, flags: int = 0) -> BinaryIO:
-    """Open `path` for reading; raise `OSError` for a FIFO or a device, without waiting."""
+    """Open `path` for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is a FIFO or a device, for which nothing waits.
+        ConfigurationError: it is too large for an index.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    status = os.fstat(fd)
+    try:
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        _check_size(path, status.st_size)
+    except BaseException:
         os.close(fd)
-        raise OSError(f"{path} is not a regular file")
+        raise
     return os.fdopen(fd, "rb")
 
 
@@ -209,6 +223,14 @@ def _copy_into(fd: int, file: BinaryIO) -> None:
     offset = 0
     while sent := os.sendfile(fd, file.fileno(), offset, _STEP_BYTES):
         offset += sent
+
+
+def _check_size(place: object, size_bytes: int) -> None:
+    if size_bytes > _MOST_BYTES:
+        raise ConfigurationError(
+            f"the index {place} has {format_size(size_bytes)}, more than the {format_size(_MOST_BYTES)} of any index",
+            hint="make it again with 'fastfuse index'",
+        )
 
 
 def replace_file(path: Path, fd: int) -> None:

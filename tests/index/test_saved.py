@@ -68,6 +68,14 @@ def test_an_index_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Pa
     assert os.listdir(tmp_path) == ["index"]
 
 
+def test_a_file_that_is_too_large_for_an_index_is_refused_before_it_is_read(tmp_path: Path, fd: int) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    with pytest.raises(ConfigurationError, match="large has 1024 GiB, more than the 16 GiB of any index"):
+        load_index(tmp_path / "large", ConnectionConfig(), S3Uri("bucket", ""), fd)
+    assert os.fstat(fd).st_size == 0
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_directory_or_a_fifo_is_refused_without_waiting_for_it(
     tmp_path: Path, fd: int, make: Callable[[Path], None]
