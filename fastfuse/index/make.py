@@ -18,6 +18,7 @@ from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.manifest import list_augmented_manifest, list_manifest
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import shown_progress
+from fastfuse.index.readable import check_readable, samples_of_table
 from fastfuse.index.saved import IndexCache, load_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
@@ -62,6 +63,8 @@ def make_index(
     gc.disable()  # millions of objects live until the process exits
     started_s = time.monotonic()
     snapshot, requests = _snapshot(source, origin, connection, fd, counters)
+    if origin.checks_reads and not requests:  # a saved or a kept index
+        trio.run(_check_readable, snapshot, connection)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -135,6 +138,14 @@ def _may_be_empty(origin: IndexOrigin) -> bool:
     return origin.allow_empty or is_part or origin.kind is SourceKind.AUGMENTED_MANIFEST
 
 
+async def _check_readable(snapshot: Snapshot, connection: ConnectionConfig) -> None:
+    client = S3Client(S3Session(connection))
+    try:
+        await check_readable(client, samples_of_table(snapshot.table))
+    finally:
+        await client.aclose()
+
+
 async def _list(
     source: S3Uri,
     origin: IndexOrigin,
@@ -154,6 +165,7 @@ async def _list(
                 strict=origin.strict,
                 allow_empty=origin.allow_empty,
                 progress=progress,
+                reader=client if origin.checks_reads else None,
             )
         listing = await _list_named(client, source, origin, progress)
     finally:

@@ -1,6 +1,6 @@
 """The settings of one mount: the frozen result of parsing arguments and environment (`fastfuse.cli.config`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -56,3 +56,8 @@ class MountSettings:
     metrics_listen: tuple[str, int] | None = None
     # $NOTIFY_SOCKET of the service manager, or None.
     notify_socket: str | None = None
+
+    @property
+    def checked_origin(self) -> IndexOrigin:
+        """The origin of the first index, which checks that its objects may be read."""
+        return replace(self.origin, checks_reads=True)

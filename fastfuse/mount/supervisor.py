@@ -156,8 +156,8 @@ class Supervisor:
             self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, self._counters)))
 
     def _index(self) -> None:
-        settings = self._settings
-        self._snapshot_fd, report = run_lister(settings.source, settings.origin, settings.connection, self._counters)
+        settings, origin = self._settings, self._settings.checked_origin
+        self._snapshot_fd, report = run_lister(settings.source, origin, settings.connection, self._counters)
         _log.info("listed %s: %s", settings.source, report)
         self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
 

@@ -29,8 +29,10 @@ from fastfuse.index.listing.acceptance import (
 )
 from fastfuse.index.listing.frontier import Frontier, Span
 from fastfuse.index.listing.page import Page, Pager
+from fastfuse.index.readable import check_readable, samples
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.s3.base import PageSource
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import PageSource, RangeReader
 from fastfuse.s3.retries import Retries
 
 __all__ = ["list_source"]
@@ -52,10 +54,12 @@ async def list_source(
     strict: bool = False,
     allow_empty: bool = False,
     progress: ProgressCallback = lambda _: None,
+    reader: RangeReader | None = None,
 ) -> Listing:
     """List all objects of `source`, with the more requests at once the larger it is. Call `progress` for each page.
 
     Pages that the service throttles are tried again by `retries`, which may be those of the client behind `pages`.
+    If there is more than one page, a `reader` reads a byte of the first one's objects before the next is requested.
 
     With `is_key_name_prefix`, these are all keys that begin with the path of `source`. The paths in the table are
     relative to the folder ``path/`` if every key lies in it, and otherwise to the last ``/`` of `path`.
@@ -64,9 +68,10 @@ async def list_source(
         SourceError: `source` is a partial folder name, unless `is_key_name_prefix`; or, with `strict`, a key cannot be
             shown.
         EmptySourceError: `source` has no objects, unless `allow_empty`.
-        AccessError, ConfigurationError, ServiceError: as `PageSource.list`.
+        AccessError: the objects may not be read by `reader`; or as `PageSource.list`.
+        ConfigurationError, ServiceError: as `PageSource.list`.
     """
-    lister = _Lister(pages, source, progress, retries or Retries())
+    lister = _Lister(pages, source, progress, retries or Retries(), reader)
     if is_key_name_prefix:
         builder = await lister.list_key_names(allow_empty=allow_empty)
     else:
@@ -77,8 +82,17 @@ async def list_source(
 
 
 class _Lister:
-    def __init__(self, pages: PageSource, source: S3Uri, progress: ProgressCallback, retries: Retries) -> None:
+    def __init__(
+        self,
+        pages: PageSource,
+        source: S3Uri,
+        progress: ProgressCallback,
+        retries: Retries,
+        reader: RangeReader | None,
+    ) -> None:
         self._pager = Pager(pages, source.bucket, retries)
+        # None once it has been tried.
+        self._reader = reader
         self._source = source
         self._progress = progress
         # Every continuation token that was followed: a token that comes back would make the listing endless.
@@ -177,7 +191,15 @@ class _Lister:
         page = await self._page(prefix, delimiter=delimiter)
         while page.is_truncated and not page.keys and not page.common_prefixes:
             page = await self._page(prefix, delimiter=delimiter, after=page)
+        if self._reader is not None and page.is_truncated and not delimiter:
+            reader, self._reader = self._reader, None
+            await check_readable(reader, samples(self._refs(page)))
         return page
+
+    def _refs(self, page: Page) -> list[ObjectRef]:
+        bucket, keys = self._source.bucket, [key.decode(errors="replace") for key in page.keys]
+        columns = zip(keys, page.sizes, page.etags, page.mtimes_ns, page.storage_classes, strict=True)
+        return [ObjectRef(bucket, *row) for row in columns]
 
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
         """Return the page `after` another, by its continuation token or else by its last name."""

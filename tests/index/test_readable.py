@@ -1,0 +1,125 @@
+"""L8: before a listing goes on, a mount learns whether it may read what is listed."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import AccessError, ObjectArchivedError, ObjectChangedError, ObjectDeniedError
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.readable import check_readable, samples, samples_of_table
+from fastfuse.objects import ObjectRef
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from tests.bad_input.checks import refused
+from tests.mounting import mount_command, run_fastfuse
+
+DENIED = ObjectDeniedError("The service denies access to 'key' (403 AccessDenied).")
+
+
+def ref(key: str, *, size_bytes: int = 1, storage_class: str = "STANDARD") -> ObjectRef:
+    return ObjectRef("bucket", key, size_bytes, '"e"', 0, storage_class)
+
+
+class Reader:
+    """Fails with each of `errors` in turn, and records what it is asked for."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.asked: list[str] = []
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
+        assert (start, end) == (0, 1)
+        self.asked.append(ref.key)
+        if error := self.errors.pop(0):
+            raise error
+        return b"x"
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_samples_are_the_first_the_middle_and_the_last_that_can_be_read() -> None:
+    refs = [
+        ref("folder/", size_bytes=0),
+        ref("archived", storage_class="DEEP_ARCHIVE"),
+        *map(ref, ("a", "b", "c")),
+        ref("GLACIER", storage_class="GLACIER"),
+    ]
+    assert [one.key for one in samples(refs)] == ["a", "b", "c"]
+    assert [one.key for one in samples(refs[:3])] == ["a"]
+    assert samples(refs[:2]) == []
+
+
+def test_samples_of_a_table_are_those_of_its_objects() -> None:
+    builder = TableBuilder("bucket", "p/")
+    names = [b"p/0", b"p/1", b"p/2", b"p/d/3", b"p/d/4"]
+    classes = ["GLACIER", "STANDARD", "STANDARD", "STANDARD", "STANDARD"]
+    builder.add(names, [5, 0, 5, 5, 5], [0] * 5, ['"e"'] * 5, classes)
+    assert [one.key for one in samples_of_table(builder.build()[0])] == ["p/2", "p/d/3", "p/d/4"]
+    assert samples_of_table(TableBuilder("bucket", "p/").build()[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("errors", "asked"),
+    [
+        ([None], ["a"]),
+        ([DENIED, None], ["a", "b"]),
+        ([ObjectArchivedError("archived"), ObjectArchivedError("archived"), ObjectArchivedError("archived")], [*"abc"]),
+        ([ObjectChangedError("gone")], ["a"]),
+    ],
+    ids=["readable", "one denied", "archived", "gone"],
+)
+async def test_what_may_be_read_or_may_pass_is_let_through(
+    errors: Sequence[Exception | None], asked: list[str]
+) -> None:
+    reader = Reader(*errors)
+    await check_readable(reader, map(ref, "abc"))
+    assert reader.asked == asked
+
+
+async def test_objects_that_are_all_denied_are_refused_with_key_and_remedy() -> None:
+    reader = Reader(DENIED, DENIED, DENIED)
+    with pytest.raises(AccessError, match="denies access to 'key'") as caught:
+        await check_readable(reader, map(ref, "abc"))
+    assert "s3:GetObject" in caught.value.hint
+    assert reader.asked == ["a", "b", "c"]
+
+
+# --- mounts
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    objects = {f"train/{at:04}": b"x" for at in range(3000)}
+    with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
+        yield server
+
+
+def operations(server: LoopbackServer) -> list[str]:
+    return [record.operation for record in server.requests]
+
+
+def words(server: LoopbackServer, path: Path, *more: str) -> list[str]:
+    return mount_command("s3://bucket/train", path, server.endpoint_url, *more)[3:]
+
+
+@pytest.mark.fuse
+def test_denied_reads_are_told_after_the_first_page(server: LoopbackServer, tmp_path: Path) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+    told = ("denies access to 'train/0000' (403 AccessDenied", "hint: It takes s3:GetObject")
+    refused(tmp_path, 3, *told, arguments=words(server, tmp_path))
+    lists = operations(server).count("ListObjectsV2")
+    assert lists == 1
+    assert set(operations(server)[1:]) == {"GetObject"}
+
+
+@pytest.mark.fuse
+def test_denied_reads_of_an_index_file_are_told_without_a_listing(server: LoopbackServer, tmp_path: Path) -> None:
+    index, place = tmp_path / "index", tmp_path / "place"
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+    # Making an index takes no right to read.
+    made = run_fastfuse("index", "s3://bucket/train", "-o", str(index), *words(server, place)[3:-2])
+    assert made.returncode == 0, made.stderr
+    server.clear_requests()
+    refused(place, 3, "denies access to 'train/0000'", arguments=words(server, place, "--index", str(index)))
+    assert set(operations(server)) == {"GetObject"}
