@@ -65,7 +65,7 @@ def fastfuse(
 
 @app.command(
     cls=fstab.MountCommand,
-    epilog="Every option can be set in the environment, under the name that is shown with it. In fstab: "
+    epilog="Options can be set in the environment, under the name that is shown with them. In fstab: "
     "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
 )
 @options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
@@ -268,6 +268,8 @@ def unmount(
         raise ConfigurationError(
             "unmount takes one of MOUNTPOINT, --all and --all-users", hint="see 'fastfuse unmount --help'"
         )
+    if of_all_users and os.geteuid() != 0:
+        raise ConfigurationError("--all-users takes root", hint="--all unmounts those that are yours")
     from fastfuse.mount import mountpoint as mounts
 
     uid = None if of_all_users else os.geteuid()

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,6 +13,8 @@ from fastfuse import log
 __all__ = ["fail", "variables_of", "warn", "warn_of_unknown_variables"]
 
 _PREFIX = "FASTFUSE_"
+# What Kubernetes sets in every pod for a Service that is called fastfuse.
+_OF_KUBERNETES = re.compile(r"FASTFUSE_(SERVICE_(HOST|PORT)|PORT(_\d+_.*)?$)")
 
 
 def variables_of(group: TyperGroup) -> dict[str, str]:
@@ -29,7 +32,8 @@ def warn_of_unknown_variables(
     known: Mapping[str, str], words: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> None:
     """Warn of each variable that looks like one of ours and is none of those `known`."""
-    for name in sorted(name for name in environ if name.startswith(_PREFIX) and name not in known):
+    ours = {name for name in environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
+    for name in sorted(ours - known.keys()):
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         warn(
             f"the environment has {name}, which fastfuse does not read",
@@ -54,9 +58,14 @@ def fail(message: str, *, hint: str, exit_code: int, words: Sequence[str], known
 def _blamed(message: str, words: Sequence[str], known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     named = {word.strip("'\",;:") for word in message.split()}
     for variable, option in known.items():
-        is_given = any(word == option or word.startswith(f"{option}=") for word in words)
-        if option.startswith("--") and option in named and variable in os.environ.keys() - named and not is_given:
-            yield variable, option
+        value = os.environ.get(variable)
+        if value is None or variable in message:
+            continue
+        if option.startswith("--"):
+            if option in named and not any(word == option or word.startswith(f"{option}=") for word in words):
+                yield variable, option
+        elif repr(value) in message and value not in words:
+            yield variable, option.upper()
 
 
 def _as_list(envvar: str | Sequence[str] | None) -> Sequence[str]:

@@ -43,7 +43,7 @@ async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> Non
         AccessError: each of them is denied.
     """
     refusal: AccessError | None = None
-    with trio.move_on_after(_PATIENCE_S):
+    with trio.move_on_after(_PATIENCE_S) as patience:
         for ref in refs:
             try:
                 await objects.get(ref, 0, 1)
@@ -55,5 +55,5 @@ async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> Non
             except ReadError:
                 pass
             return
-    if refusal is not None:
+    if refusal is not None and not patience.cancelled_caught:
         raise refusal

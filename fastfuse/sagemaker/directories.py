@@ -7,8 +7,6 @@ from pathlib import Path
 
 __all__ = ["open_directory", "path_of"]
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
 
 def open_directory(path: Path, base: Path) -> int:
     """Return a descriptor of the directory `path`, made if it is missing, which lies below `base`.
@@ -21,13 +19,16 @@ def open_directory(path: Path, base: Path) -> int:
         OSError: it cannot be had; the error names the path.
     """
     base.mkdir(parents=True, exist_ok=True)
-    fd, place = os.open(base, _DIRECTORY), base
-    for name in path.relative_to(base).parts:
+    names = path.relative_to(base).parts
+    fd, place = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), base
+    for number, name in enumerate(names, 1):
         place /= name
         try:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=fd)
-            below = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+            # To pass through a directory takes no right to read it.
+            access = os.O_PATH if number < len(names) else os.O_RDONLY
+            below = os.open(name, access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         except OSError as error:
             is_link = error.errno in {errno.ELOOP, errno.ENOTDIR} and place.is_symlink()
             reason = f"{place} is a symbolic link, and none below {base} is followed" if is_link else error.strerror

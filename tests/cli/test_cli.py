@@ -262,12 +262,28 @@ class TestRefusals:
         assert main(["mount", "s3://b", option, value]) == 2
         assert capsys.readouterr().err == f"fastfuse: error: {sentence}\nhint: {hint.partition(';')[0]}\n"
 
+    def test_a_variable_that_the_parser_names_is_named_once(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_MAX_CONNECTIONS", "0")
+        assert main(["mount", "s3://b"]) == 2
+        assert capsys.readouterr().err.count("FASTFUSE_MAX_CONNECTIONS") == 1
+
+    def test_a_mistake_in_an_argument_of_the_environment_names_the_variable(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_SOURCE", "http://x")
+        assert main(["mount"]) == 2
+        assert capsys.readouterr().err.splitlines()[1].endswith("; FASTFUSE_SOURCE gives SOURCE")
+
     def test_a_variable_that_nothing_reads_is_told_with_the_nearest_one(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("FASTFUSE_ENDPOINT", "http://h")
         monkeypatch.setenv("FASTFUSE_OF_MY_OWN", "1")
         monkeypatch.setenv("FASTFUSE_JOB", "of another command")
+        for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR"):  # Kubernetes sets them
+            monkeypatch.setenv(f"FASTFUSE_{name}", "tcp://10.0.0.1:80")
         assert main(["version"]) == 0
         assert capsys.readouterr().err.splitlines() == [
             "fastfuse: warning: the environment has FASTFUSE_ENDPOINT, which fastfuse does not read",
@@ -326,7 +342,13 @@ class TestUnmount:
         assert unmounted == [(Path("/mnt/a"), True), (Path("/mnt/b"), True)]
         assert capsys.readouterr().out == "unmounted /mnt/a\nunmounted /mnt/b\n"
 
-    def test_those_of_all_users_are_taken_away(self, unmounted: list[tuple[Path, bool]]) -> None:
+    def test_those_of_all_users_are_taken_away_by_root(
+        self, unmounted: list[tuple[Path, bool]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert main(["unmount", "--all-users"]) == 2
+        assert not unmounted
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
         assert main(["unmount", "--all-users"]) == 0
         assert unmounted == [(Path("/mnt/a"), False), (Path("/mnt/b"), False), (Path("/mnt/theirs"), False)]
 

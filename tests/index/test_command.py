@@ -144,7 +144,7 @@ def test_the_summary_is_printed_for_people_and_as_json(server: LoopbackServer, t
     ("words", "message"),
     [
         (["s3://bucket/train"], "index has nothing to do"),
-        (["s3://bucket/train", "-o", "x", "--json"], "--json is how to print the --summary"),
+        (["s3://bucket/train", "-o", "x", "--json"], "--json says how to print the summary"),
         (["s3://bucket/train", "-o", "s3://bucket/"], "names no object"),
         (["bucket", "--summary"], "is not an S3 URI"),
     ],

@@ -4,11 +4,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from fastfuse.errors import AccessError, ObjectArchivedError, ObjectChangedError, ObjectDeniedError
 from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.listing.lister import list_source
 from fastfuse.index.readable import check_readable, samples, samples_of_table
-from fastfuse.objects import ObjectRef
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.memory import MemoryStore
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from tests.bad_input.checks import refused
 from tests.mounting import mount_command, run_fastfuse
@@ -83,6 +88,31 @@ async def test_objects_that_are_all_denied_are_refused_with_key_and_remedy() -> 
         await check_readable(reader, map(ref, "abc"))
     assert "s3:GetObject" in caught.value.hint
     assert reader.asked == ["a", "b", "c"]
+
+
+async def test_a_refusal_after_which_the_service_is_slow_is_none(autojump_clock: trio.testing.MockClock) -> None:
+    class Slow(Reader):
+        async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
+            if self.asked:
+                await trio.sleep_forever()
+            return await super().get(ref, start, end)
+
+    await check_readable(Slow(DENIED), map(ref, "abc"))
+
+
+async def test_a_first_folder_that_is_denied_does_not_keep_the_others_from_being_listed() -> None:
+    objects = dict.fromkeys([f"logs/{at:04}" for at in range(1500)] + ["train/a"], b"x")
+
+    class WithRights(MemoryStore):
+        async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+            if ref.key.startswith("logs/"):
+                raise DENIED
+            return await super().get(ref, start, end)
+
+    store = WithRights(objects)
+    assert (await list_source(store, S3Uri("bucket", ""), reader=store)).table.metadata.file_count == 1501
+    with pytest.raises(AccessError):
+        await list_source(store, S3Uri("bucket", "logs/"), reader=store)
 
 
 # --- mounts

@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from fastfuse.errors import EmptySourceError, FastfuseError, ServiceError, first_of
+from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, first_of
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import (
     ALLOW_EMPTY_HINT,
@@ -193,8 +193,22 @@ class _Lister:
             page = await self._page(prefix, delimiter=delimiter, after=page)
         if self._reader is not None and page.is_truncated and not delimiter:
             reader, self._reader = self._reader, None
-            await check_readable(reader, samples(self._refs(page)))
+            await self._check_readable(reader, prefix, page)
         return page
+
+    async def _check_readable(self, reader: RangeReader, prefix: str, page: Page) -> None:
+        try:
+            await check_readable(reader, samples(self._refs(page)))
+        except AccessError:
+            # Rights often go by folders, so what lies behind the first one is asked, too.
+            folder, slash, _ = page.keys[0][len(prefix.encode()) :].partition(b"/") if page.keys else (b"", b"", b"")
+            if not slash:
+                raise
+            end = prefix.encode() + folder + slash + _LAST_CHARACTER
+            behind = await self._pager.page(prefix, start_after=end.decode(errors="replace"))
+            if not behind.keys:
+                raise
+            await check_readable(reader, samples(self._refs(behind)))
 
     def _refs(self, page: Page) -> list[ObjectRef]:
         bucket, keys = self._source.bucket, [key.decode(errors="replace") for key in page.keys]
