@@ -8,8 +8,7 @@ and mount(8) then runs ``fastfuse s3://BUCKET/PREFIX /mnt/data -o rw,...``, havi
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from typer.core import TyperCommand
@@ -73,37 +72,34 @@ def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:
     Raises:
         ConfigurationError: an option that nobody knows, or one without the value that it needs.
     """
-    expanded: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if argument == "--":
-            return [*expanded, argument, *rest]
-        if argument == "-o" and rest:
-            expanded += _words(rest.pop(0), own)
-        elif argument.startswith("-o") and argument != "-o":
-            expanded += _words(argument.removeprefix("-o"), own)
-        else:
-            expanded.append(argument)
-    return expanded
+    return [word for is_option, text in _pieces(arguments) for word in (_translate(text, own) if is_option else [text])]
 
 
 def asks_for_writing(arguments: Sequence[str]) -> bool:
     """Return whether the last ``ro`` or ``rw`` among the options of all ``-o`` is ``rw``; mount(8) always gives one."""
-    given = [option for pair in pairwise(["", *arguments]) for option in _option_text(*pair).split(",")]
-    return [option for option in given if option in ("ro", "rw")][-1:] == ["rw"]
+    given = [text for is_option, text in _pieces(arguments) if is_option and text in ("ro", "rw")]
+    return given[-1:] == ["rw"]
 
 
-def _option_text(before: str, argument: str) -> str:
-    if before == "-o":
-        return argument
-    return argument.removeprefix("-o") if argument.startswith("-o") else ""
+def _pieces(arguments: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    """Yield every option of each ``-o`` with True, and every other argument with False."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            yield from ((False, text) for text in (argument, *rest))
+        elif argument.startswith("-o"):
+            options = argument.removeprefix("-o") or next(rest, None)
+            if options is None:
+                yield False, argument
+            else:
+                yield from ((True, option) for option in _split(options))
+        else:
+            yield False, argument
 
 
-def _words(text: str, own: Mapping[str, bool]) -> list[str]:
+def _split(text: str) -> list[str]:
     # libfuse's convention: a comma inside a value is written `\,`.
-    options = [option.replace("\\,", ",") for option in re.split(r"(?<!\\),", text) if option]
-    return [word for option in options for word in _translate(option, own)]
+    return [option.replace("\\,", ",") for option in re.split(r"(?<!\\),", text) if option]
 
 
 def _translate(option: str, own: Mapping[str, bool]) -> list[str]:

@@ -1,6 +1,5 @@
 """What the command line says of a mistake: which option or variable it is in, and which variables nobody reads."""
 
-import difflib
 import os
 import re
 import sys
@@ -34,7 +33,9 @@ def warn_of_unknown_variables(
     """Warn of each variable that looks like one of ours and is none of those `known`."""
     ours = {name for name in environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
     for name in sorted(ours - known.keys()):
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        from difflib import get_close_matches  # most environments have no such variable
+
+        nearest = get_close_matches(name, known, n=1, cutoff=0.8)
         warn(
             f"the environment has {name}, which fastfuse does not read",
             hint=f"did you mean {nearest[0]}?" if nearest else "'fastfuse mount --help' shows the variables; unset it",

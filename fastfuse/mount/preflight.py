@@ -30,9 +30,9 @@ _CAP_SYS_ADMIN = 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What decides whether this process may mount. What cannot be found out has the value that allows it."""
+    """Holds what decides whether this process may mount. What cannot be found out has the value that allows it."""
 
-    # Whether the process may mount by itself, and whether a set-uid program may get that right.
+    # True if the process may mount by itself, and if a set-uid program may get that right.
     may_mount: bool
     may_gain_rights: bool
     # fusermount3, None where there is none.
@@ -40,7 +40,7 @@ class Machine:
     may_run_program: bool
     is_program_set_uid: bool
     may_write_to_mountpoint: bool
-    # Whether /etc/fuse.conf lets this user mount with allow_other.
+    # True if /etc/fuse.conf lets this user mount with allow_other.
     may_allow_other: bool
 
 

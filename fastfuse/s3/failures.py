@@ -88,7 +88,7 @@ class Failure:
     region: str = ""
     # What the service calls the request, if it answered.
     request_id: str = ""
-    # Whether something other than an S3 service may have answered, or ended the connection.
+    # True if something other than an S3 service may have answered, or ended the connection.
     is_foreign: bool = False
 
     @property

@@ -26,7 +26,7 @@ def open_directory(path: Path, base: Path) -> int:
         try:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=fd)
-            # To pass through a directory takes no right to read it.
+            # Passing through a directory takes no right to read it.
             access = os.O_PATH if number < len(names) else os.O_RDONLY
             below = os.open(name, access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         except OSError as error:

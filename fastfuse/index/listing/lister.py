@@ -201,7 +201,7 @@ class _Lister:
             await check_readable(reader, samples(self._refs(page)))
         except AccessError:
             # Rights often go by folders, so what lies behind the first one is asked, too.
-            folder, slash, _ = page.keys[0][len(prefix.encode()) :].partition(b"/") if page.keys else (b"", b"", b"")
+            folder, slash, _ = page.keys[0].removeprefix(prefix.encode()).partition(b"/")
             if not slash:
                 raise
             end = prefix.encode() + folder + slash + _LAST_CHARACTER
