@@ -133,29 +133,30 @@ def test_a_damaged_listing_is_passed_over_with_a_line_in_the_log(
     assert "is not used: the index is damaged" in caplog.text
 
 
-def test_a_file_of_another_user_is_passed_over(cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture) -> None:
-    path = kept(cache)
+def give_away(path: Path) -> None:
     os.chown(path, os.geteuid() + 1, -1)
-    assert cache.find(path, SOURCE, 60, fd) is None
-    assert "another user" in caplog.text
 
 
-def test_a_file_that_others_can_write_is_passed_over(
-    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = kept(cache)
-    path.chmod(0o620)
-    assert cache.find(path, SOURCE, 60, fd) is None
-    assert "other users can write to it" in caplog.text
-
-
-def test_a_symbolic_link_in_the_cache_is_passed_over(
-    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = kept(cache)
+def put_behind_a_link(path: Path) -> None:
     path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (give_away, "another user"),
+        (lambda path: path.chmod(0o620), "other users can write to it"),
+        (put_behind_a_link, "symbolic links"),
+    ],
+    ids=["of another user", "writable by others", "a link"],
+)
+def test_a_file_that_another_user_may_have_made_is_passed_over(
+    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], reason: str
+) -> None:
+    path = kept(cache)
+    spoil(path)
     assert cache.find(path, SOURCE, 60, fd) is None
-    assert "symbolic links" in caplog.text
+    assert reason in caplog.text
 
 
 def test_nothing_kept_is_nothing_to_tell(cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture) -> None:
