@@ -32,7 +32,7 @@ from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe import PipeProgress, PipeSettings, stream_channel
 
 __all__ = ["Figures", "main", "measure_fifo", "measure_pipe", "measure_raw"]

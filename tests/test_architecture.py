@@ -94,10 +94,17 @@ PURE = {
     *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "mount.deaths"),
     *("readahead.announced", "readahead.cursor", "readahead.limits", "readahead.listed"),
     *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),
-    *("readahead.window", "s3.blocks", "s3.checksums", "s3.http1", "sagemaker.budget", "sagemaker.channel"),
-    *("sagemaker.cluster", "sagemaker.contradictions", "sagemaker.download.concurrency"),
+    *(
+        "readahead.window",
+        "s3.blocks",
+        "s3.checksums",
+        "s3.http1",
+        "sagemaker.running.budget",
+        "sagemaker.description.channel",
+    ),
+    *("sagemaker.description.cluster", "sagemaker.description.contradictions", "sagemaker.download.concurrency"),
     *("sagemaker.download.stamps", "sagemaker.pipe.encodings", "sagemaker.pipe.sequence"),
-    *("sagemaker.request", "sagemaker.spelling"),
+    *("sagemaker.description.request", "sagemaker.description.spelling"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

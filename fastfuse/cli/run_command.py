@@ -14,8 +14,8 @@ from fastfuse.cli.config import index_origin, job_memory_bytes, parse_part_size
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.budget import divide_memory, minimum_job_bytes
-from fastfuse.sagemaker.channel import TrainingJob
+from fastfuse.sagemaker.description.channel import TrainingJob
+from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
 
 __all__ = ["EPILOG", "run"]
 
@@ -150,9 +150,9 @@ def run(
     --max-connections is for each channel.
     """
     with startup.loading():
-        from fastfuse.sagemaker.cluster import find_cluster
-        from fastfuse.sagemaker.run import run as run_job
-        from fastfuse.sagemaker.serving import RunSettings
+        from fastfuse.sagemaker.description.cluster import find_cluster
+        from fastfuse.sagemaker.running.run import run as run_job
+        from fastfuse.sagemaker.running.serving import RunSettings
     described = _described(job, channel or ())
     cluster = find_cluster(described, os.environ, host=host)
     channels = [item for item in described.channels if cluster.gets(item)]
@@ -184,7 +184,7 @@ def run(
 
 
 def _described(file: Path | None, channels: Sequence[str]) -> TrainingJob:
-    from fastfuse.sagemaker.job import channels_job, read_job
+    from fastfuse.sagemaker.description.job import channels_job, read_job
 
     if (file is None) == (not channels):
         raise ConfigurationError(

@@ -1,6 +1,6 @@
 """The training-job contract: what SageMaker promises a training script, kept on any host.
 
-`job` turns a description into channels, each channel is indexed like any mount, and `serving` mounts, downloads or
-streams it. A field of a job has its place in `request` (its shape), `contradictions` (its sense) and `channel` (its
-value).
+`description` turns what a user gives into a job, `running` carries it out with one process for each channel, and
+`script` is what the training script meets: its files, environment and process. A channel is indexed like any mount, and
+then mounted, downloaded (`download`) or streamed (`pipe`).
 """

@@ -4,8 +4,8 @@ import json
 from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.channel import TrainingJob
-from fastfuse.sagemaker.job import channels_job, parse_json_job
+from fastfuse.sagemaker.description.channel import TrainingJob
+from fastfuse.sagemaker.description.job import channels_job, parse_json_job
 
 TOKENS = (
     *(

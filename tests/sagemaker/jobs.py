@@ -4,9 +4,9 @@ import copy
 import json
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.channel import Channel, TrainingJob
-from fastfuse.sagemaker.document import FieldPath
-from fastfuse.sagemaker.job import parse_json_job
+from fastfuse.sagemaker.description.channel import Channel, TrainingJob
+from fastfuse.sagemaker.description.document import FieldPath
+from fastfuse.sagemaker.description.job import parse_json_job
 
 __all__ = ["ABSENT", "CHANNEL", "S3", "channel_of", "job_of", "refusal", "request", "source", "with_field"]
 

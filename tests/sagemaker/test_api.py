@@ -8,7 +8,7 @@ import botocore
 import pytest
 from pydantic import BaseModel
 
-from fastfuse.sagemaker.request import (
+from fastfuse.sagemaker.description.request import (
     AlgorithmRequest,
     ChannelRequest,
     GroupRequest,

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.channel import Cluster, InstanceGroup, RequestedGroup, TrainingJob
-from fastfuse.sagemaker.cluster import find_cluster
+from fastfuse.sagemaker.description.channel import Cluster, InstanceGroup, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.description.cluster import find_cluster
 from tests.sagemaker.jobs import S3, job_of, request, source, with_field
 
 JOB = TrainingJob(channels=())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastfuse.sagemaker.channel import HOMOGENEOUS, InputMode, RequestedGroup
+from fastfuse.sagemaker.description.channel import HOMOGENEOUS, InputMode, RequestedGroup
 from tests.sagemaker.jobs import S3, job_of, refusal, request, source, with_field
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_bytes, read_json
-from fastfuse.sagemaker.job import parse_json_job
+from fastfuse.sagemaker.description.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_bytes, read_json
+from fastfuse.sagemaker.description.job import parse_json_job
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.sagemaker.channel import TrainingJob
-from fastfuse.sagemaker.cluster import find_cluster
-from fastfuse.sagemaker.environment import count_gpus, script_environment
-from fastfuse.sagemaker.files import JobPaths
+from fastfuse.sagemaker.description.channel import TrainingJob
+from fastfuse.sagemaker.description.cluster import find_cluster
+from fastfuse.sagemaker.script.environment import count_gpus, script_environment
+from fastfuse.sagemaker.script.files import JobPaths
 from tests.sagemaker.jobs import job_of, request, source
 
 

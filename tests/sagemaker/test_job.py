@@ -7,8 +7,8 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.channel import Channel, InputMode, RequestedGroup, TrainingJob
-from fastfuse.sagemaker.job import channels_job, parse_json_job, read_job
+from fastfuse.sagemaker.description.channel import Channel, InputMode, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.description.job import channels_job, parse_json_job, read_job
 from tests.sagemaker.jobs import job_of, refusal, request, source
 
 # What `aws sagemaker describe-training-job` prints.

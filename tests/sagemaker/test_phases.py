@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from fastfuse.log import JsonFormatter
-from fastfuse.sagemaker import phases as module
-from fastfuse.sagemaker.phases import Phase, Phases
+from fastfuse.sagemaker.running import phases as module
+from fastfuse.sagemaker.running.phases import Phase, Phases
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.job import channels_job
+from fastfuse.sagemaker.description.job import channels_job
 
 
 def test_options_of_the_command_line_reach_the_channels() -> None:

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
-from fastfuse.sagemaker.directories import open_directory
 from fastfuse.sagemaker.download.stamps import Stamp, Trust
+from fastfuse.sagemaker.script.directories import open_directory
 
 __all__ = [
     "PRIVATE_NAME",

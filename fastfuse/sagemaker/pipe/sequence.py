@@ -18,7 +18,7 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shuffle import shuffled
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.channel import Channel
+from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES
 
 __all__ = [

@@ -15,7 +15,7 @@ from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.channel import InputMode, TrainingJob
-from fastfuse.sagemaker.contradictions import job_of
-from fastfuse.sagemaker.document import FieldError, FieldPath, Tree, read_bytes, read_json
-from fastfuse.sagemaker.request import parse_request
-from fastfuse.sagemaker.spelling import from_options, path_text
+from fastfuse.sagemaker.description.channel import InputMode, TrainingJob
+from fastfuse.sagemaker.description.contradictions import job_of
+from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree, read_bytes, read_json
+from fastfuse.sagemaker.description.request import parse_request
+from fastfuse.sagemaker.description.spelling import from_options, path_text
 
 __all__ = ["DEFAULT_MODE", "channels_job", "parse_json_job", "read_job"]
 

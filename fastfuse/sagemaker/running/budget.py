@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES
-from fastfuse.sagemaker.channel import Channel, InputMode
+from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sizes import format_size
 
 __all__ = ["MINIMUM_CHANNEL_BYTES", "Usage", "divide_memory", "minimum_job_bytes"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.channel import HOMOGENEOUS, Cluster, InstanceGroup, TrainingJob
+from fastfuse.sagemaker.description.channel import HOMOGENEOUS, Cluster, InstanceGroup, TrainingJob
 
 __all__ = ["find_cluster"]
 

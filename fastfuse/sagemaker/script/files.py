@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
-from fastfuse.sagemaker.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.directories import open_directory
+from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
+from fastfuse.sagemaker.script.directories import open_directory
 
 __all__ = [
     "BASE_DIR",

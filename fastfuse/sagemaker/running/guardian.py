@@ -18,7 +18,7 @@ from pathlib import Path
 from fastfuse.errors import FastfuseError
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.mount.mountpoint import find_mount, is_dead, unmount
-from fastfuse.sagemaker.channel import Channel
+from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.pipe import Guard, remove_stale
 
 __all__ = ["Guardian", "sweep"]

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from fastfuse.index.origin import SourceKind
-from fastfuse.sagemaker.channel import InputMode
-from fastfuse.sagemaker.document import FieldError, FieldPath, Tree
+from fastfuse.sagemaker.description.channel import InputMode
+from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree
 
 __all__ = [
     "ChannelRequest",

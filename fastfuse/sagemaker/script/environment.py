@@ -7,8 +7,8 @@ import json
 import subprocess
 from typing import Any, Final
 
-from fastfuse.sagemaker.channel import Cluster, TrainingJob
-from fastfuse.sagemaker.files import BASE_DIR, JobPaths, input_data_config, resource_config
+from fastfuse.sagemaker.description.channel import Cluster, TrainingJob
+from fastfuse.sagemaker.script.files import BASE_DIR, JobPaths, input_data_config, resource_config
 
 __all__ = ["count_gpus", "script_environment"]
 

@@ -22,7 +22,7 @@ from fastfuse.mount.mount_settings import MountSettings
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.refresh import IndexReport, run_lister
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.channel import Channel, Cluster, InputMode, TrainingJob
+from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 from fastfuse.sagemaker.download import (
     DiskClaim,
     DownloadReport,
@@ -30,8 +30,8 @@ from fastfuse.sagemaker.download import (
     download_channel,
     settle_channel,
 )
-from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
 
 __all__ = ["ChannelTask", "RunSettings", "serve_channel"]

@@ -15,10 +15,10 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.mount.children import fork_child, heard
-from fastfuse.sagemaker.budget import Usage
-from fastfuse.sagemaker.channel import Channel, InputMode
-from fastfuse.sagemaker.phases import Phases
-from fastfuse.sagemaker.serving import ChannelTask, serve_channel
+from fastfuse.sagemaker.description.channel import Channel, InputMode
+from fastfuse.sagemaker.running.budget import Usage
+from fastfuse.sagemaker.running.phases import Phases
+from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
 
 __all__ = ["ChannelProcess", "LinePipe"]
 

@@ -15,16 +15,16 @@ import time
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
-from fastfuse.sagemaker.channel import InputMode
-from fastfuse.sagemaker.channels import ChannelProcess
+from fastfuse.sagemaker.description.channel import InputMode
 from fastfuse.sagemaker.download import disk_claims
-from fastfuse.sagemaker.environment import count_gpus, script_environment
-from fastfuse.sagemaker.files import claim_base_dir, write_job_files
-from fastfuse.sagemaker.guardian import Guardian, sweep
-from fastfuse.sagemaker.phases import Phase, Phases
 from fastfuse.sagemaker.pipe import Guard
-from fastfuse.sagemaker.serving import ChannelTask, RunSettings
-from fastfuse.sagemaker.training import CommandProcess, adopt_orphans, find_command, ignored_signals
+from fastfuse.sagemaker.running.channels import ChannelProcess
+from fastfuse.sagemaker.running.guardian import Guardian, sweep
+from fastfuse.sagemaker.running.phases import Phase, Phases
+from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
+from fastfuse.sagemaker.script.environment import count_gpus, script_environment
+from fastfuse.sagemaker.script.files import claim_base_dir, write_job_files
+from fastfuse.sagemaker.script.training import CommandProcess, adopt_orphans, find_command, ignored_signals
 
 __all__ = ["run"]
 

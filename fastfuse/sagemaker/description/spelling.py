@@ -27,8 +27,8 @@ from difflib import get_close_matches
 from typing import Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.channel import TrainingJob
-from fastfuse.sagemaker.document import FieldPath
+from fastfuse.sagemaker.description.channel import TrainingJob
+from fastfuse.sagemaker.description.document import FieldPath
 
 __all__ = ["Spelled", "from_options", "path_text"]
 

@@ -8,9 +8,9 @@ from urllib.parse import unquote, urlsplit
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.channel import HOMOGENEOUS, Channel, InputMode, RequestedGroup, TrainingJob
-from fastfuse.sagemaker.document import FieldError, FieldPath
-from fastfuse.sagemaker.request import (
+from fastfuse.sagemaker.description.channel import HOMOGENEOUS, Channel, InputMode, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.description.document import FieldError, FieldPath
+from fastfuse.sagemaker.description.request import (
     ChannelRequest,
     CompressionType,
     DataDistribution,
