@@ -190,13 +190,13 @@ def test_the_demo_fits_into_eighty_columns(tmp_path: Path, settings: Mapping[str
 
 
 @pytest.mark.parametrize("command", ["", "mount", "run"])
-def test_help_is_as_wide_as_the_terminal_and_plain_where_that_is_dumb(command: str) -> None:
+def test_help_fits_the_terminal_and_is_plain_where_that_is_dumb(command: str) -> None:
     words = [command, "--help"] if command else ["--help"]
     code, text = finished_on_terminal(*words, settings=DUMB | NO_COLOR)
     assert (code, "\x1b" in text) == (0, False)
     lines = lines_on_screen(text)
-    assert len(max(lines, key=len)) == 80
-    assert any(line.startswith(f" Usage: {' '.join(['fastfuse', command]).strip()} ") for line in lines)
+    assert 70 < len(max(lines, key=len)) <= 80
+    assert any(line.startswith(f"Usage: {' '.join(['fastfuse', command]).strip()} ") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
-from fastfuse.index.sources.manifests import check_attribute_names
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse
@@ -258,6 +257,8 @@ def index_origin(
     Raises:
         ConfigurationError: an option that cannot be right, or two that contradict each other.
     """
+    from fastfuse.index.sources.manifests import check_attribute_names  # help does without
+
     given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from typer.core import TyperCommand
-
 from fastfuse.cli import messages
+from fastfuse.cli.commands import Command
 from fastfuse.errors import ConfigurationError
 
 __all__ = ["MountCommand", "asks_for_writing", "expand", "helper_arguments"]
@@ -38,7 +37,7 @@ _KERNEL: Final = frozenset({
 # fmt: on
 
 
-class MountCommand(TyperCommand):
+class MountCommand(Command):
     """A command that takes ``-o`` as mount(8) passes it: fastfuse's own options in it are its long options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
@@ -115,5 +114,5 @@ def _translate(option: str, own: Mapping[str, bool]) -> list[str]:
         return []
     raise ConfigurationError(
         f"-o {name} is not a mount option that fastfuse knows",
-        hint="any long option of 'fastfuse mount --help' can be given, as in -o region=eu-west-1",
+        hint="any long option of 'fastfuse mount --help-all' can be given, as in -o region=eu-west-1",
     )

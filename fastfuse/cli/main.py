@@ -13,6 +13,7 @@ import typer
 from fastfuse import __version__, log
 from fastfuse.cli import daemon, fstab, messages, options, startup
 from fastfuse.cli import run_command as cli_run
+from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import demo_settings, mount_settings, parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.index.origin import IndexOrigin
@@ -36,8 +37,9 @@ _VIEW = "What the mount shows"
 app = typer.Typer(
     name="fastfuse",
     add_completion=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    cls=Group,
+    context_settings={"help_option_names": HELP_OPTIONS},
     epilog="Exit codes: 0 clean, 1 anything else, 2 usage or configuration, 3 credentials or access, "
     "4 source not found or empty, 5 mount failed.",
 )
@@ -48,12 +50,7 @@ def fastfuse(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> int:
-    """Mount an S3 prefix read-only and stream it to training jobs.
-
-    Start with [bold]fastfuse mount s3://BUCKET/PREFIX /mnt/data[/bold].
-
-    [bold]fastfuse demo[/bold] shows it without an S3 account.
-    """
+    """Mount an S3 prefix read-only and stream it to training jobs."""
     if version:
         _say(f"fastfuse {__version__}")
         raise typer.Exit
@@ -219,7 +216,7 @@ def mount(
 
 
 # Whatever follows the command's name is the command's, options included.
-app.command(epilog=cli_run.EPILOG, context_settings={"allow_interspersed_args": False})(cli_run.run)
+app.command(cls=Command, epilog=cli_run.EPILOG, context_settings={"allow_interspersed_args": False})(cli_run.run)
 
 
 def _serve(settings: MountSettings, ready: Callable[[], None] | None) -> int:
@@ -250,7 +247,7 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
         return error.exit_code
 
 
-@app.command()
+@app.command(cls=Command)
 def unmount(
     mountpoint: Annotated[
         Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
@@ -279,7 +276,7 @@ def unmount(
     return 0
 
 
-@app.command()
+@app.command(cls=Command)
 @options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
 def index(
     source: Annotated[
@@ -309,7 +306,7 @@ def index(
     return command.run(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def refresh(
     mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
 ) -> int:
@@ -320,7 +317,7 @@ def refresh(
     return 0
 
 
-@app.command()
+@app.command(cls=Command)
 def hint(
     mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
     file: Annotated[
@@ -334,8 +331,6 @@ def hint(
 
     They are fetched ahead of whoever opens them. Ends when the mount has taken the last one, which it does no faster
     than files are opened: run it beside what opens them.
-
-    [bold]fastfuse hint /mnt/data < list[/bold]
     """
     from fastfuse import hints
 
@@ -356,7 +351,7 @@ def _opened(path: Path | None) -> io.BufferedReader:
         raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="give a list of paths") from error
 
 
-@app.command()
+@app.command(cls=Command)
 @options.takes(connection=options.connection, logs=options.logs)
 def demo(
     shards: Annotated[
@@ -393,7 +388,7 @@ def demo(
     return show.run(settings)
 
 
-@app.command()
+@app.command(cls=Command)
 def version() -> int:
     """Print the version."""
     _say(f"fastfuse {__version__}")

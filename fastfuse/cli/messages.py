@@ -38,7 +38,9 @@ def warn_of_unknown_variables(
         nearest = get_close_matches(name, known, n=1, cutoff=0.8)
         warn(
             f"the environment has {name}, which fastfuse does not read",
-            hint=f"did you mean {nearest[0]}?" if nearest else "'fastfuse mount --help' shows the variables; unset it",
+            hint=f"did you mean {nearest[0]}?"
+            if nearest
+            else "'fastfuse mount --help-all' shows which it does; unset it",
             words=words,
         )
 

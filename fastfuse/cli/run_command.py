@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,9 @@ from fastfuse.cli.config import index_origin, job_memory_bytes, parse_part_size
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.description.channel import TrainingJob
-from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
+
+if TYPE_CHECKING:
+    from fastfuse.sagemaker.description.channel import TrainingJob
 
 __all__ = ["EPILOG", "run"]
 
@@ -137,8 +138,6 @@ def run(
 ) -> int:
     """Run a training job as SageMaker does: its channels where a script expects them, then the script.
 
-    [bold]fastfuse run --job job.json -- python train.py --epochs 3[/bold]
-
     Each channel is mounted (FastFile), downloaded (File) or streamed through FIFOs (Pipe), below /opt/ml/input/data.
 
     The script finds SM_CHANNEL_TRAIN and the like, and /opt/ml/input/config; all is taken down when it ends.
@@ -151,6 +150,7 @@ def run(
     """
     with startup.loading():
         from fastfuse.sagemaker.description.cluster import find_cluster
+        from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
     described = _described(job, channel or ())
@@ -183,7 +183,7 @@ def run(
     return run_job(settings)
 
 
-def _described(file: Path | None, channels: Sequence[str]) -> TrainingJob:
+def _described(file: Path | None, channels: Sequence[str]) -> "TrainingJob":
     from fastfuse.sagemaker.description.job import channels_job, read_job
 
     if (file is None) == (not channels):

@@ -1,7 +1,6 @@
 """Reads the key of objects that are encrypted with a customer's key (SSE-C), and makes the headers that send it."""
 
 import base64
-import hashlib
 import logging
 import os
 import stat
@@ -26,6 +25,8 @@ def customer_key_headers(path: Path) -> dict[str, str]:
     Raises:
         ConfigurationError: the file holds no key, or cannot be read.
     """
+    import hashlib  # every command loads this module, and few have a key
+
     key, mode = _read(path)
     if mode & stat.S_IROTH:
         _logger.warning("every user of this machine may read the encryption key in %s (chmod o-r)", path)

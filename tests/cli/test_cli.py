@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from fastfuse import __version__
+from fastfuse.cli.commands import PAGES
 from fastfuse.cli.config import DemoSettings
 from fastfuse.cli.main import app, main
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
@@ -289,7 +290,7 @@ class TestRefusals:
             "fastfuse: warning: the environment has FASTFUSE_ENDPOINT, which fastfuse does not read",
             "hint: did you mean FASTFUSE_ENDPOINT_URL?",
             "fastfuse: warning: the environment has FASTFUSE_OF_MY_OWN, which fastfuse does not read",
-            "hint: 'fastfuse mount --help' shows the variables; unset it",
+            "hint: 'fastfuse mount --help-all' shows which it does; unset it",
         ]
 
     def test_a_request_to_write_is_told_that_it_is_in_vain(
@@ -380,11 +381,44 @@ def test_the_demo_is_given_its_settings(monkeypatch: pytest.MonkeyPatch) -> None
 class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS)
     def test_help_mentions_every_option_and_its_variable(self, command: str) -> None:
-        output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+        output = CliRunner().invoke(app, [command, "--help-all"]).output
         for parameter in vars(typer.main.get_command(app))["commands"][command].params:
             variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
             for word in [*(name for name in parameter.opts if name.startswith("-")), *variables]:
                 assert re.search(rf"(?<![\w-]){word}(?![\w-])", output), word
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_is_examples_and_then_at_most_a_screen_of_options_that_exist(self, command: str) -> None:
+        output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+        assert all(len(line) <= 80 for line in output.splitlines())
+        assert output.splitlines()[2] == "Examples:"
+        assert len(output.partition("\nOptions:\n")[2].partition("\n\n")[0].splitlines()) <= 24
+        assert all(re.search(rf"^  (-\w, )?{name}\b", output, re.MULTILINE) for name in PAGES[command].options)
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_the_examples_of_help_use_options_of_their_command(self, command: str) -> None:
+        known = {name for one in vars(typer.main.get_command(app))["commands"][command].params for name in one.opts}
+        words = [word for line in PAGES[command].examples for word in line.partition(" -- ")[0].split()]
+        assert words[:2] == ["fastfuse", command]
+        assert {word for word in words if word.startswith("-")} <= known
+
+    @pytest.mark.parametrize(
+        ("words", "line"),
+        [
+            (["--help"], "  -h, --help  Show this page."),
+            (["mount", "--help"], "  -h, --help                    Show this page."),
+            (["mount", "s3://b", "/nowhere", "--sse-c-key-file", "/nowhere", "-o", "ro"], ""),
+            (["run", "--channel", "train=nothing", "--base-dir", "/tmp", "--help-all"], "Connection:"),
+        ],
+    )
+    def test_options_are_read_and_described_without_what_is_slow_to_load(self, words: list[str], line: str) -> None:
+        code = (
+            "import sys; from fastfuse.cli.main import main\ntry: main()\n"
+            "finally: sys.stderr.write(repr(sorted({'pydantic', 'rich', 'trio', 'numpy'} & {*sys.modules})))"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        assert line in done.stdout.split("\n")
+        assert done.stderr.split("\n")[-1] == "[]"
 
     def test_every_option_of_mount_but_two_has_a_variable(self) -> None:
         parameters = vars(typer.main.get_command(app))["commands"]["mount"].params

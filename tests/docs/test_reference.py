@@ -15,7 +15,7 @@ TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
 # Options of docker, systemctl, pip, setuptools, rclone, a training script and the bench.
 OTHERS = {
     *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
-    *("--no-checksum", "--epochs", "--help", "--runs", "--profiles", "--workloads", "--candidates"),
+    *("--no-checksum", "--epochs", "--help", "--help-all", "--runs", "--profiles", "--workloads", "--candidates"),
     *("--throttle", "--outage"),
 }
 

@@ -1,0 +1,146 @@
+"""Commands that start fast, and their help pages: examples first, then the options that are used most.
+
+Typer converts each value with pydantic and draws help with rich. Both together take longer to load than the rest of a
+command, and a daemon would keep them for its life. Here a value that is text already stays as it is, and help is plain
+text. Only numbers and choices that somebody gives are left to typer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["HELP_OPTIONS", "PAGES", "Command", "Group", "Page"]
+
+_ALL: Final = "--help-all"
+HELP_OPTIONS: Final = ["-h", "--help", _ALL]
+
+_SHOW_ALL: Final = "fastfuse.cli.show_all"
+_OPTIONS: Final = "Options"
+_NO_LIMIT: Final = 1000
+
+
+class Page(NamedTuple):
+    """What a command's short help shows: command lines, and the options that are used most (none: all of them)."""
+
+    examples: Sequence[str]
+    options: Sequence[str] = ()
+
+
+_ACCESS: Final = ("--region", "--profile", "--no-sign-request", "--endpoint-url")
+PAGES: Final[Mapping[str, Page]] = {
+    "fastfuse": Page(
+        (
+            "fastfuse demo                                  # a tour, without an S3 account",
+            "fastfuse mount s3://BUCKET/PREFIX /mnt/data    # until Ctrl-C",
+            "fastfuse run --channel train=s3://BUCKET/PREFIX -- python train.py",
+        )
+    ),
+    "mount": Page(
+        (
+            "fastfuse mount s3://BUCKET/PREFIX /mnt/data",
+            "fastfuse mount --daemon --training s3://BUCKET/PREFIX /mnt/data",
+            "fastfuse mount --no-sign-request s3://PUBLIC-BUCKET/PREFIX /mnt/data",
+        ),
+        ("--daemon", "--allow-other", "--memory-target", "--index-max-age", *_ACCESS, "--log-file"),
+    ),
+    "run": Page(
+        (
+            "fastfuse run --job job.json -- python train.py --epochs 3",
+            "fastfuse run --channel train=s3://BUCKET/PREFIX -- python train.py",
+        ),
+        ("--job", "--channel", "--base-dir", "--memory-target", "--stop-timeout", *_ACCESS),
+    ),
+    "unmount": Page(("fastfuse unmount /mnt/data",)),
+    "index": Page(
+        (
+            "fastfuse index s3://BUCKET/PREFIX -o data.index",
+            "fastfuse index s3://BUCKET/PREFIX --summary",
+        ),
+        ("--output", "--summary", "--json", "--inventory", *_ACCESS),
+    ),
+    "refresh": Page(("fastfuse refresh /mnt/data",)),
+    "hint": Page(("fastfuse hint /mnt/data < list",)),
+    "demo": Page(
+        ("fastfuse demo", "fastfuse demo --uri s3://BUCKET/PREFIX"), ("--uri", "--keep", "--readers", *_ACCESS)
+    ),
+    "version": Page(("fastfuse version",)),
+}
+
+
+class Command(TyperCommand):
+    """A command that converts no text and writes its own help page."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
+        _prepare(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        _write_page(self, ctx, formatter)
+
+
+class Group(TyperGroup):
+    """The same for the program itself, whose page lists the commands, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        _prepare(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        _write_page(self, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(_NO_LIMIT)) for name, one in self.commands.items()])
+
+
+def _prepare(command: Command | Group, ctx: Any, args: Sequence[str]) -> None:  # noqa: ANN401
+    ctx.meta[_SHOW_ALL] = _ALL in args
+    for parameter in command.get_params(ctx):
+        if "process_value" not in vars(parameter):
+            vars(parameter)["process_value"] = partial(_process, parameter, parameter.process_value)
+
+
+def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:  # noqa: ANN401
+    """Return the value of `parameter` for the command, and let typer `convert` only what is not of its kind yet."""
+    kind = parameter.type_descriptor.annotation
+    if value is None and not parameter.required:
+        value = () if parameter.multiple or parameter.nargs == -1 else None
+    elif kind is Path and isinstance(value, str):
+        value = Path(value)
+    elif not isinstance(value, list | tuple if kind == list[str] else kind):
+        return convert(ctx, value)
+    return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
+
+
+def _write_page(command: Command | Group, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+    page = PAGES[command.name or ""]
+    shows_all = not page.options or ctx.meta[_SHOW_ALL]
+    command.format_usage(ctx, formatter)
+    with formatter.section("Examples"):
+        for example in page.examples:
+            formatter.write(f"  {example}\n")
+    command.format_help_text(ctx, formatter)
+    sections: dict[str, list[tuple[str, str]]] = {}
+    parameters: Sequence[Any] = command.get_params(ctx)
+    for parameter in parameters:
+        record = parameter.get_help_record(ctx)
+        if record is None or _ALL in parameter.opts:
+            continue
+        if parameter.param_type_name == "argument":
+            sections.setdefault("Arguments", []).append(record)
+        elif shows_all:
+            sections.setdefault(parameter.rich_help_panel or _OPTIONS, []).append(record)
+        elif max(parameter.opts, key=len) in page.options:
+            sections.setdefault(_OPTIONS, []).append((record[0], parameter.help.partition(". ")[0].rstrip(".") + "."))
+    sections.setdefault(_OPTIONS, []).append(("-h, --help", "Show this page."))
+    if page.options:
+        sections[_OPTIONS].append((_ALL, "Show every option, and the environment variable of each."))
+    for title, rows in sections.items():
+        with formatter.section(title):
+            formatter.write_dl(rows)
+    if isinstance(command, Group):
+        command.format_commands(ctx, formatter)
+    command.format_epilog(ctx, formatter)
