@@ -3,11 +3,11 @@
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from fastfuse.mount.mountpoint import find_mount
+from tests.forked import run_forked
 from tests.mount.waiting import wait_for_end
 from tests.mounting import ENVIRONMENT
 
@@ -64,7 +64,7 @@ def refused(
     path: Path, exit_code: int, *messages: str, arguments: list[str], environment: Mapping[str, str] = ENVIRONMENT
 ) -> None:
     """``fastfuse`` with `arguments` is refused with this code and these words, and mounts nothing at `path`."""
-    done = run([sys.executable, "-m", "fastfuse", *arguments], environment=environment)
+    done = run_forked(*arguments, environment=environment, with_descendants=True)
     assert_refused(done, exit_code, *messages, environment=environment)
     assert find_mount(path) is None
 
