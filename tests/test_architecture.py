@@ -27,8 +27,9 @@ FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
     for name, allowed in {
         "__main__": "cli",
-        "cli": f"__init__ demo hints sagemaker mount index s3 {LEAVES}",
+        "cli": f"__init__ advise demo hints sagemaker mount index s3 {LEAVES}",
         "demo": f"cli mount index s3 testing {LEAVES}",
+        "advise": f"index s3 {LEAVES}",
         "sagemaker": f"mount index readahead s3 {LEAVES}",
         "mount": f"index readahead s3 {LEAVES}",
         "hints": "errors mount",
@@ -54,6 +55,9 @@ STRICTER: Mapping[str, set[str]] = {
     for name, allowed in {
         "index.inodes": "errors objects index.inodes index.sources",
         "index.sources": "errors objects index.sources",
+        "advise.model": "sizes advise.prices",
+        "advise.prices": "",
+        "advise.recommend": "sizes advise.model",
         "hints": "errors mount.mountpoint mount.sockets",
     }.items()
 }
@@ -65,7 +69,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "botocore": "s3",
         "google_crc32c": "demo testing",
         "httpx2": "s3",
-        "numpy": "cli demo hints index mount readahead s3 sagemaker testing",
+        "numpy": "advise cli demo hints index mount readahead s3 sagemaker testing",
         "prometheus_client": "metrics demo",
         "psutil": "",
         "pyarrow": "index",
@@ -74,7 +78,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pyfuse3": "mount.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
-        "trio": "demo index mount readahead repeats s3 sagemaker",
+        "trio": "advise demo index mount readahead repeats s3 sagemaker",
         "typer": "cli",
     }.items()
 }
@@ -88,6 +92,7 @@ ASKED_FOR_BY_NAME = {"pyarrow"}
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
+    *("advise.model", "advise.prices", "advise.recommend", "advise.shape"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),
@@ -227,7 +232,13 @@ def purity_violations(modules: Mapping[str, Module]) -> list[str]:
 
 
 # Functions that are a list of the options of a command and their help: as long as the list.
-OPTION_LISTS = {"cli.main.mount", "cli.main.demo", "cli.run_command.run", "cli.options.connection"}
+OPTION_LISTS = {
+    "cli.advise_command.advise",
+    "cli.main.mount",
+    "cli.main.demo",
+    "cli.run_command.run",
+    "cli.options.connection",
+}
 
 
 def size_violations(modules: Mapping[str, Module]) -> list[str]:

@@ -61,6 +61,13 @@ PAGES: Final[Mapping[str, Page]] = {
         ),
         ("--output", "--summary", "--json", "--inventory", *_ACCESS),
     ),
+    "advise": Page(
+        (
+            "fastfuse advise s3://BUCKET/PREFIX",
+            "fastfuse advise s3://BUCKET/PREFIX --hosts 8 --epochs 10 --hours 5",
+        ),
+        ("--hosts", "--epochs", "--hours", "--readers", "--access", "--json", *_ACCESS),
+    ),
     "refresh": Page(("fastfuse refresh /mnt/data",)),
     "hint": Page(("fastfuse hint /mnt/data < list",)),
     "demo": Page(

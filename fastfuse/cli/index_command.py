@@ -4,9 +4,10 @@ import json
 import os
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
+from fastfuse.cli.advice import short_advice
 from fastfuse.cli.index_summary import summarise
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
@@ -43,11 +44,12 @@ def run(
             # Standard output is for the summary only.
             Console(stderr=True).print(Text(written), soft_wrap=True)
         if summary:
-            found = summarise(open_snapshot(fd))
+            snapshot = open_snapshot(fd)
+            found, advice = summarise(snapshot), short_advice(snapshot.table)
             if as_json:
-                console.print_json(json.dumps(found.as_json()), ensure_ascii=True)
+                console.print_json(json.dumps(found.as_json() | {"advice": advice}), ensure_ascii=True)
             else:
-                console.print(found.render())
+                console.print(Group(found.render(), "", Text(advice)))
     finally:
         os.close(fd)
     return 0

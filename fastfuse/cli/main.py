@@ -13,6 +13,7 @@ import typer
 from fastfuse import __version__, log
 from fastfuse.cli import daemon, fstab, messages, options, startup
 from fastfuse.cli import run_command as cli_run
+from fastfuse.cli.advise_command import advise
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import demo_settings, mount_settings, parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
@@ -304,6 +305,9 @@ def index(
     from fastfuse.cli import index_command as command
 
     return command.run(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
+
+
+app.command(cls=Command)(advise)
 
 
 @app.command(cls=Command)

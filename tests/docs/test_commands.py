@@ -94,6 +94,7 @@ SECTIONS = {
         objects={f"train/{number}.jpg": "image" for number in range(20)},
         before=lambda machine: machine.run("fastfuse mount --daemon s3://my-bucket/train/ /mnt/train"),
     ),
+    ("docs/USAGE.md", "Choose a mode"): Section(),
     ("docs/USAGE.md", "In fstab"): Section(before=line_in_fstab, after=listed("/mnt/train", *NAMES)),
     ("docs/USAGE.md", "Run a training job"): Section(
         objects={**PARTS, "test/images.rec": "records"}, files=TRAINING,

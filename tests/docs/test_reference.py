@@ -66,10 +66,10 @@ def test_the_table_of_options_is_complete() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_that_is_named_exists(page: str) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXTS[page])) - OTHERS
-    assert named <= set().union(*map(_options, ("mount", "run", "demo", "index", "unmount", "hint")))
+    assert named <= set().union(*map(_options, ("mount", "run", "demo", "index", "advise", "unmount", "hint")))
 
 
-@pytest.mark.parametrize("command", ["mount", "run", "index"])
+@pytest.mark.parametrize("command", ["mount", "run", "index", "advise"])
 def test_every_option_of_a_command_is_named(command: str) -> None:
     missing = {option for option in _options(command) if option not in TEXTS["docs/USAGE.md"]}
     assert missing <= {"--mount-option", "--output", "--verbose"}  # there as -o and -v

@@ -1,0 +1,304 @@
+"""What each way to give a source to a job takes and costs, from its shape, the network and the job. Pure.
+
+An epoch takes as long as its small objects at a rate of files, and then its large ones at a rate of bytes. The rate of
+files is that of GETs in flight, each of which takes the time to the first byte and the transfer, up to what the CPU of
+the host was measured to serve. docs/ADVICE.md has the formulas, and where each constant was measured.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from fastfuse.advise.prices import FSX_LEAST_GB, Item, dollars
+from fastfuse.sizes import GIB, KIB, MIB
+
+__all__ = ["PART_BYTES", "RANDOM_BYTES", "Access", "Estimate", "Job", "Mode", "Network", "Shape", "estimates"]
+
+# A larger object is fetched in several GETs; see `readahead.limits`.
+PART_BYTES = 8 * MIB
+# What a random read is taken to ask for.
+RANDOM_BYTES = 256 * KIB
+
+
+class Mode(StrEnum):
+    FILE = "File"
+    FAST_FILE = "FastFile"
+    HINTED = "FastFile+hints"
+    CACHED = "FastFile+cache"
+    PIPE = "Pipe"
+    EFS = "EFS"
+    FSX = "FSx Lustre"
+
+
+class Access(StrEnum):
+    """The order in which a job reads: shuffled files, files as they are listed, or random ranges of them."""
+
+    SHUFFLED = "shuffled"
+    LISTED = "listed"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Counts and bytes of the objects of a source."""
+
+    objects: int
+    directories: int
+    total_bytes: int
+    median_bytes: int
+    largest_bytes: int
+    # Those of at most a part, which one GET brings.
+    small_objects: int
+    small_bytes: int
+    # GETs of all objects that are read whole, and of all objects in random ranges.
+    gets: int
+    random_gets: int
+    # Nobody can read these until they are restored.
+    archived_objects: int
+
+    @property
+    def mean_bytes(self) -> float:
+        return self.total_bytes / self.objects if self.objects else 0.0
+
+    @property
+    def large_bytes(self) -> int:
+        return self.total_bytes - self.small_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The network between a host and S3. The defaults are what AWS publishes, and a card of 10 Gbit/s."""
+
+    latency_s: float = 0.020  # to the first byte of a GET
+    connection_bytes_per_s: float = 90e6
+    total_bytes_per_s: float = 1.25e9
+    requests_per_s: float = math.inf  # of small GETs; what the host's CPU does, too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job of `hosts`, each of which reads all of the source once in each epoch."""
+
+    hosts: int = 1
+    epochs: int = 1
+    hours: float = 0.0  # what training takes if it never waits for data
+    readers: int = 16
+    access: Access = Access.SHUFFLED
+    memory_bytes: int = 16 * GIB
+    disk_bytes_per_s: float = 250e6
+    host_dollars_per_hour: float = 0.0
+    region_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One mode. Seconds and rates are those of one host, requests and dollars of all hosts."""
+
+    mode: Mode
+    prepare_s: float  # once, before the first job
+    start_s: float
+    first_batch_s: float
+    epoch_s: float
+    later_epoch_s: float
+    job_s: float
+    mb_per_s: float
+    files_per_s: float
+    disk_bytes: int
+    epoch_gets: int  # of an epoch that asks S3
+    job_gets: int
+    job_lists: int
+    epoch_dollars: float
+    job_dollars: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    files_per_s: float
+    bytes_per_s: float
+
+    def seconds(self, shape: Shape) -> float:
+        small_s = max(shape.small_objects / self.files_per_s, shape.small_bytes / self.bytes_per_s)
+        return small_s + shape.large_bytes / self.bytes_per_s
+
+
+# Measured for docs/MEASUREMENTS.md on four cores: files a second and bytes a second that the CPU of the host serves.
+_CPU: Final[Mapping[Mode, _Rates]] = {
+    Mode.FILE: _Rates(1_900, 1.8e9),
+    Mode.FAST_FILE: _Rates(3_300, 2.2e9),
+    Mode.HINTED: _Rates(4_200, 2.2e9),
+    Mode.PIPE: _Rates(4_600, 2.5e9),
+}
+# A quarter of the largest default memory target: so many small files are fetched ahead in any order.
+_AHEAD_BYTES: Final = GIB
+_CONNECTIONS_AHEAD: Final = {Mode.FILE: 64, Mode.HINTED: 96, Mode.PIPE: 64}
+_RANDOM_READS_PER_S: Final = 2_060
+_WARM: Final = _Rates(25_500, 23e9)
+# What the page cache may take of a host's memory.
+_CACHED_SHARE: Final = 0.8
+# IOPS of gp3 without an extra charge.
+_DISK_FILES_PER_S: Final = 3_000
+# From the start of `fastfuse run` to the script without a listing; a page of a listing, and many of them.
+_START_S: Final = 1.0
+_LIST_PAGE_S: Final = 0.1
+_LISTED_PER_S: Final = 180_000
+_PAGE_KEYS: Final = 1_000
+# EFS: at least 300 MB/s of reads while it has credits, 150 for each TB, 500 MiB/s for a client; 250 µs an operation, of
+# which a file takes three. Filled at 100 MB/s.
+_EFS_BURST, _EFS_PER_TB, _EFS_CLIENT, _EFS_WRITE, _EFS_FILE_S = 300e6, 150e6, 524e6, 100e6, 0.00075
+# FSx for Lustre, scratch: 200 MB/s for each TB; names are imported at 555 objects/s; a mount takes 12 s.
+_FSX_PER_TB, _FSX_IMPORT, _FSX_START_S, _FSX_FILE_S, _FSX_STEP_GB = 200e6, 555, 12.0, 0.0005, 2400
+
+
+def estimates(shape: Shape, network: Network, job: Job) -> list[Estimate]:
+    """Return an estimate for every mode that can serve the job, in the order of `Mode`."""
+    found = [_downloaded(shape, network, job)]
+    found += [_streamed(mode, shape, network, job) for mode in (Mode.FAST_FILE, Mode.HINTED, Mode.CACHED, Mode.PIPE)]
+    found += [_in_file_system(mode, shape, job) for mode in (Mode.EFS, Mode.FSX)]
+    return [estimate for estimate in found if _can_serve(estimate.mode, shape, job)]
+
+
+def _can_serve(mode: Mode, shape: Shape, job: Job) -> bool:
+    if mode is Mode.CACHED:
+        return job.epochs > 1 and _fits_memory(shape, job)
+    if mode is Mode.HINTED:
+        return job.access is Access.SHUFFLED
+    return mode is not Mode.PIPE or job.access is not Access.RANDOM
+
+
+def _fits_memory(shape: Shape, job: Job) -> bool:
+    return shape.total_bytes <= _CACHED_SHARE * job.memory_bytes
+
+
+def _list_s(shape: Shape) -> float:
+    pages = math.ceil(shape.objects / _PAGE_KEYS)
+    return _LIST_PAGE_S * min(max(pages, 1), 4) + shape.objects / _LISTED_PER_S
+
+
+def _s3_rates(mode: Mode, network: Network, shape: Shape, in_flight: int) -> _Rates:
+    get_s = network.latency_s + _mean_small_bytes(shape) / network.connection_bytes_per_s
+    cpu = _CPU[mode]
+    return _Rates(
+        min(in_flight / get_s, network.requests_per_s, cpu.files_per_s), min(network.total_bytes_per_s, cpu.bytes_per_s)
+    )
+
+
+def _mean_small_bytes(shape: Shape) -> float:
+    return shape.small_bytes / shape.small_objects if shape.small_objects else 0.0
+
+
+def _epoch_s(mode: Mode, shape: Shape, network: Network, job: Job) -> float:
+    if job.access is Access.RANDOM:
+        get_s = network.latency_s + RANDOM_BYTES / network.connection_bytes_per_s
+        reads_per_s = min(job.readers / get_s, network.requests_per_s, _RANDOM_READS_PER_S)
+        return max(shape.random_gets / reads_per_s, shape.total_bytes / network.total_bytes_per_s)
+    if mode is Mode.PIPE or mode is Mode.HINTED or job.access is Access.LISTED:
+        return _s3_rates(mode, network, shape, _CONNECTIONS_AHEAD.get(mode, _CONNECTIONS_AHEAD[Mode.HINTED])).seconds(
+            shape
+        )
+    # In an order that nobody announced, small files come ahead of their readers only if all of them fit.
+    is_ahead = shape.small_bytes <= _AHEAD_BYTES
+    in_flight = max(job.readers, _CONNECTIONS_AHEAD[Mode.HINTED]) if is_ahead else job.readers
+    return _s3_rates(Mode.FAST_FILE, network, shape, in_flight).seconds(shape)
+
+
+def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
+    """Estimate the modes that read S3 while they train."""
+    kind = Mode.FAST_FILE if mode is Mode.CACHED else mode
+    start_s = _START_S + _list_s(shape)
+    epoch_s = _epoch_s(kind, shape, network, job)
+    later_s = _WARM.seconds(shape) if mode is Mode.CACHED else epoch_s
+    gets = shape.random_gets if job.access is Access.RANDOM else shape.gets
+    return _estimate(
+        mode, shape, job,
+        start_s=start_s, first_s=network.latency_s, epoch_s=epoch_s, later_s=later_s,
+        epoch_gets=gets, asked_epochs=1 if mode is Mode.CACHED else job.epochs, has_listing=True,
+    )  # fmt: skip
+
+
+def _downloaded(shape: Shape, network: Network, job: Job) -> Estimate:
+    rates = _s3_rates(Mode.FILE, network, shape, _CONNECTIONS_AHEAD[Mode.FILE])
+    disk = _Rates(_DISK_FILES_PER_S, job.disk_bytes_per_s)
+    download_s = max(rates.seconds(shape), shape.total_bytes / disk.bytes_per_s)
+    # What was just written is in the page cache if it fits.
+    epoch_s = (_WARM if _fits_memory(shape, job) else disk).seconds(shape)
+    hours = _job_s(_START_S + _list_s(shape) + download_s, epoch_s, epoch_s, job) / 3600
+    storage = job.hosts * dollars(Item.EBS, shape.total_bytes / 1e9, hours=hours)
+    return _estimate(
+        Mode.FILE, shape, job,
+        start_s=_START_S + _list_s(shape) + download_s, first_s=0.0, epoch_s=epoch_s, later_s=epoch_s,
+        disk_bytes=shape.total_bytes, started_gets=shape.gets, storage_dollars=storage, has_listing=True,
+    )  # fmt: skip
+
+
+def _in_file_system(mode: Mode, shape: Shape, job: Job) -> Estimate:
+    """Estimate EFS or FSx for Lustre, filled before the first job and deleted after it."""
+    size_gb = shape.total_bytes / 1e9
+    if mode is Mode.EFS:
+        shared = max(_EFS_BURST, _EFS_PER_TB * size_gb / 1000)
+        rates = _Rates(job.readers / _EFS_FILE_S, min(shared / job.hosts, _EFS_CLIENT))
+        prepare_s = shape.total_bytes / _EFS_WRITE + shape.objects * _EFS_FILE_S
+        start_s, item = _START_S, Item.EFS
+    else:
+        size_gb = FSX_LEAST_GB if size_gb <= FSX_LEAST_GB else math.ceil(size_gb / _FSX_STEP_GB) * _FSX_STEP_GB
+        rates = _Rates(job.readers / _FSX_FILE_S, _FSX_PER_TB * size_gb / 1000 / job.hosts)
+        prepare_s = shape.objects / _FSX_IMPORT
+        start_s, item = _FSX_START_S, Item.FSX
+    epoch_s = rates.seconds(shape)
+    later_s = min(_WARM.seconds(shape), epoch_s) if _fits_memory(shape, job) else epoch_s
+    hours = (prepare_s + _job_s(start_s, epoch_s, later_s, job)) / 3600
+    return _estimate(
+        mode, shape, job,
+        start_s=start_s, first_s=0.0, epoch_s=epoch_s, later_s=later_s, prepare_s=prepare_s,
+        disk_bytes=int(size_gb * 1e9), storage_dollars=dollars(item, size_gb, hours=hours),
+        has_listing=False, copied_gets=shape.gets,
+    )  # fmt: skip
+
+
+def _job_s(start_s: float, epoch_s: float, later_s: float, job: Job) -> float:
+    return start_s + max(epoch_s + (job.epochs - 1) * later_s, job.hours * 3600)
+
+
+def _estimate(
+    mode: Mode,
+    shape: Shape,
+    job: Job,
+    *,
+    start_s: float,
+    first_s: float,
+    epoch_s: float,
+    later_s: float,
+    has_listing: bool,
+    prepare_s: float = 0.0,
+    disk_bytes: int = 0,
+    epoch_gets: int = 0,
+    asked_epochs: int = 0,
+    started_gets: int = 0,
+    copied_gets: int = 0,
+    storage_dollars: float = 0.0,
+) -> Estimate:
+    """Add up one mode. `started_gets` are those of each host's start, `copied_gets` fill a file system once."""
+    job_s = _job_s(start_s, epoch_s, later_s, job)
+    pages = max(math.ceil(shape.objects / _PAGE_KEYS), 1)
+    job_gets = job.hosts * (started_gets + asked_epochs * epoch_gets) + copied_gets
+    job_lists = pages * (job.hosts if has_listing else 1)
+    requests = dollars(Item.GET, job_gets) + dollars(Item.LIST, job_lists)
+    hosts = job.hosts * job_s / 3600 * job.host_dollars_per_hour
+    return Estimate(
+        mode=mode,
+        prepare_s=prepare_s,
+        start_s=start_s,
+        first_batch_s=start_s + first_s,
+        epoch_s=epoch_s,
+        later_epoch_s=later_s,
+        job_s=job_s,
+        mb_per_s=shape.total_bytes / 1e6 / epoch_s if epoch_s else 0.0,
+        files_per_s=shape.objects / epoch_s if epoch_s else 0.0,
+        disk_bytes=disk_bytes,
+        epoch_gets=job.hosts * epoch_gets,
+        job_gets=job_gets,
+        job_lists=job_lists,
+        epoch_dollars=job.region_factor * dollars(Item.GET, job.hosts * epoch_gets),
+        job_dollars=job.region_factor * (requests + storage_dollars) + hosts,
+    )

@@ -1,0 +1,135 @@
+"""Measures the network between this host and the source: latency, the rate of one connection, and that of many.
+
+It asks for bytes of objects that the index names, a few seconds long at most, and for a bounded number of bytes. What
+cannot be measured, because all objects are small, keeps the model's default.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+import numpy as np
+import trio
+
+from fastfuse.advise.model import PART_BYTES, Network
+from fastfuse.errors import FastfuseError
+from fastfuse.index.inodes.columns import are_objects
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig, RangeReader
+from fastfuse.s3.client import S3Client
+from fastfuse.sizes import KIB, MIB
+
+__all__ = ["MOST_BYTES", "Probe", "measure_network", "probe"]
+
+_PATIENCE_S = 5.0
+_LATENCY_GETS = 5
+_SMALL_GETS = 512
+_SMALL_BYTES = 16 * KIB
+_PARTS = 24
+_AT_ONCE = 64
+# A shorter transfer is lost in the latency.
+_LEAST_BYTES = MIB
+MOST_BYTES = _LATENCY_GETS + 1 + _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * PART_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The network, and what is not measured of it: empty if all is."""
+
+    network: Network
+    note: str = ""
+
+
+def probe(table: InodeTable, connection: ConnectionConfig) -> Probe:
+    """Measure the network to the objects in `table`. Failures are told in the note: the defaults stand in."""
+    largest, any_of_them = _samples(table)
+    return trio.run(_probe, connection, largest, any_of_them) if largest else Probe(Network(), "nothing to read")
+
+
+async def _probe(connection: ConnectionConfig, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:
+    client = S3Client(S3Session(connection))
+    try:
+        return await measure_network(client, largest, spread)
+    finally:
+        await client.aclose()
+
+
+async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:
+    """Measure by GETs of parts of `largest`, and of the first bytes of `spread`."""
+    network = Network()
+    try:
+        with trio.move_on_after(_PATIENCE_S) as patience:
+            # The first GET finds address and credentials.
+            await objects.get(spread[0], 0, 1)
+            times_s = [await _seconds(objects, [(ref, 0, 1)]) for ref in islice(cycle(spread), _LATENCY_GETS)]
+            network = replace(network, latency_s=statistics.median(times_s))
+            await _seconds(objects, [(ref, 0, 1) for ref in islice(cycle(spread), _AT_ONCE)])  # opens connections
+            firsts = [(ref, 0, min(ref.size_bytes, _SMALL_BYTES)) for ref in islice(cycle(spread), _SMALL_GETS)]
+            network = replace(network, requests_per_s=len(firsts) / await _seconds(objects, firsts))
+            parts = list(islice(_parts(largest), 1 + _PARTS))
+            size_bytes = _bytes_of(parts[:1])
+            if size_bytes < _LEAST_BYTES:
+                return Probe(network, "the rates of bytes are not measured: all objects are small")
+            one_s = await _seconds(objects, parts[:1]) - network.latency_s
+            one = size_bytes / max(one_s, 1e-6)
+            network = replace(network, connection_bytes_per_s=one)
+            many_s = await _seconds(objects, parts[1:] or parts)
+            network = replace(network, total_bytes_per_s=max(_bytes_of(parts[1:] or parts) / many_s, one))
+    except FastfuseError as error:
+        return Probe(network, f"the network is not measured: {error}")
+    if patience.cancelled_caught:
+        return Probe(network, f"the network is measured in part only: it took more than {_PATIENCE_S:.0f} s")
+    return Probe(network)
+
+
+async def _seconds(objects: RangeReader, ranges: Sequence[tuple[ObjectRef, int, int]]) -> float:
+    """Return how long it takes to get all `ranges`, up to `_AT_ONCE` of them at once."""
+    left = iter(ranges)
+    failures: list[FastfuseError] = []
+
+    async def get_some() -> None:
+        for ref, start, end in left:
+            try:
+                await objects.get(ref, start, end)
+            except FastfuseError as error:
+                failures.append(error)
+                return
+
+    started_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(_AT_ONCE, len(ranges))):
+            nursery.start_soon(get_some)
+    if failures:
+        raise failures[0]
+    return max(trio.current_time() - started_s, 1e-6)
+
+
+def _parts(largest: Sequence[ObjectRef]) -> Iterator[tuple[ObjectRef, int, int]]:
+    for ref in largest:
+        for start in range(0, ref.size_bytes, PART_BYTES):
+            yield ref, start, min(start + PART_BYTES, ref.size_bytes)
+
+
+def _bytes_of(ranges: Sequence[tuple[ObjectRef, int, int]]) -> int:
+    return sum(end - start for _, start, end in ranges)
+
+
+def _samples(table: InodeTable) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """Return the largest objects, and some that are spread over the listing; none that is empty or archived."""
+    archives = np.array([name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes], bool)
+    sizes = table.columns["sizes"]
+    rows = np.flatnonzero(
+        are_objects(table.columns["kinds"]) & (sizes != 0) & ~archives[table.columns["storage_classes"]]
+    )
+    if not len(rows):
+        return [], []
+    count = min(_AT_ONCE, len(rows))
+    largest = rows[np.argsort(sizes[rows], kind="stable")[: -count - 1 : -1]]
+    spread = rows[np.linspace(0, len(rows) - 1, count).astype("int64")]
+    return (
+        [table.ref(table.inode(int(row))) for row in largest],
+        [table.ref(table.inode(int(row))) for row in spread],
+    )

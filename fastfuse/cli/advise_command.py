@@ -1,0 +1,113 @@
+"""Defines the options of ``fastfuse advise`` and runs it."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from fastfuse import log
+from fastfuse.advise.model import Access, Job
+from fastfuse.cgroup import memory_limit_bytes
+from fastfuse.cli import options
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.log import LogConfig
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sizes import parse_size
+
+__all__ = ["advise"]
+
+_JOB = "Job"
+_COST = "Cost"
+
+
+@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
+def advise(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted."),
+    ],
+    *,
+    hosts: Annotated[
+        int, typer.Option(min=1, max=100_000, metavar="N", rich_help_panel=_JOB, help="Hosts that read all of it.")
+    ] = 1,
+    epochs: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", rich_help_panel=_JOB, help="Epochs.")] = 1,
+    hours: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=100_000,
+            metavar="HOURS",
+            rich_help_panel=_JOB,
+            help="What training takes if it never waits for data.",
+        ),
+    ] = 0.0,
+    readers: Annotated[
+        int,
+        typer.Option(min=1, max=1024, metavar="N", rich_help_panel=_JOB, help="Files that a host reads at once."),
+    ] = 16,
+    access: Annotated[
+        Access,
+        typer.Option(
+            rich_help_panel=_JOB,
+            help="The order of reading: whole files shuffled or as they are listed, or random ranges.",
+        ),
+    ] = Access.SHUFFLED,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", rich_help_panel=_JOB, help="Memory of a host; left out, that of this machine."),
+    ] = None,
+    disk_rate: Annotated[
+        str,
+        typer.Option(metavar="SIZE", rich_help_panel=_JOB, help="What the disk of a host takes and gives in a second."),
+    ] = "250MB",
+    host_price: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=100_000,
+            metavar="DOLLARS",
+            rich_help_panel=_COST,
+            help="Price of a host for an hour, to be counted, too.",
+        ),
+    ] = 0.0,
+    region_factor: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="FACTOR",
+            rich_help_panel=_COST,
+            help="What requests and storage cost in your region, as a multiple of us-east-1.",
+        ),
+    ] = 1.0,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Do not measure the network, which takes up to 5 s and 208 MiB.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the estimates as JSON.")] = False,
+    origin: IndexOrigin,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Estimate what File, FastFile, Pipe, EFS and FSx take and cost for a source, and recommend one."""
+    job = Job(
+        hosts=hosts,
+        epochs=epochs,
+        hours=hours,
+        readers=readers,
+        access=access,
+        memory_bytes=_memory_bytes() if host_memory is None else parse_size(host_memory, "--host-memory"),
+        disk_bytes_per_s=max(parse_size(disk_rate, "--disk-rate"), 1),
+        host_dollars_per_hour=host_price,
+        region_factor=region_factor,
+    )
+    log.configure(logs)
+    from fastfuse.cli import advice
+
+    return advice.run(S3Uri.parse(source), origin, connection, job, probes=not no_probe, as_json=as_json)
+
+
+def _memory_bytes() -> int:
+    """Return the memory of this machine, or what its control group may have of it."""
+    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(ram_bytes, memory_limit_bytes() or ram_bytes)

@@ -1,0 +1,28 @@
+"""The shape of a listing, against plain sums."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.advise.model import PART_BYTES
+from fastfuse.advise.shape import shape_of
+from fastfuse.index.inodes.builder import TableBuilder
+from tests.advise.shapes import shape_of_sizes
+from tests.index.indexes import MD5, index_of
+
+_sizes = st.one_of(st.sampled_from([0, 1, PART_BYTES, PART_BYTES + 1, (1 << 63) - 1]), st.integers(0, 1 << 40))
+
+
+@given(st.lists(_sizes, max_size=20))
+def test_the_figures_are_those_of_the_objects(sizes: list[int]) -> None:
+    found = shape_of(index_of({f"{at}": size for at, size in enumerate(sizes)}).table)
+    expected = shape_of_sizes(sizes)
+    assert found == replace(expected, directories=found.directories)
+
+
+def test_archived_objects_are_counted() -> None:
+    builder = TableBuilder("bucket", "")
+    classes = ["STANDARD", "GLACIER", "GLACIER_IR", "DEEP_ARCHIVE"]
+    builder.add([b"a", b"b", b"c", b"d"], [1] * 4, [10**18] * 4, [MD5] * 4, classes)
+    assert shape_of(builder.build()[0]).archived_objects == 2

@@ -1,0 +1,100 @@
+"""`fastfuse advise` as a user has it: real processes, against the loopback server."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from tests.mounting import run_fastfuse
+from tests.terminals import finished_on_terminal, lines_on_screen
+
+OBJECTS = {f"train/small/{at}": b"x" * 1000 for at in range(100)} | {"train/large": bytes(3 << 20)}
+URI = "s3://bucket/train"
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as server:
+        yield server
+
+
+def connection(server: LoopbackServer) -> list[str]:
+    return ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
+
+
+def operations(server: LoopbackServer) -> list[str]:
+    return [record.operation for record in server.requests]
+
+
+def found(server: LoopbackServer, *words: str) -> Any:  # noqa: ANN401 - JSON
+    done = run_fastfuse("advise", *words, "--json", *connection(server))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_modes_stand_side_by_side_on_a_terminal(server: LoopbackServer, columns: int) -> None:
+    words = ["advise", URI, "--hosts", "4", "--epochs", "3", "--hours", "2", "--host-price", "3.825"]
+    code, text = finished_on_terminal(*words, *connection(server), columns=columns)
+    assert code == 0, text
+    lines = lines_on_screen(text)
+    assert max(map(len, lines)) <= columns
+    rows = [line.split() for line in lines if re.match(r" (File|FastFile\S*|Pipe|EFS|FSx Lustre) +\d", line)]
+    assert [row[0] for row in rows] == ["File", "FastFile", "FastFile+hints", "FastFile+cache", "Pipe", "EFS", "FSx"]
+    assert not any("…" in line for line in lines)
+    assert any(re.match(r" objects +101 in 2 directories, 3.1 MiB", line) for line in lines)
+    assert any(line.startswith(" recommended  FastFile") for line in lines)
+
+
+def test_json_has_shape_network_job_and_every_estimate(server: LoopbackServer) -> None:
+    report = found(server, URI, "--epochs", "3", "--host-memory", "16GiB")
+    assert report["shape"]["objects"] == 101
+    assert report["job"]["epochs"] == 3
+    assert len(report["estimates"]) == 7
+    assert 0 < operations(server).count("GetObject") <= 700
+
+
+def test_a_saved_index_is_advised_on_without_a_request(server: LoopbackServer, tmp_path: Path) -> None:
+    index = str(tmp_path / "x.index")
+    assert run_fastfuse("index", URI, "-o", index, *connection(server)).returncode == 0
+    before = len(server.requests)
+    report = found(server, URI, "--index", index, "--no-probe")
+    assert len(server.requests) == before
+    assert report["network"]["latency_s"] == 0.02
+    assert report["network"]["requests_per_s"] is None
+
+
+def test_objects_that_may_not_be_read_are_advised_on_all_the_same(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+    note = found(server, URI)["network"]["note"]
+    assert note.startswith("the network is not measured: ")
+    assert "403 AccessDenied" in note
+
+
+def test_an_empty_source_has_nothing_to_read(server: LoopbackServer) -> None:
+    report = found(server, "s3://bucket/none/", "--allow-empty")
+    assert report["recommended"] is None
+    assert report["shape"]["objects"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("bucket",), "is not an S3 URI"),
+        ((URI, "--disk-rate", "fast"), "--disk-rate 'fast' is not a size"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], message: str) -> None:
+    done = run_fastfuse("advise", *words)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert message in done.stderr
+
+
+def test_a_summary_ends_with_the_short_form(server: LoopbackServer) -> None:
+    done = run_fastfuse("index", URI, "--summary", "--json", *connection(server))
+    assert json.loads(done.stdout)["advice"].startswith("FastFile: Training begins")
+    assert operations(server).count("GetObject") == 0
