@@ -7,7 +7,7 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/mount/interpose
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench soak fuzz readme clean system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench bench-advise soak fuzz readme clean system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ sanitize: $(VENV)/.dev ## Run the tests of the compiled module under AddressSani
 
 bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 minutes, on a quiet machine).
 	$(BIN)/python -m bench --check
+
+bench-advise: $(VENV)/.bench ## Run a job in each mode beside what `fastfuse advise` estimates (5 minutes).
+	$(BIN)/python -m bench.scenarios
 
 SOAK_SECONDS ?= 600
 SOAK_SEED ?= 1

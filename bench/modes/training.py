@@ -1,9 +1,10 @@
 """What the jobs train with: one small script for all modes, written as for SageMaker, with the standard library alone.
 
 ``python training.py records`` reads the TFRecords of its channel one after the other; ``files`` has sixteen processes,
-forked as a DataLoader's workers are, read all files in a shuffled order; ``streams`` reads every channel in a process
-of its own. What comes through a FIFO is one stream for one reader. Checksums are not looked at, so that the reader
-costs little and the same everywhere. Prints one JSON object.
+forked as a DataLoader's workers are, read all files in a shuffled order, which ``hinted`` announces before; ``streams``
+reads every channel in a process of its own; ``bytes`` reads a FIFO to its end. What comes through a FIFO is one stream
+for one reader. Checksums are not looked at, so that the reader costs little and the same everywhere. Prints one JSON
+object.
 """
 
 import json
@@ -13,6 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,11 +90,15 @@ def _read_files(paths: Sequence[str], tally: _Tally) -> None:
 
 
 def _read_all(place: Path, tally: _Tally) -> None:
-    buffer = bytearray(_BUFFER_BYTES)
     for path in _files(place):
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                tally.count(count)
+        _read_bytes(path, tally)
+
+
+def _read_bytes(path: Path, tally: _Tally) -> None:
+    buffer = bytearray(_BUFFER_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            tally.count(count)
 
 
 def _in_processes(works: Sequence[Callable[[_Tally], None]]) -> Iterator[_Tally]:
@@ -116,6 +122,12 @@ def _in_processes(works: Sequence[Callable[[_Tally], None]]) -> Iterator[_Tally]
             raise RuntimeError("a worker has failed")
 
 
+def _announced(paths: Sequence[str], place: Path) -> AbstractContextManager[object]:
+    import fastfuse.hints  # the others import nothing of fastfuse
+
+    return fastfuse.hints.order(paths, place)
+
+
 def _train(manner: str, places: Sequence[Path], mode: str) -> Iterator[_Tally]:
     place, tally = places[0], _Tally()
     is_stream = mode == "Pipe"
@@ -123,9 +135,12 @@ def _train(manner: str, places: Sequence[Path], mode: str) -> Iterator[_Tally]:
         yield tally
     elif manner == "streams":
         yield from _in_processes([partial(_read_all, place) for place in places])
-    elif manner == "files" and not is_stream:
+    elif manner == "bytes":
+        yield from _in_processes([partial(_read_bytes, Path(f"{place}_0"))])
+    elif manner in ("files", "hinted") and not is_stream:
         paths = _shuffled(place)
-        yield from _in_processes([partial(_read_files, paths[worker::_WORKERS]) for worker in range(_WORKERS)])
+        with _announced(paths, place) if manner == "hinted" else nullcontext():
+            yield from _in_processes([partial(_read_files, paths[worker::_WORKERS]) for worker in range(_WORKERS)])
     else:
         read = _read_tfrecords if manner == "records" else _read_recordio
         for path in [Path(f"{place}_0")] if is_stream else _files(place):

@@ -189,75 +189,77 @@ def _mean_small_bytes(shape: Shape) -> float:
 
 
 def _epoch_s(mode: Mode, shape: Shape, network: Network, job: Job) -> float:
+    """Return the seconds of an epoch that asks S3."""
     if job.access is Access.RANDOM:
         get_s = network.latency_s + RANDOM_BYTES / network.connection_bytes_per_s
         reads_per_s = min(job.readers / get_s, network.requests_per_s, _RANDOM_READS_PER_S)
         return max(shape.random_gets / reads_per_s, shape.total_bytes / network.total_bytes_per_s)
-    if mode is Mode.PIPE or mode is Mode.HINTED or job.access is Access.LISTED:
-        return _s3_rates(mode, network, shape, _CONNECTIONS_AHEAD.get(mode, _CONNECTIONS_AHEAD[Mode.HINTED])).seconds(
-            shape
-        )
-    # In an order that nobody announced, small files come ahead of their readers only if all of them fit.
-    is_ahead = shape.small_bytes <= _AHEAD_BYTES
-    in_flight = max(job.readers, _CONNECTIONS_AHEAD[Mode.HINTED]) if is_ahead else job.readers
-    return _s3_rates(Mode.FAST_FILE, network, shape, in_flight).seconds(shape)
+    in_flight = _CONNECTIONS_AHEAD[Mode.HINTED]
+    if mode in _CONNECTIONS_AHEAD:
+        in_flight = _CONNECTIONS_AHEAD[mode]
+    elif job.access is Access.SHUFFLED and shape.small_bytes > _AHEAD_BYTES:
+        # In an order that nobody announced, small files come ahead of their readers only if all of them fit.
+        in_flight = job.readers
+    return _s3_rates(mode, network, shape, in_flight).seconds(shape)
 
 
 def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
-    """Estimate the modes that read S3 while they train."""
-    kind = Mode.FAST_FILE if mode is Mode.CACHED else mode
-    start_s = _START_S + _list_s(shape)
-    epoch_s = _epoch_s(kind, shape, network, job)
-    later_s = _WARM.seconds(shape) if mode is Mode.CACHED else epoch_s
-    gets = shape.random_gets if job.access is Access.RANDOM else shape.gets
+    """Estimate a mode that reads S3 while it trains."""
+    epoch_s = _epoch_s(Mode.FAST_FILE if mode is Mode.CACHED else mode, shape, network, job)
+    epoch_gets = shape.random_gets if job.access is Access.RANDOM else shape.gets
     return _estimate(
-        mode, shape, job,
-        start_s=start_s, first_s=network.latency_s, epoch_s=epoch_s, later_s=later_s,
-        epoch_gets=gets, asked_epochs=1 if mode is Mode.CACHED else job.epochs, has_listing=True,
-    )  # fmt: skip
+        mode,
+        shape,
+        job,
+        start_s=_START_S + _list_s(shape),
+        latency_s=network.latency_s,
+        epochs_s=(epoch_s, _WARM.seconds(shape) if mode is Mode.CACHED else epoch_s),
+        epoch_gets=job.hosts * epoch_gets,
+        job_gets=job.hosts * epoch_gets * (1 if mode is Mode.CACHED else job.epochs),
+        lists=job.hosts,
+    )
 
 
 def _downloaded(shape: Shape, network: Network, job: Job) -> Estimate:
     rates = _s3_rates(Mode.FILE, network, shape, _CONNECTIONS_AHEAD[Mode.FILE])
-    disk = _Rates(_DISK_FILES_PER_S, job.disk_bytes_per_s)
-    download_s = max(rates.seconds(shape), shape.total_bytes / disk.bytes_per_s)
+    download_s = max(rates.seconds(shape), shape.total_bytes / job.disk_bytes_per_s)
     # What was just written is in the page cache if it fits.
-    epoch_s = (_WARM if _fits_memory(shape, job) else disk).seconds(shape)
-    hours = _job_s(_START_S + _list_s(shape) + download_s, epoch_s, epoch_s, job) / 3600
-    storage = job.hosts * dollars(Item.EBS, shape.total_bytes / 1e9, hours=hours)
+    disk = _WARM if _fits_memory(shape, job) else _Rates(_DISK_FILES_PER_S, job.disk_bytes_per_s)
     return _estimate(
-        Mode.FILE, shape, job,
-        start_s=_START_S + _list_s(shape) + download_s, first_s=0.0, epoch_s=epoch_s, later_s=epoch_s,
-        disk_bytes=shape.total_bytes, started_gets=shape.gets, storage_dollars=storage, has_listing=True,
-    )  # fmt: skip
+        Mode.FILE,
+        shape,
+        job,
+        start_s=_START_S + _list_s(shape) + download_s,
+        epochs_s=(disk.seconds(shape), disk.seconds(shape)),
+        job_gets=job.hosts * shape.gets,
+        lists=job.hosts,
+        storage=(Item.EBS, shape.total_bytes / 1e9, job.hosts),
+    )
 
 
 def _in_file_system(mode: Mode, shape: Shape, job: Job) -> Estimate:
-    """Estimate EFS or FSx for Lustre, filled before the first job and deleted after it."""
+    """Estimate EFS or FSx for Lustre, filled before the job and deleted after it."""
     size_gb = shape.total_bytes / 1e9
     if mode is Mode.EFS:
         shared = max(_EFS_BURST, _EFS_PER_TB * size_gb / 1000)
         rates = _Rates(job.readers / _EFS_FILE_S, min(shared / job.hosts, _EFS_CLIENT))
         prepare_s = shape.total_bytes / _EFS_WRITE + shape.objects * _EFS_FILE_S
-        start_s, item = _START_S, Item.EFS
     else:
         size_gb = FSX_LEAST_GB if size_gb <= FSX_LEAST_GB else math.ceil(size_gb / _FSX_STEP_GB) * _FSX_STEP_GB
         rates = _Rates(job.readers / _FSX_FILE_S, _FSX_PER_TB * size_gb / 1000 / job.hosts)
         prepare_s = shape.objects / _FSX_IMPORT
-        start_s, item = _FSX_START_S, Item.FSX
     epoch_s = rates.seconds(shape)
-    later_s = min(_WARM.seconds(shape), epoch_s) if _fits_memory(shape, job) else epoch_s
-    hours = (prepare_s + _job_s(start_s, epoch_s, later_s, job)) / 3600
     return _estimate(
-        mode, shape, job,
-        start_s=start_s, first_s=0.0, epoch_s=epoch_s, later_s=later_s, prepare_s=prepare_s,
-        disk_bytes=int(size_gb * 1e9), storage_dollars=dollars(item, size_gb, hours=hours),
-        has_listing=False, copied_gets=shape.gets,
-    )  # fmt: skip
-
-
-def _job_s(start_s: float, epoch_s: float, later_s: float, job: Job) -> float:
-    return start_s + max(epoch_s + (job.epochs - 1) * later_s, job.hours * 3600)
+        mode,
+        shape,
+        job,
+        start_s=_START_S if mode is Mode.EFS else _FSX_START_S,
+        prepare_s=prepare_s,
+        epochs_s=(epoch_s, min(_WARM.seconds(shape), epoch_s) if _fits_memory(shape, job) else epoch_s),
+        job_gets=shape.gets,
+        lists=1,
+        storage=(Item.EFS if mode is Mode.EFS else Item.FSX, size_gb, 1),
+    )
 
 
 def _estimate(
@@ -266,39 +268,36 @@ def _estimate(
     job: Job,
     *,
     start_s: float,
-    first_s: float,
-    epoch_s: float,
-    later_s: float,
-    has_listing: bool,
+    epochs_s: tuple[float, float],
+    job_gets: int,
+    lists: int,
+    latency_s: float = 0.0,
     prepare_s: float = 0.0,
-    disk_bytes: int = 0,
     epoch_gets: int = 0,
-    asked_epochs: int = 0,
-    started_gets: int = 0,
-    copied_gets: int = 0,
-    storage_dollars: float = 0.0,
+    storage: tuple[Item, float, int] | None = None,
 ) -> Estimate:
-    """Add up one mode. `started_gets` are those of each host's start, `copied_gets` fill a file system once."""
-    job_s = _job_s(start_s, epoch_s, later_s, job)
-    pages = max(math.ceil(shape.objects / _PAGE_KEYS), 1)
-    job_gets = job.hosts * (started_gets + asked_epochs * epoch_gets) + copied_gets
-    job_lists = pages * (job.hosts if has_listing else 1)
-    requests = dollars(Item.GET, job_gets) + dollars(Item.LIST, job_lists)
-    hosts = job.hosts * job_s / 3600 * job.host_dollars_per_hour
+    """Add up one mode: the first epoch and each later one, listings, and `storage` in GB, so many times."""
+    epoch_s, later_s = epochs_s
+    job_s = start_s + max(epoch_s + (job.epochs - 1) * later_s, job.hours * 3600)
+    job_lists = lists * max(math.ceil(shape.objects / _PAGE_KEYS), 1)
+    paid = dollars(Item.GET, job_gets) + dollars(Item.LIST, job_lists)
+    if storage is not None:
+        item, size_gb, volumes = storage
+        paid += volumes * dollars(item, size_gb, hours=(prepare_s + job_s) / 3600)
     return Estimate(
         mode=mode,
         prepare_s=prepare_s,
         start_s=start_s,
-        first_batch_s=start_s + first_s,
+        first_batch_s=start_s + latency_s,
         epoch_s=epoch_s,
         later_epoch_s=later_s,
         job_s=job_s,
         mb_per_s=shape.total_bytes / 1e6 / epoch_s if epoch_s else 0.0,
         files_per_s=shape.objects / epoch_s if epoch_s else 0.0,
-        disk_bytes=disk_bytes,
-        epoch_gets=job.hosts * epoch_gets,
+        disk_bytes=0 if storage is None else int(storage[1] * 1e9),
+        epoch_gets=epoch_gets,
         job_gets=job_gets,
         job_lists=job_lists,
-        epoch_dollars=job.region_factor * dollars(Item.GET, job.hosts * epoch_gets),
-        job_dollars=job.region_factor * (requests + storage_dollars) + hosts,
+        epoch_dollars=job.region_factor * dollars(Item.GET, epoch_gets),
+        job_dollars=job.region_factor * paid + job.hosts * job_s / 3600 * job.host_dollars_per_hour,
     )
