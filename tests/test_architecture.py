@@ -232,13 +232,7 @@ def purity_violations(modules: Mapping[str, Module]) -> list[str]:
 
 
 # Functions that are a list of the options of a command and their help: as long as the list.
-OPTION_LISTS = {
-    "cli.advise_command.advise",
-    "cli.main.mount",
-    "cli.main.demo",
-    "cli.run_command.run",
-    "cli.options.connection",
-}
+OPTION_LISTS = {"cli.main.mount", "cli.main.demo", "cli.run_command.run", "cli.options.connection"}
 
 
 def size_violations(modules: Mapping[str, Module]) -> list[str]:

@@ -17,9 +17,6 @@ from fastfuse.sizes import parse_size
 
 __all__ = ["advise"]
 
-_JOB = "Job"
-_COST = "Cost"
-
 
 @options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
 def advise(
@@ -28,59 +25,23 @@ def advise(
         typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted."),
     ],
     *,
-    hosts: Annotated[
-        int, typer.Option(min=1, max=100_000, metavar="N", rich_help_panel=_JOB, help="Hosts that read all of it.")
+    hosts: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Hosts that each read all of it.")] = 1,
+    epochs: Annotated[
+        int, typer.Option(min=1, max=1_000_000, metavar="N", help="How often each of them reads it.")
     ] = 1,
-    epochs: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", rich_help_panel=_JOB, help="Epochs.")] = 1,
-    hours: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=100_000,
-            metavar="HOURS",
-            rich_help_panel=_JOB,
-            help="What training takes if it never waits for data.",
-        ),
-    ] = 0.0,
+    hours: Annotated[float, typer.Option(min=0, max=1e6, help="What training takes if it never waits for data.")] = 0.0,
     readers: Annotated[
-        int,
-        typer.Option(min=1, max=1024, metavar="N", rich_help_panel=_JOB, help="Files that a host reads at once."),
+        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Files that a host reads at once.")
     ] = 16,
-    access: Annotated[
-        Access,
-        typer.Option(
-            rich_help_panel=_JOB,
-            help="The order of reading: whole files shuffled or as they are listed, or random ranges.",
-        ),
-    ] = Access.SHUFFLED,
+    access: Annotated[Access, typer.Option(help="The order of whole files, or random ranges.")] = Access.SHUFFLED,
     host_memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", rich_help_panel=_JOB, help="Memory of a host; left out, that of this machine."),
+        str | None, typer.Option(metavar="SIZE", help="Memory of a host; left out, that of this machine.")
     ] = None,
-    disk_rate: Annotated[
-        str,
-        typer.Option(metavar="SIZE", rich_help_panel=_JOB, help="What the disk of a host takes and gives in a second."),
-    ] = "250MB",
+    disk_rate: Annotated[str, typer.Option(metavar="SIZE", help="What a host's disk does in a second.")] = "250MB",
     host_price: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=100_000,
-            metavar="DOLLARS",
-            rich_help_panel=_COST,
-            help="Price of a host for an hour, to be counted, too.",
-        ),
+        float, typer.Option(min=0, max=1e6, metavar="DOLLARS", help="Price of a host for an hour.")
     ] = 0.0,
-    region_factor: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=100,
-            metavar="FACTOR",
-            rich_help_panel=_COST,
-            help="What requests and storage cost in your region, as a multiple of us-east-1.",
-        ),
-    ] = 1.0,
+    region_factor: Annotated[float, typer.Option(min=0, max=1e6, help="Prices of your region, of us-east-1's.")] = 1.0,
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Do not measure the network, which takes up to 5 s and 208 MiB.")
     ] = False,

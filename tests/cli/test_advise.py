@@ -86,6 +86,7 @@ def test_an_empty_source_has_nothing_to_read(server: LoopbackServer) -> None:
     [
         (("bucket",), "is not an S3 URI"),
         ((URI, "--disk-rate", "fast"), "--disk-rate 'fast' is not a size"),
+        ((URI, "--hours", "inf"), "--hours"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], message: str) -> None:
