@@ -10,6 +10,7 @@ import errno as _errno
 __all__ = [
     "AccessError",
     "BadReplyError",
+    "ConditionsUnsupportedError",
     "ConfigurationError",
     "DeadlineError",
     "DiskError",
@@ -29,6 +30,7 @@ __all__ = [
     "StaleInodeError",
     "ThrottledError",
     "UnavailableError",
+    "WriteConflictError",
     "errno_for",
     "first_of",
 ]
@@ -87,6 +89,14 @@ class ThrottledError(ServiceError):
     def __init__(self, message: str, *, hint: str = "", detail: str = "throttled") -> None:
         super().__init__(message, hint=hint)
         self.detail = detail
+
+
+class ConditionsUnsupportedError(ServiceError):
+    """The service does not implement conditional writes."""
+
+
+class WriteConflictError(ServiceError):
+    """The object that a conditional write replaces is no longer the one that was seen, or one is there already."""
 
 
 class MountError(FastfuseError):

@@ -259,14 +259,15 @@ def index_origin(
     """
     from fastfuse.index.sources.manifests import check_attribute_names  # help does without
 
+    saved = None if index is None else parse_index_place(index)
+    max_age_s = 0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age)
     given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
     named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise ConfigurationError(
-            f"{named[0]} and {named[1]} contradict each other: the index comes from one place", hint="give one of them"
-        )
-    if no_index_cache and (index_cache is not None or index_max_age is not None):
-        other = "--index-max-age" if index_cache is None else "--index-cache"
+    is_shared = named == ["--index", "--index-max-age"] and isinstance(saved, S3Uri) and max_age_s > 0
+    if len(named) > 1 and not is_shared:
+        raise ConfigurationError(f"{named[0]} and {named[1]} contradict each other", hint="an index has one origin")
+    other = "--index-cache" if index_cache is not None else "--index-max-age"
+    if no_index_cache and (index_cache is not None or (max_age_s and not is_shared)):
         raise ConfigurationError(f"--no-index-cache and {other} contradict each other", hint="give one of them")
     if source_type is not SourceKind.PREFIX and (inventory is not None or keys_from is not None):
         raise ConfigurationError(
@@ -281,12 +282,12 @@ def index_origin(
     if shard is None and shard_by is not None:
         raise ConfigurationError("--shard-by says how to divide what --shard divides", hint="give --shard I/N too")
     return IndexOrigin(
-        saved=None if index is None else parse_index_place(index),
+        saved=saved,
         inventory=None if inventory is None else S3Uri.parse(inventory),
         # A daemon changes to the root directory.
         keys_from=None if keys_from is None else keys_from.absolute(),
         cache=None if no_index_cache else _index_cache(index_cache, environ),
-        max_age_s=0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age),
+        max_age_s=max_age_s,
         strict=strict,
         allow_empty=allow_empty,
         kind=source_type,

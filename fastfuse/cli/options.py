@@ -149,7 +149,8 @@ Index = Annotated[
     str | None,
     typer.Option(
         "--index", envvar="FASTFUSE_INDEX", metavar="FILE|S3_URI", rich_help_panel=_INDEX,
-        help="Take the index that 'fastfuse index' wrote there, instead of listing.",
+        help="Take the index that 'fastfuse index' wrote there, instead of listing. With --index-max-age an object of "
+        "S3 is made where it is missing or older: one host lists and writes it, the others wait for it.",
     ),
 ]  # fmt: skip
 Inventory = Annotated[

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -20,6 +21,7 @@ from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import shown_progress
 from fastfuse.index.readable import check_readable, samples_of_table
 from fastfuse.index.saved import IndexCache, load_index
+from fastfuse.index.shared import SharedIndex
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
@@ -101,10 +103,22 @@ def _whole(
 ) -> tuple[Snapshot, int]:
     """Do as `_snapshot`, but for a prefix write all of it, or the part that the saved index holds."""
     view = origin.listed_view
-    if origin.saved is not None:
-        snapshot = load_index(origin.saved, connection, source, fd, {view, origin.view})
+    if isinstance(origin.saved, S3Uri) and origin.max_age_s:
+        shared = SharedIndex(origin.saved, source, connection, {view, origin.view}, origin.max_age_s)
+        snapshot, requests = shared.open(fd, partial(_listed, source, origin, connection, fd, counters))
+    elif origin.saved is not None:
+        snapshot, requests = load_index(origin.saved, connection, source, fd, {view, origin.view}), 0
+    else:
+        return _kept_or_listed(source, origin, connection, fd, counters)
+    if not requests:
         _accept(source, origin, snapshot)
-        return snapshot, 0
+    return snapshot, requests
+
+
+def _kept_or_listed(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
+) -> tuple[Snapshot, int]:
+    view = origin.listed_view
     is_listed = origin.inventory is None and origin.keys_from is None
     cache = IndexCache(origin.cache) if origin.cache is not None and is_listed else None
     kept_at = cache.path(source, S3Session(connection).endpoint_url, view) if cache is not None else Path()
@@ -113,15 +127,26 @@ def _whole(
         if kept is not None:
             _accept(source, origin, kept)
             return kept, 0
+    listed = _listed(source, origin, connection, fd, counters)
+    if cache is not None:
+        cache.keep(kept_at, fd)
+    return listed
+
+
+def _listed(
+    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
+) -> tuple[Snapshot, int]:
     listed_at_ns = time.time_ns()
     with shown_progress(source) as progress:
         listing = trio.run(_list, source, origin, connection, progress, counters)
     snapshot = Snapshot(
-        source=str(source), listed_at_ns=listed_at_ns, table=listing.table, refusals=listing.refusals, view=view
+        source=str(source),
+        listed_at_ns=listed_at_ns,
+        table=listing.table,
+        refusals=listing.refusals,
+        view=origin.listed_view,
     )
     save_snapshot(snapshot, fd)
-    if cache is not None:
-        cache.keep(kept_at, fd)
     return snapshot, listing.request_count
 
 

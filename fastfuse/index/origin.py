@@ -38,7 +38,7 @@ class IndexOrigin:
     keys_from: Path | None = None
     # The directory of the last listing of each source; None: no listing is kept.
     cache: Path | None = None
-    # A younger kept listing is used instead of a new one.
+    # A younger kept listing is used instead of a new one; with an object `saved`, the hosts share one of this age.
     max_age_s: float = 0.0
     # Refuse keys that cannot be shown, instead of leaving them out (clauses N2-N4).
     strict: bool = False

@@ -1,5 +1,7 @@
 """Writes whole objects through aiobotocore: index files and whatever else a command stores in S3.
 
+A write may be conditional: it replaces one version only, or makes an object where none is.
+
 Uploads are few and large, so a kept library serves them. Its retries are off; `retries` is the one policy.
 """
 
@@ -7,6 +9,8 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
@@ -15,7 +19,14 @@ from aiobotocore.config import AioConfig
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
-from fastfuse.errors import FastfuseError, ServiceError, first_of
+from fastfuse.errors import (
+    ConditionsUnsupportedError,
+    FastfuseError,
+    MissingObjectError,
+    ServiceError,
+    WriteConflictError,
+    first_of,
+)
 from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials
@@ -27,7 +38,7 @@ from fastfuse.s3.failures import (
 )
 from fastfuse.s3.retries import Retries, RetryableError, attempts
 
-__all__ = ["upload"]
+__all__ = ["NO_OBJECT", "ObjectState", "ObjectWriter", "upload"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +47,10 @@ _UPLOAD_PART_BYTES = 64 << 20
 _UPLOADS_IN_FLIGHT = 4
 # The deadline of one request, of a whole part too, retries included.
 _UPLOAD_DEADLINE_S = 300.0
+# Stands for the ETag of an object that must not exist yet.
+NO_OBJECT = "*"
+# 404: the version to replace was deleted. 409: another conditional write is under way.
+_CONFLICTS = (404, 409, 412)
 
 
 async def upload(client: S3Client, fd: int, bucket: str, key: str) -> None:
@@ -46,10 +61,26 @@ async def upload(client: S3Client, fd: int, bucket: str, key: str) -> None:
     """
     region = await client.region(bucket)
     async with AsyncExitStack() as exits:
-        await _Writer(client.session, exits, bucket, key, region).write(fd)
+        await ObjectWriter(client.session, exits, bucket, key, region).write(fd)
 
 
-class _Writer:
+@dataclass(frozen=True, slots=True)
+class ObjectState:
+    """What an object is now; the age is by the service's own clock, in whole seconds."""
+
+    etag: str
+    size_bytes: int
+    age_s: float
+
+
+class ObjectWriter:
+    """Writes and inspects one object.
+
+    `replaces` makes a write conditional: the ETag of the version that it replaces, or `NO_OBJECT`. Such a write raises
+    `WriteConflictError` if the object is another one, and `ConditionsUnsupportedError` if the service says that it
+    has no such writes. A service that ignores conditions says nothing.
+    """
+
     def __init__(self, session: S3Session, exits: AsyncExitStack, bucket: str, key: str, region: str) -> None:
         """Open no client yet; `exits` closes those that are opened later."""
         self._session = session
@@ -63,12 +94,29 @@ class _Writer:
         self._region = region
         self._retries = Retries()
 
-    async def write(self, fd: int) -> None:
+    async def state(self) -> ObjectState | None:
+        """Return what the object is now, or None if there is none."""
+        try:
+            reply = await self._request("head_object")
+        except MissingObjectError:
+            return None
+        date = parsedate_to_datetime(self._field(reply["ResponseMetadata"]["HTTPHeaders"], "date"))
+        age_s = (date - self._field(reply, "LastModified")).total_seconds()
+        return ObjectState(self._field(reply, "ETag"), self._field(reply, "ContentLength"), age_s)
+
+    async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = _UPLOAD_DEADLINE_S) -> str:
+        """Make the object hold `body`, and return its ETag."""
+        reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **_condition(replaces))
+        etag: str = self._field(reply, "ETag")
+        return etag
+
+    async def write(self, fd: int, *, replaces: str = "") -> None:
+        """Make the object hold what the file `fd` holds, all or nothing."""
         size_bytes = os.fstat(fd).st_size
         if size_bytes <= _UPLOAD_PART_BYTES:
-            await self._request("put_object", Body=os.pread(fd, size_bytes, 0))
+            await self._request("put_object", Body=os.pread(fd, size_bytes, 0), **_condition(replaces))
             return
-        async with self._parts() as send:
+        async with self._parts(_condition(replaces)) as send:
             limiter = trio.CapacityLimiter(_UPLOADS_IN_FLIGHT)
 
             async def send_one(number: int) -> None:
@@ -84,7 +132,7 @@ class _Writer:
                 raise first_of(group) from group
 
     @asynccontextmanager
-    async def _parts(self) -> AsyncIterator[Callable[[int, bytes], Awaitable[None]]]:
+    async def _parts(self, condition: dict[str, Any]) -> AsyncIterator[Callable[[int, bytes], Awaitable[None]]]:
         """Begin a multipart upload that is completed at the end of the block, or aborted."""
         upload_id = self._field(await self._request("create_multipart_upload"), "UploadId")
         etags: dict[int, str] = {}
@@ -96,7 +144,9 @@ class _Writer:
         try:
             yield send
             parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
-            await self._request("complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts})
+            await self._request(
+                "complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts}, **condition
+            )
         except BaseException:
             await self._abort(upload_id)
             raise
@@ -128,7 +178,10 @@ class _Writer:
             failure = failure_of_exception(error)
             is_mended = await self._session.replace_refused(credentials, failure.kind)
             count = attempts(failure.kind, is_read=False, is_mended=is_mended)
-            final = self._session.command_error(failure, self._bucket, self._key, self._region, operation="write")
+            verb = "read" if operation == "head_object" else "write"
+            final = self._session.command_error(failure, self._bucket, self._key, self._region, operation=verb)
+            if {"IfMatch", "IfNoneMatch"} & arguments.keys():
+                final = _conditional_error(error, final)
             raise RetryableError(final, failure, attempts=count, is_mended=is_mended) from safe_cause(error)
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
@@ -158,6 +211,20 @@ class _Writer:
     def _shown(self) -> str:
         """The object's URI as Python writes it: a key may hold what a terminal obeys."""
         return repr(f"s3://{self._bucket}/{self._key}")
+
+
+def _condition(replaces: str) -> dict[str, Any]:
+    if not replaces:
+        return {}
+    return {"IfNoneMatch": "*"} if replaces == NO_OBJECT else {"IfMatch": replaces}
+
+
+def _conditional_error(error: Exception, final: FastfuseError) -> FastfuseError:
+    """Return what the `error` of a conditional write means; `final` if it is not about the condition."""
+    status = error.response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(error, ClientError) else 0
+    if status in _CONFLICTS and error.response["Error"].get("Code") != "NoSuchBucket":  # type: ignore[attr-defined]
+        return WriteConflictError(str(final), hint=final.hint)
+    return ConditionsUnsupportedError(str(final), hint=final.hint) if status == 501 else final
 
 
 async def _open_boto(session: S3Session, region: str, exits: AsyncExitStack, credentials: Credentials | None) -> Any:  # noqa: ANN401 - the class is made at run time

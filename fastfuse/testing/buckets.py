@@ -16,6 +16,7 @@ from typing import Protocol
 from fastfuse.testing.xml import contents_element
 
 __all__ = [
+    "DEFAULT_MODIFIED_S",
     "Content",
     "DirectoryObjects",
     "FileSpan",

@@ -208,7 +208,7 @@ class LoopbackServer:
             self._log.close_connection()
 
     def _serve(self, sock: socket.socket, connection: int) -> None:
-        reader = RequestReader(sock)
+        reader = RequestReader(sock, takes_bodies=self._config.writes != "refused")
         while (request := reader.read()) is not None:
             call = self._service.understand(request)
             faults = self.faults.take(call.operation, call.bucket, call.key_text)

@@ -1,6 +1,6 @@
 """The settings of a loopback server."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -46,6 +46,10 @@ class ServerConfig:
     range_reply: Literal["206", "200-whole", "200-part"] = "206"
     # If-Match and If-Unmodified-Since.
     honour_conditions: bool = True
+    # PUT of whole objects into `MemoryObjects`, with or without If-Match and If-None-Match.
+    writes: Literal["refused", "conditional", "unconditional"] = "refused"
+    # The server's clock: of Date, and of the Last-Modified of what is written. None: replies have no Date.
+    clock_s: Callable[[], float] | None = None
     # False: ``encoding-type=url`` is ignored and keys are sent as bare XML.
     encode_keys: bool = True
     # How many requests the log keeps; 0 keeps none, for benches.

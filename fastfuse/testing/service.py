@@ -7,13 +7,22 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html.
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import unquote_to_bytes
 
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
-from fastfuse.testing.buckets import Content, FileSpan, MemoryContent, ObjectSet, StoredObject
+from fastfuse.testing.buckets import (
+    DEFAULT_MODIFIED_S,
+    Content,
+    FileSpan,
+    MemoryContent,
+    MemoryObjects,
+    ObjectSet,
+    StoredObject,
+)
 from fastfuse.testing.faults import Action, Answer, Flip, Replace, ShortPage, WrongEtag, WrongLength, WrongRange
 from fastfuse.testing.pages import ListQuery, render_page, select_page
 from fastfuse.testing.server_config import ServerConfig
@@ -79,6 +88,8 @@ def _bucket_of_host(host: str, buckets: Iterable[str]) -> str:
 
 
 def _operation(request: Request, bucket: str, key: bytes) -> str:
+    if request.method == "PUT" and bucket and key and not request.query:
+        return "PutObject"
     if request.method not in ("GET", "HEAD") or not bucket:
         return "Unsupported"
     if key:
@@ -185,6 +196,7 @@ class Service:
     def __init__(self, buckets: Mapping[str, ObjectSet], config: ServerConfig) -> None:
         self._buckets = buckets
         self._config = config
+        self._writing = threading.Lock()
 
     def understand(self, request: Request) -> Call:
         """Return the operation, bucket and key of a request."""
@@ -207,7 +219,8 @@ class Service:
         for action in actions:
             if isinstance(action, Answer):
                 raise _S3Error(action.status, action.code, action.message)
-        if call.request.method not in ("GET", "HEAD"):
+        is_write = call.operation == "PutObject" and self._config.writes != "refused"
+        if call.request.method not in ("GET", "HEAD") and not is_write:
             raise _S3Error(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
         if call.operation == "Unsupported":
             raise _S3Error(501, "NotImplemented", "A header you provided implies functionality that is not implemented")
@@ -218,15 +231,18 @@ class Service:
             return self._location(call)
         if call.operation == "ListObjectsV2":
             return self._list(call, actions)
-        return self._object(call, actions)
+        return self._put(call) if is_write else self._object(call, actions)
 
     def _region(self, bucket: str) -> str:
         return self._config.regions.get(bucket, "us-east-1")
 
     def _common_headers(self, call: Call) -> dict[str, str]:
-        if call.bucket not in self._buckets:
-            return {"x-amz-request-id": "FASTFUSE"}
-        return {"x-amz-request-id": "FASTFUSE", "x-amz-bucket-region": self._region(call.bucket)}
+        headers = {"x-amz-request-id": "FASTFUSE"}
+        if self._config.clock_s is not None:
+            headers["Date"] = formatdate(self._config.clock_s(), usegmt=True)
+        if call.bucket in self._buckets:
+            headers["x-amz-bucket-region"] = self._region(call.bucket)
+        return headers
 
     def _check_access(self, call: Call) -> None:
         credential = _CREDENTIAL.search(call.request.headers.get("authorization", ""))
@@ -310,6 +326,23 @@ class Service:
         for action in actions:
             reply = _falsified(reply, action)
         return reply
+
+    def _put(self, call: Call) -> Reply:
+        """Replace the object if the conditions hold; none comes between the look and the write."""
+        objects = self._buckets[call.bucket]
+        assert isinstance(objects, MemoryObjects), "only objects in memory can be written"
+        clock_s, headers = self._config.clock_s, call.request.headers
+        modified_s = DEFAULT_MODIFIED_S if clock_s is None else int(clock_s())
+        with self._writing:
+            stored = objects.view().lookup(call.key)
+            if self._config.writes == "conditional":
+                if "if-match" in headers and stored is None:
+                    raise _S3Error(404, "NoSuchKey", "The specified key does not exist.", {"Key": call.key_text})
+                is_there = "if-none-match" in headers and stored is not None
+                if is_there or (stored is not None and _failed_condition(headers, stored)):
+                    raise _S3Error(412, "PreconditionFailed", "At least one of the pre-conditions did not hold")
+            made = objects.put(call.key, call.request.body, modified_s=modified_s)
+        return Reply(status=200, headers={**self._common_headers(call), "ETag": made.etag})
 
     def _object_reply(self, call: Call, stored: StoredObject, headers: dict[str, str]) -> Reply:
         is_head = call.operation == "HeadObject"

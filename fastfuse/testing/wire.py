@@ -1,6 +1,7 @@
 """Reads HTTP/1.1 requests from a socket and writes replies to it. Knows nothing of S3.
 
-It supports what S3 clients send: no request bodies (the connection is closed instead), no chunked replies.
+It supports what S3 clients send: no chunked replies, and no request bodies (the connection is closed instead) but, on
+demand, those of PUTs.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import responses
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -22,6 +23,8 @@ __all__ = ["BadRequestError", "Reply", "Request", "RequestReader", "ResponseWrit
 # S3 refuses heads above 8 KiB of headers; signed requests with long session tokens come to about 4 KiB.
 _HEAD_BYTES_MAX = 32 * 1024
 _RECEIVE_BYTES = 16 * 1024
+# A longer body closes the connection.
+_BODY_BYTES_MAX = 16 * 1024 * 1024
 # A paced body is sent in slices of this time: short beside a part, long enough that 64 connections cost little CPU.
 _PACE_S = 0.01
 # TLS records hold 16 KiB; this many at once keep the interpreter's share of the cost small.
@@ -45,6 +48,7 @@ class Request:
     query: Mapping[str, bytes]
     headers: Mapping[str, str]
     keep_alive: bool
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +95,10 @@ def _parse_head(head: bytes) -> Request:
 class RequestReader:
     """Reads the requests of one connection, one after the other."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, takes_bodies: bool = False) -> None:
+        """Read the body of a PUT, too, if the reader `takes_bodies`."""
         self._sock = sock
+        self._takes_bodies = takes_bodies
         self._buffer = bytearray()
 
     def read(self) -> Request | None:
@@ -106,7 +112,23 @@ class RequestReader:
             self._buffer += received
         head = bytes(self._buffer[:end])
         del self._buffer[: end + 4]
-        return _parse_head(head)
+        request = _parse_head(head)
+        length = request.headers.get("content-length", "0")
+        if not self._takes_bodies or request.method != "PUT" or int(length) > _BODY_BYTES_MAX:
+            return request
+        return self._with_body(request, int(length))
+
+    def _with_body(self, request: Request, length_bytes: int) -> Request:
+        if request.headers.get("expect", "").lower() == "100-continue":
+            self._sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while len(self._buffer) < length_bytes:
+            received = self._sock.recv(_RECEIVE_BYTES)
+            if not received:
+                raise BadRequestError("the body of the request ends early")
+            self._buffer += received
+        body = bytes(self._buffer[:length_bytes])
+        del self._buffer[:length_bytes]
+        return replace(request, body=body, keep_alive=request.headers.get("connection", "").lower() != "close")
 
 
 def close_by_reset(sock: socket.socket) -> None:

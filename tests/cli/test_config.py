@@ -124,6 +124,8 @@ class TestIndexOrigin:
         assert index_origin(environ=environ).cache == cache
 
     def test_each_option_reaches_its_field(self) -> None:
+        shared = index_origin(index="s3://b/i", index_max_age="2h", no_index_cache=True)
+        assert (shared.saved, shared.max_age_s) == (S3Uri("b", "i"), 7200)
         origin = index_origin(index_cache=Path("/c"), index_max_age="2h", strict=True, allow_empty=True)
         assert origin == IndexOrigin(cache=Path("/c"), max_age_s=7200, strict=True, allow_empty=True)
         assert index_origin(no_index_cache=True).cache is None
@@ -143,6 +145,8 @@ class TestIndexOrigin:
             ({"index": "x", "inventory": "s3://b/m"}, "--index and --inventory contradict"),
             ({"inventory": "s3://b/m", "keys_from": Path("k")}, "--inventory and --keys-from contradict"),
             ({"keys_from": Path("k"), "index_max_age": "1h"}, "--keys-from and --index-max-age contradict"),
+            ({"index": "/i", "index_max_age": "1h"}, "--index and --index-max-age contradict"),
+            ({"index": "s3://b/i", "index_max_age": "0s"}, "--index and --index-max-age contradict"),
             ({"no_index_cache": True, "index_max_age": "1h"}, "--no-index-cache and --index-max-age contradict"),
             ({"no_index_cache": True, "index_cache": Path("c")}, "--no-index-cache and --index-cache contradict"),
             ({"index_max_age": "soon"}, "--index-max-age 'soon' is not a time"),

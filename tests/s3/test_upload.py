@@ -72,7 +72,7 @@ async def test_an_upload_that_cannot_be_given_up_tells_why_it_failed(
             return {}
         raise ServiceError("unreachable")
 
-    monkeypatch.setattr(module._Writer, "_request", request)
+    monkeypatch.setattr(module.ObjectWriter, "_request", request)
     async with opened("http://127.0.0.1:1") as client:
         with pytest.raises(ServiceError, match="The service's reply for 's3://bucket/key' has no ETag"):
             await upload(client, fd, "bucket", "key")

@@ -1,0 +1,295 @@
+"""One listing for many hosts: who lists, who waits, who takes over, and what is never replaced."""
+
+import gc
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
+
+import pytest
+import trio
+
+from fastfuse.errors import AccessError, ConfigurationError, EmptySourceError, WriteConflictError
+from fastfuse.index import shared as shared_module
+from fastfuse.index.make import make_index
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.shared import CLAIM_SUFFIX, SharedIndex
+from fastfuse.index.snapshot import Snapshot, open_snapshot
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3 import upload as upload_module
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.upload import NO_OBJECT, ObjectWriter
+from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from fastfuse.testing.buckets import MemoryContent
+from fastfuse.testing.faults import ACCESS_DENIED, Answer, FaultRule, Stall
+from tests.servers import S3Server
+
+SOURCE = S3Uri("data", "set/")
+PLACE = S3Uri("shared", "lists/set.index")
+ORIGIN = IndexOrigin(saved=PLACE, max_age_s=3600)
+HOSTS = multiprocessing.get_context("forkserver")
+HOSTS.set_forkserver_preload(["fastfuse.index.make"])
+
+
+class Clock:
+    """The server's clock, which only a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock, aws_environment: object) -> Iterator[LoopbackServer]:
+    yield from serving(ServerConfig(writes="conditional", clock_s=clock))
+
+
+def serving(config: ServerConfig) -> Iterator[LoopbackServer]:
+    data = MemoryObjects({f"set/{at}": bytes(at) for at in range(5)})
+    with LoopbackServer({"data": data, "shared": MemoryObjects()}, config) as server:
+        yield server
+
+
+def opened(endpoint_url: str, origin: IndexOrigin = ORIGIN, source: S3Uri = SOURCE) -> tuple[int, int]:
+    """Open the index as a host does; return its number of files and when it was listed."""
+    connection = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
+    fd = os.memfd_create("test")
+    try:
+        make_index(source, origin, connection, fd)
+        snapshot = open_snapshot(fd)
+        return snapshot.table.metadata.file_count, snapshot.listed_at_ns
+    finally:
+        gc.enable()  # which a process that makes an index does not live to need
+        os.close(fd)
+
+
+def host(environment: Mapping[str, str], endpoint_url: str, found: "Queue[tuple[int, int]]") -> None:
+    os.environ.update(environment)
+    shared_module._LONGEST_PAUSE_S = 0.2
+    found.put(opened(endpoint_url))
+
+
+def lists(server: LoopbackServer) -> int:
+    return server.statistics().requests.get("ListObjectsV2", 0)
+
+
+@pytest.fixture
+def lists_of_one(aws_environment: object) -> int:
+    """The number of LIST requests of one listing of the source."""
+    for server in serving(ServerConfig()):
+        opened(server.endpoint_url, IndexOrigin())
+        return lists(server)
+    raise AssertionError
+
+
+def started(server: LoopbackServer, found: object, count: int) -> list[BaseProcess]:
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    hosts: list[BaseProcess] = [
+        HOSTS.Process(target=host, args=(environment, server.endpoint_url, found)) for _ in range(count)
+    ]
+    for one in hosts:
+        one.start()
+    return hosts
+
+
+def test_hosts_that_start_at_once_list_once_and_one_that_dies_is_replaced(
+    server: LoopbackServer, clock: Clock, lists_of_one: int
+) -> None:
+    # Nobody's listing is answered, so the first host is killed in it, with its claim in place.
+    stalled = server.faults.add(FaultRule(operation="ListObjectsV2", action=Stall(0)))
+    found = HOSTS.Queue()
+    hosts = started(server, found, 1)
+    try:
+        server.wait_until(lambda seen: seen.requests.get("ListObjectsV2", 0) > 0)
+        hosts[0].kill()
+        hosts[0].join()
+        hosts += started(server, found, 2)
+        # All of them have seen that claim, which has not expired: they wait.
+        before = server.statistics().requests["HeadObject"]
+        server.wait_until(lambda seen: seen.requests["HeadObject"] >= before + 8)
+        before = lists(server)
+        server.faults.remove(stalled)
+        assert found.empty()
+        clock.now_s += 31
+        results = [found.get(timeout=30) for _ in range(2)]
+    finally:
+        for one in hosts:
+            one.kill()
+            one.join()
+    assert lists(server) == before + lists_of_one
+    assert set(results) == {results[0]}
+    assert results[0][0] == 5
+    objects = server.buckets["shared"].view()
+    claim = objects.lookup((PLACE.path + CLAIM_SUFFIX).encode())
+    assert claim is not None
+    assert claim.size_bytes == 0, "the claim is released"
+
+
+def held(server: LoopbackServer, key: str = PLACE.path) -> bytes | None:
+    stored = server.buckets["shared"].view().lookup(key.encode())
+    if stored is None:
+        return None
+    assert isinstance(stored.content, MemoryContent)
+    return stored.content.data
+
+
+def is_released(server: LoopbackServer) -> bool:
+    return held(server, PLACE.path + CLAIM_SUFFIX) == b""
+
+
+def test_a_young_index_is_opened_and_an_old_one_replaced(server: LoopbackServer, clock: Clock) -> None:
+    first = opened(server.endpoint_url)
+    before = lists(server)
+    clock.now_s += 3600
+    assert opened(server.endpoint_url) == first
+    assert lists(server) == before
+    clock.now_s += 1
+    second = opened(server.endpoint_url)
+    assert second > first
+    assert lists(server) > before
+    assert opened(server.endpoint_url) == second
+    assert is_released(server)
+
+
+def test_what_is_no_index_of_the_source_is_never_replaced(server: LoopbackServer, clock: Clock) -> None:
+    shared = server.buckets["shared"]
+    assert isinstance(shared, MemoryObjects)
+    shared.put(PLACE.path, b"weights of a week", modified_s=0)
+    with pytest.raises(ConfigurationError, match="the index is cut short"):
+        opened(server.endpoint_url)
+    assert held(server) == b"weights of a week"
+    assert is_released(server)
+    shared.delete(PLACE.path)
+    opened(server.endpoint_url)
+    clock.now_s += 7200
+    with pytest.raises(ConfigurationError, match="an index of s3://data/set/, not of s3://data/other/"):
+        opened(server.endpoint_url, source=S3Uri("data", "other/"))
+    assert opened(server.endpoint_url)[0] == 5
+
+
+def test_a_host_whose_listing_fails_lets_the_next_one_try(server: LoopbackServer) -> None:
+    with pytest.raises(EmptySourceError):
+        opened(server.endpoint_url, source=S3Uri("data", "absent/"))
+    assert is_released(server)
+    assert held(server) is None
+
+
+def test_hosts_that_may_not_write_say_so(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(operation="PutObject", action=ACCESS_DENIED))
+    with pytest.raises(AccessError) as caught:
+        opened(server.endpoint_url)
+    assert "s3:PutObject" in caught.value.hint
+    assert not lists(server)
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_service_without_conditional_writes_leaves_each_host_to_list(
+    is_silent: bool, clock: Clock, aws_environment: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    for server in serving(ServerConfig(writes="unconditional", clock_s=clock)):
+        if not is_silent:
+            server.faults.add(FaultRule(operation="PutObject", action=Answer(501, "NotImplemented", "no")))
+        for _ in range(2):
+            assert opened(server.endpoint_url)[0] == 5
+        assert held(server) is None
+    assert sum("this host lists s3://data/set/ for itself" in message for message in caplog.messages) == 2
+
+
+def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) -> None:
+    """As happens to a host that was stopped for longer than its claim lasts."""
+    others: list[bytes | None] = []
+
+    def make() -> tuple[Snapshot, int]:
+        shared = server.buckets["shared"]
+        assert isinstance(shared, MemoryObjects)
+        shared.delete(PLACE.path + CLAIM_SUFFIX)
+        opened(server.endpoint_url)
+        others.append(held(server))
+        os.write(fd, b"what this host has listed")
+        return open_snapshot_of(others[0]), 1
+
+    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
+    fd = os.memfd_create("test")
+    try:
+        _, requests = SharedIndex(PLACE, SOURCE, connection, {""}, 3600).open(fd, make)
+        assert requests == 0
+        assert len(others) == 1
+        assert os.pread(fd, 1 << 20, 0) == others[0] == held(server)
+    finally:
+        os.close(fd)
+
+
+def open_snapshot_of(data: bytes | None) -> Snapshot:
+    assert data is not None
+    fd = os.memfd_create("test")
+    try:
+        os.write(fd, data)
+        return open_snapshot(fd)
+    finally:
+        os.close(fd)
+
+
+def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
+    server: LoopbackServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_module, "_RENEWAL_S", 0.02)
+    ages: list[float] = []
+
+    def make() -> tuple[Snapshot, int]:
+        seen = server.statistics().requests["PutObject"]
+        clock.now_s += 1000
+        server.wait_until(lambda now: now.requests["PutObject"] >= seen + 2)
+        claim = server.buckets["shared"].view().lookup((PLACE.path + CLAIM_SUFFIX).encode())
+        assert claim is not None
+        assert claim.size_bytes
+        ages.append(clock.now_s - claim.modified_s)
+        raise EmptySourceError("enough")
+
+    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
+    with pytest.raises(EmptySourceError):
+        SharedIndex(PLACE, SOURCE, connection, {""}, 3600).open(-1, make)
+    assert ages == [0]
+    assert is_released(server)
+
+
+@pytest.mark.parametrize("part_bytes", [64 << 20, 5 << 20])
+def test_another_server_takes_conditions_alike(
+    moto_server: S3Server, part_bytes: int, monkeypatch: pytest.MonkeyPatch, aws_environment: object
+) -> None:
+    monkeypatch.setattr(upload_module, "_UPLOAD_PART_BYTES", part_bytes)
+
+    async def write_thrice() -> None:
+        client = S3Client(S3Session(moto_server.config))
+        async with AsyncExitStack() as exits:
+            exits.push_async_callback(client.aclose)
+            key = f"conditions/{part_bytes}"
+            writer = ObjectWriter(client.session, exits, moto_server.bucket, key, "us-east-1")
+            assert await writer.state() is None
+            await writer.write(fd, replaces=NO_OBJECT)
+            first = await writer.state()
+            assert first is not None
+            assert first.size_bytes == 6 << 20
+            assert first.age_s < 60
+            with pytest.raises(WriteConflictError):
+                await writer.write(fd, replaces=NO_OBJECT)
+            await writer.put(b"another", replaces=first.etag)
+            with pytest.raises(WriteConflictError):
+                await writer.put(b"a third", replaces=first.etag)
+
+    fd = os.memfd_create("test")
+    try:
+        os.write(fd, bytes(6 << 20))
+        trio.run(write_thrice)
+    finally:
+        os.close(fd)
