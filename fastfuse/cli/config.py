@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.origin import IndexOrigin, SourceKind
-from fastfuse.index.sources.shard import Shard
+from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
@@ -29,12 +28,9 @@ __all__ = [
     "channel_mountpoint",
     "connection_config",
     "demo_settings",
-    "index_origin",
     "job_memory_bytes",
     "memory_target_bytes",
     "mount_settings",
-    "parse_duration_s",
-    "parse_index_place",
     "parse_listen_address",
     "parse_part_size",
     "parse_size",
@@ -54,8 +50,6 @@ MINIMUM_PART_BYTES: Final = MIB
 MAXIMUM_PART_BYTES: Final = 64 * MIB
 # Parts meet at page borders, so that a page comes from one part.
 PAGE_BYTES: Final = 4 * KIB
-
-_UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _AWS_REGION: Final = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 _ANY_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -234,104 +228,6 @@ def connection_config(
         max_connections=max_connections,
         deadline_s=read_deadline_s,
     )
-
-
-def index_origin(
-    *,
-    index: str | None = None,
-    inventory: str | None = None,
-    keys_from: Path | None = None,
-    index_cache: Path | None = None,
-    no_index_cache: bool = False,
-    index_max_age: str | None = None,
-    strict: bool = False,
-    allow_empty: bool = False,
-    source_type: SourceKind = SourceKind.PREFIX,
-    attribute_names: Sequence[str] = (),
-    shard: str | None = None,
-    shard_by: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> IndexOrigin:
-    """Return where an index comes from and what of it is shown; `environ` is asked for the user's cache directory.
-
-    Raises:
-        ConfigurationError: an option that cannot be right, or two that contradict each other.
-    """
-    from fastfuse.index.sources.manifests import check_attribute_names  # help does without
-
-    saved = None if index is None else parse_index_place(index)
-    max_age_s = 0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age)
-    given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
-    named = [name for name, value in given.items() if value is not None]
-    is_shared = named == ["--index", "--index-max-age"] and isinstance(saved, S3Uri) and max_age_s > 0
-    if len(named) > 1 and not is_shared:
-        raise ConfigurationError(f"{named[0]} and {named[1]} contradict each other", hint="an index has one origin")
-    other = "--index-cache" if index_cache is not None else "--index-max-age"
-    if no_index_cache and (index_cache is not None or (max_age_s and not is_shared)):
-        raise ConfigurationError(f"--no-index-cache and {other} contradict each other", hint="give one of them")
-    if source_type is not SourceKind.PREFIX and (inventory is not None or keys_from is not None):
-        raise ConfigurationError(
-            f"{named[0]} and --source-type {source_type} contradict each other: the manifest says what there is",
-            hint="give one of them",
-        )
-    if attribute_names and source_type is not SourceKind.AUGMENTED_MANIFEST:
-        raise ConfigurationError(
-            "--attribute-name picks attributes of an augmented manifest",
-            hint=f"give --source-type {SourceKind.AUGMENTED_MANIFEST} too",
-        )
-    if shard is None and shard_by is not None:
-        raise ConfigurationError("--shard-by says how to divide what --shard divides", hint="give --shard I/N too")
-    return IndexOrigin(
-        saved=saved,
-        inventory=None if inventory is None else S3Uri.parse(inventory),
-        # A daemon changes to the root directory.
-        keys_from=None if keys_from is None else keys_from.absolute(),
-        cache=None if no_index_cache else _index_cache(index_cache, environ),
-        max_age_s=max_age_s,
-        strict=strict,
-        allow_empty=allow_empty,
-        kind=source_type,
-        attribute_names=check_attribute_names(attribute_names),
-        shard=None if shard is None else Shard.parse(shard, by_bytes=shard_by == "bytes"),
-    )
-
-
-def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of kept listings; None for a user without a home."""
-    if given is not None:
-        return given.absolute()
-    # systemd.exec(5), CacheDirectory=; then the XDG base directory specification, which ignores relative paths.
-    for variable, below in (("CACHE_DIRECTORY", "index"), ("XDG_CACHE_HOME", "fastfuse/index")):
-        if environ.get(variable, "").startswith("/"):
-            return Path(environ[variable].partition(":")[0], below)
-    home = environ.get("HOME", "")
-    return Path(home, ".cache/fastfuse/index") if home.startswith("/") else None
-
-
-def parse_index_place(text: str) -> Path | S3Uri:
-    """Return the file or the object of S3 that `text` names.
-
-    Raises:
-        ConfigurationError: an S3 URI that names no object.
-    """
-    if "://" not in text:
-        return Path(text).absolute()
-    uri = S3Uri.parse(text)
-    if not uri.path or uri.path.endswith("/"):
-        raise ConfigurationError(f"{text!r} names no object", hint="write it as s3://BUCKET/KEY")
-    return uri
-
-
-def parse_duration_s(option: str, text: str) -> float:
-    """Parse ``90``, ``90s``, ``15m``, ``12h`` or ``7d`` as seconds.
-
-    Raises:
-        ConfigurationError: `text` is none of these.
-    """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", text, re.ASCII)
-    if match is None:
-        raise ConfigurationError(f"{option} {text!r} is not a time", hint="write it as 90s, 15m, 12h or 7d")
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def _check_endpoint(url: str) -> None:

@@ -15,7 +15,8 @@ from fastfuse.cli import daemon, fstab, messages, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.advise_command import advise
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
-from fastfuse.cli.config import demo_settings, mount_settings, parse_index_place
+from fastfuse.cli.config import demo_settings, mount_settings
+from fastfuse.cli.index_options import parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri

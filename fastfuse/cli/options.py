@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from fastfuse.cli.config import connection_config, index_origin
+from fastfuse.cli.config import connection_config
+from fastfuse.cli.index_options import index_origin
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig

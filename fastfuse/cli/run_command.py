@@ -10,7 +10,8 @@ import typer
 
 from fastfuse import log
 from fastfuse.cli import options, startup
-from fastfuse.cli.config import index_origin, job_memory_bytes, parse_part_size
+from fastfuse.cli.config import job_memory_bytes, parse_part_size
+from fastfuse.cli.index_options import index_origin
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig

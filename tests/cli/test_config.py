@@ -12,14 +12,12 @@ from fastfuse.cli.config import (
     channel_mountpoint,
     connection_config,
     demo_settings,
-    index_origin,
     memory_target_bytes,
     mount_settings,
-    parse_duration_s,
-    parse_index_place,
     parse_listen_address,
     parse_part_size,
 )
+from fastfuse.cli.index_options import index_origin, parse_duration_s, parse_index_place
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
