@@ -29,3 +29,8 @@ class ObjectRef:
     etag: str
     modified_ns: int = 0
     storage_class: str = "STANDARD"
+
+    @property
+    def uri(self) -> str:
+        """The URI for messages; in the place of a bucket a local file has the directory that its key lies below."""
+        return f"{'file' if self.bucket.startswith('/') else 's3'}://{self.bucket}/{self.key}"

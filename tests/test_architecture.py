@@ -108,7 +108,12 @@ PURE = {
         "sagemaker.description.channel",
     ),
     *("sagemaker.description.cluster", "sagemaker.description.contradictions", "sagemaker.download.concurrency"),
-    *("sagemaker.download.stamps", "sagemaker.pipe.encodings", "sagemaker.pipe.sequence"),
+    *(
+        "sagemaker.download.stamps",
+        "sagemaker.local.file_systems",
+        "sagemaker.pipe.encodings",
+        "sagemaker.pipe.sequence",
+    ),
     *("sagemaker.description.request", "sagemaker.description.spelling"),
 }
 IMPURE_IMPORTS = {

@@ -52,10 +52,20 @@ def run(
     channel: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=S3_URI[,...]",
+            metavar="NAME=SOURCE[,...]",
             rich_help_panel=_JOB,
-            help="A channel, instead of a job file: train=s3://BUCKET/PREFIX, with options after commas, as in "
-            "train=s3://BUCKET/PREFIX,mode=Pipe. FastFile if no mode is given. Can be repeated.",
+            help="A channel, instead of a job file: train=s3://BUCKET/PREFIX, or train=/DIRECTORY of this host, with "
+            "options after commas, as in train=s3://BUCKET/PREFIX,mode=Pipe. FastFile if no mode is given. Can be "
+            "repeated.",
+        ),
+    ] = None,
+    file_system: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=DIR",
+            rich_help_panel=_JOB,
+            help="Where the file system of a channel's FileSystemDataSource is mounted, as in fs-0123456789abcdef0="
+            "/mnt/efs. Can be repeated.",
         ),
     ] = None,
     base_dir: Annotated[
@@ -151,10 +161,11 @@ def run(
     """
     with startup.loading():
         from fastfuse.sagemaker.description.cluster import find_cluster
+        from fastfuse.sagemaker.local.file_systems import located
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
-    described = _described(job, channel or ())
+    described = located(_described(job, channel or ()), file_system or ())
     cluster = find_cluster(described, os.environ, host=host)
     channels = [item for item in described.channels if cluster.gets(item)]
     shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)
@@ -189,6 +200,6 @@ def _described(file: Path | None, channels: Sequence[str]) -> "TrainingJob":
 
     if (file is None) == (not channels):
         raise ConfigurationError(
-            "run takes either --job FILE or --channel NAME=S3_URI", hint="see 'fastfuse run --help'"
+            "run takes either --job FILE or --channel NAME=SOURCE", hint="see 'fastfuse run --help'"
         )
     return channels_job(channels) if file is None else read_job(file)

@@ -27,6 +27,7 @@ __all__ = [
     "find_mount",
     "is_dead",
     "is_mounted",
+    "mount_holding",
     "prepare_mountpoint",
     "unmount",
 ]
@@ -78,6 +79,12 @@ def find_mount(path: Path) -> MountEntry | None:
     """Return the topmost mount at exactly `path`, or None."""
     place = _resolved(path)
     return next((entry for entry in reversed(_entries()) if entry.path == place), None)
+
+
+def mount_holding(path: Path) -> MountEntry:
+    """Return the mount that `path`, which is absolute and has no link in it, lies in."""
+    holding = [entry for entry in reversed(_entries()) if path.is_relative_to(entry.path)]
+    return max(holding, key=lambda entry: len(entry.path.parts))  # of those at one place, the topmost
 
 
 def is_mounted(path: Path, device: str) -> bool:

@@ -69,6 +69,12 @@ def line_in_fstab(machine: Machine) -> None:
 FOLLOWED = ("README.md", "docs/USAGE.md")
 NAMES = [key.removeprefix("train/") for key in PARTS]
 TRAINING = {"train.py": TRAINING_SCRIPT, "job.json": json.dumps(JOB)}
+EFS = {"FileSystemId": "fs-0123456789abcdef0", "FileSystemAccessMode": "ro", "FileSystemType": "EFS"}
+EFS_JOB = {
+    "InputDataConfig": [
+        {"ChannelName": "test", "DataSource": {"FileSystemDataSource": EFS | {"DirectoryPath": "/test"}}}
+    ]
+}
 SECTIONS = {
     ("README.md", "fastfuse"): Section(mounted={"/mnt/train": NAMES}),
     ("README.md", "Mount a bucket"): Section(),
@@ -99,6 +105,11 @@ SECTIONS = {
     ("docs/USAGE.md", "Run a training job"): Section(
         objects={**PARTS, "test/images.rec": "records"}, files=TRAINING,
         after=seen(train=NAMES, test=["images.rec"]),
+    ),
+    ("docs/USAGE.md", "Data in a file system"): Section(
+        objects={}, files=TRAINING | {"job.json": json.dumps(EFS_JOB)},
+        before=lambda machine: machine.run("mkdir -p /mnt/{nvme/train,efs/test}; touch /mnt/{nvme/train/1,efs/test/2}"),
+        after=seen(test=["2"]),
     ),
 }  # fmt: skip
 

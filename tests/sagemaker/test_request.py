@@ -7,7 +7,7 @@ import pytest
 
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import InputMode
+from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
 from fastfuse.sagemaker.description.document import FieldPath
 from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusal, request, source, with_field
 
@@ -21,6 +21,14 @@ GROUPS = [
 ]
 GROUP_NAMES = [group["InstanceGroupName"] for group in GROUPS]
 GROUPED = request(ResourceConfig={"InstanceGroups": GROUPS})
+FILE_SYSTEM = {
+    "FileSystemId": "fs-01234567",
+    "FileSystemAccessMode": "ro",
+    "FileSystemType": "EFS",
+    "DirectoryPath": "/train",
+}
+FILES = with_field(BASE, (*CHANNEL, "DataSource"), {"FileSystemDataSource": FILE_SYSTEM})
+EFS: FieldPath = (*CHANNEL, "DataSource", "FileSystemDataSource")
 MANIFEST = with_field(BASE, (*S3, "S3Uri"), "s3://bucket/a.manifest")
 ATTRIBUTES = [f"attribute-{number}" for number in range(16)]
 LONGEST_URI = "s3://bucket/" + "x" * 1012
@@ -56,6 +64,15 @@ LEGAL = [
     (MANIFEST, (*S3, "S3DataType"), "ManifestFile", "source_kind", SourceKind.MANIFEST),
     (MANIFEST, (*S3, "S3DataType"), "AugmentedManifestFile", "source_kind", SourceKind.AUGMENTED_MANIFEST),
     (BASE, (*S3, "S3Uri"), "s3://bucket", "source", S3Uri("bucket", "")),
+    (BASE, (*S3, "S3Uri"), "file:///a%20b/..c/", "source", LocalDirectory(path="/a%20b/..c/")),
+    (FILES, (*EFS, "DirectoryPath"), "/", "source", LocalDirectory(path="/", file_system="fs-01234567")),
+    (
+        FILES,
+        (*EFS, "FileSystemAccessMode"),
+        "rw",
+        "source",
+        LocalDirectory(path="/train", file_system="fs-01234567", is_writable=True),
+    ),
     (BASE, (*S3, "S3Uri"), "s3://bucket/part", "source", S3Uri("bucket", "part")),
     (BASE, (*S3, "S3Uri"), "s3://bucket/a%20b/,=é/", "source", S3Uri("bucket", "a%20b/,=é/")),
     (BASE, (*S3, "S3Uri"), LONGEST_URI, "source", S3Uri("bucket", "x" * 1012)),
@@ -136,12 +153,28 @@ REFUSED = [
     Refused(BASE, (*CHANNEL, "DataSource"), {}, "names no source"),
     Refused(BASE, (*CHANNEL, "DataSource", "S3DataSource"), None, "names no source", (*CHANNEL, "DataSource")),
     Refused(BASE, (*CHANNEL, "DataSource", "S3"), {}, "is not a field of the API"),
+    Refused(FILES, (*EFS, "FileSystemId"), "fs-1", "is empty"),
+    Refused(FILES, (*EFS, "FileSystemId"), "fs-" + "0" * 19, "has more than the 21 characters"),
+    Refused(FILES, (*EFS, "FileSystemId"), "efs-01234567", "has characters that the API does not allow"),
+    Refused(FILES, (*EFS, "FileSystemAccessMode"), "r", "is not one of 'ro' or 'rw'"),
+    Refused(FILES, (*EFS, "FileSystemType"), "NFS", "is not one of 'EFS' or 'FSxLustre'"),
+    Refused(FILES, (*EFS, "FileSystemtype"), "EFS", "is not a field of the API"),
+    *(
+        Refused(FILES, (*EFS, name), ABSENT, "is missing")
+        for name in ("FileSystemId", "FileSystemAccessMode", "FileSystemType", "DirectoryPath")
+    ),
+    *(
+        Refused(FILES, (*EFS, "DirectoryPath"), path, f"{path!r} is not the full path of a directory")
+        for path in ("", "train", "/../train", "/train/..", "/\0")
+    ),
+    Refused(BASE, (*S3, "S3Uri"), "file://host/train", "'host/train' is not the full path of a directory"),
+    Refused(BASE, (*S3, "S3Uri"), "file:///train/../../etc", "'/train/../../etc' is not the full path"),
     Refused(
-        BASE,
-        (*CHANNEL, "DataSource"),
-        {"FileSystemDataSource": {"FileSystemId": "fs-1"}},
-        "is a file system",
-        (*CHANNEL, "DataSource", "FileSystemDataSource"),
+        with_field(BASE, (*S3, "S3Uri"), "file:///train"),
+        (*S3, "S3DataType"),
+        "ManifestFile",
+        "names a directory, and S3DataType is ManifestFile",
+        (*S3, "S3Uri"),
     ),
     Refused(
         BASE,
@@ -153,7 +186,7 @@ REFUSED = [
     Refused(
         BASE,
         (*CHANNEL, "DataSource", "FileSystemDataSource"),
-        {},
+        FILE_SYSTEM,
         "has S3DataSource and FileSystemDataSource",
         (*CHANNEL, "DataSource"),
     ),

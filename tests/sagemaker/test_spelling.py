@@ -6,7 +6,7 @@ from fastfuse.sagemaker.description.job import channels_job
 
 def test_options_of_the_command_line_reach_the_channels() -> None:
     job = channels_job(["a=s3://b/x=y", "b=s3://b,memory-weight=0.5,instance-group=g,instance-group=h"])
-    assert [(item.name, item.source.path) for item in job.channels] == [("a", "x=y"), ("b", "")]
+    assert [(item.name, str(item.source)) for item in job.channels] == [("a", "s3://b/x=y"), ("b", "s3://b/")]
     assert [item.memory_weight for item in job.channels] == [1.0, 0.5]
     assert job.channels[1].instance_group_names == ("g", "h")
 

@@ -8,7 +8,16 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["HOMOGENEOUS", "Channel", "Cluster", "InputMode", "InstanceGroup", "RequestedGroup", "TrainingJob"]
+__all__ = [
+    "HOMOGENEOUS",
+    "Channel",
+    "Cluster",
+    "InputMode",
+    "InstanceGroup",
+    "LocalDirectory",
+    "RequestedGroup",
+    "TrainingJob",
+]
 
 # SageMaker's name for the only group of a job without groups.
 HOMOGENEOUS: Final = "homogeneousCluster"
@@ -23,13 +32,30 @@ class InputMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDirectory:
+    """A directory of this host, as the source of a channel in the place of objects in S3."""
+
+    # Absolute; with a `file_system`, below the place where it is mounted.
+    path: str
+    # ``FileSystemId``; empty for a directory that has a path on the host.
+    file_system: str = ""
+    # Where the file system is mounted on this host; empty until `local.file_systems` has told.
+    mounted_at: str = ""
+    # ``FileSystemAccessMode`` ``rw``.
+    is_writable: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file_system}:{self.path}" if self.file_system else f"file://{self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
     """One channel, checked, with the job's defaults filled in."""
 
     name: str
     input_mode: InputMode
-    # The prefix, or the manifest itself.
-    source: S3Uri
+    # The prefix, the manifest itself, or a directory in the place of a prefix.
+    source: S3Uri | LocalDirectory
     source_kind: SourceKind = SourceKind.PREFIX
     # ``ShardedByS3Key``: each host gets its own part of the objects.
     is_sharded: bool = False
@@ -52,10 +78,17 @@ class Channel:
         That is the rule of File and Pipe mode. FastFile mode takes the prefix as a folder. The two agree on a prefix
         that is empty or ends in ``/``, so one kept listing of it serves all modes.
         """
+        if isinstance(self.source, LocalDirectory):
+            return False
         path = self.source.path
         may_end_within_name = bool(path) and not path.endswith("/")
         is_prefix = self.source_kind is SourceKind.PREFIX
         return is_prefix and self.input_mode is not InputMode.FAST_FILE and may_end_within_name
+
+    @property
+    def is_put_in_place(self) -> bool:
+        """Return whether the channel is a directory of this host that the script itself reads."""
+        return isinstance(self.source, LocalDirectory) and self.input_mode is not InputMode.PIPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

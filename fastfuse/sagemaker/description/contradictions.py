@@ -2,18 +2,28 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import HOMOGENEOUS, Channel, InputMode, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.description.channel import (
+    HOMOGENEOUS,
+    Channel,
+    InputMode,
+    LocalDirectory,
+    RequestedGroup,
+    TrainingJob,
+)
 from fastfuse.sagemaker.description.document import FieldError, FieldPath
 from fastfuse.sagemaker.description.request import (
     ChannelRequest,
     CompressionType,
     DataDistribution,
+    FileSystemAccess,
+    FileSystemSource,
     RecordWrapper,
     Request,
     ResourceRequest,
@@ -21,6 +31,9 @@ from fastfuse.sagemaker.description.request import (
 )
 
 __all__ = ["job_of"]
+
+# In the place of an S3 URI, for a directory of this host; the API has no such thing, but AWS's local mode has.
+_FILE_SCHEME: Final = "file://"
 
 # The host of an HTTPS address of AWS's: s3.eu-west-1.amazonaws.com, BUCKET.s3.amazonaws.com, BUCKET.s3-us-west-2...
 _AWS_HOST: Final = re.compile(
@@ -56,42 +69,59 @@ def _channel(path: FieldPath, item: ChannelRequest, default_mode: InputMode) -> 
     mode = item.InputMode or default_mode
     source = _source(path, item)
     _check_mode(path, item, mode)
-    _check_attributes(path, source, mode)
-    return Channel(
+    channel = Channel(
         name=item.ChannelName,
         input_mode=mode,
-        source=_uri((*path, "DataSource", "S3DataSource", "S3Uri"), source),
-        source_kind=source.S3DataType,
-        is_sharded=source.S3DataDistributionType is DataDistribution.SHARDED,
+        source=_uri(path, source) if isinstance(source, S3Source) else _directory(path, source),
         content_type=item.ContentType,
         is_gzip=item.CompressionType is CompressionType.GZIP,
         wraps_records=item.RecordWrapperType is RecordWrapper.RECORD_IO,
         shuffle_seed=item.ShuffleConfig.Seed if item.ShuffleConfig else None,
+    )
+    if isinstance(source, FileSystemSource):
+        return channel
+    _check_attributes(path, source, mode)
+    return replace(
+        channel,
+        source_kind=source.S3DataType,
+        is_sharded=source.S3DataDistributionType is DataDistribution.SHARDED,
         attribute_names=source.AttributeNames,
         instance_group_names=source.InstanceGroupNames,
     )
 
 
-def _source(path: FieldPath, item: ChannelRequest) -> S3Source:
+def _source(path: FieldPath, item: ChannelRequest) -> S3Source | FileSystemSource:
     where = (*path, "DataSource")
     given = [name for name in type(item.DataSource).model_fields if getattr(item.DataSource, name) is not None]
     if len(given) > 1:
         raise FieldError(where, f"has {' and '.join(given)}", hint="a channel has one data source: keep one of them")
-    if item.DataSource.FileSystemDataSource is not None:
-        raise FieldError(
-            (*where, "FileSystemDataSource"),
-            "is a file system, and fastfuse serves S3",
-            hint=f"mount it at input/data/{item.ChannelName} below the base directory and leave the channel out",
-        )
     if item.DataSource.DatasetSource is not None:
         raise FieldError(
             (*where, "DatasetSource"),
             "is a dataset of the SageMaker hub, and fastfuse serves S3",
             hint="give the S3 prefix of its files as an S3DataSource",
         )
-    if item.DataSource.S3DataSource is None:
-        raise FieldError(where, "names no source", hint="give it an S3DataSource")
-    return item.DataSource.S3DataSource
+    source = item.DataSource.S3DataSource or item.DataSource.FileSystemDataSource
+    if source is None:
+        raise FieldError(where, "names no source", hint="give it an S3DataSource or a FileSystemDataSource")
+    return source
+
+
+def _directory(path: FieldPath, source: FileSystemSource) -> LocalDirectory:
+    where = (*path, "DataSource", "FileSystemDataSource", "DirectoryPath")
+    _check_directory(where, source.DirectoryPath)
+    return LocalDirectory(
+        path=source.DirectoryPath,
+        file_system=source.FileSystemId,
+        is_writable=source.FileSystemAccessMode is FileSystemAccess.READ_WRITE,
+    )
+
+
+def _check_directory(where: FieldPath, text: str) -> None:
+    if not text.startswith("/") or "\0" in text or ".." in text.split("/"):
+        raise FieldError(
+            where, f"{text!r} is not the full path of a directory", hint="begin it with /, and leave .. out of it"
+        )
 
 
 def _check_mode(path: FieldPath, item: ChannelRequest, mode: InputMode) -> None:
@@ -129,7 +159,10 @@ def _check_attributes(path: FieldPath, source: S3Source, mode: InputMode) -> Non
             raise FieldError((*where, index), f"names {name!r} a second time", hint="name each attribute once")
 
 
-def _uri(path: FieldPath, source: S3Source) -> S3Uri:
+def _uri(path: FieldPath, source: S3Source) -> S3Uri | LocalDirectory:
+    path = (*path, "DataSource", "S3DataSource", "S3Uri")
+    if source.S3Uri.startswith(_FILE_SCHEME):
+        return _named_directory(path, source)
     try:
         uri = _https_uri(source.S3Uri) if source.S3Uri.startswith("https://") else S3Uri.parse(source.S3Uri)
     except ConfigurationError as error:
@@ -143,6 +176,19 @@ def _uri(path: FieldPath, source: S3Source) -> S3Uri:
             hint="give the URI of the manifest, or set S3DataType to S3Prefix",
         )
     return uri
+
+
+def _named_directory(path: FieldPath, source: S3Source) -> LocalDirectory:
+    # Taken verbatim, as the keys of an S3 URI are.
+    directory = source.S3Uri.removeprefix(_FILE_SCHEME)
+    _check_directory(path, directory)
+    if source.S3DataType is not SourceKind.PREFIX:
+        raise FieldError(
+            path,
+            f"names a directory, and S3DataType is {source.S3DataType}, which names objects in S3",
+            hint="set S3DataType to S3Prefix, or put the manifest into S3",
+        )
+    return LocalDirectory(path=directory)
 
 
 def _https_uri(text: str) -> S3Uri:

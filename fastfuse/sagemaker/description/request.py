@@ -20,6 +20,8 @@ __all__ = [
     "ChannelRequest",
     "CompressionType",
     "DataDistribution",
+    "FileSystemAccess",
+    "FileSystemSource",
     "RecordWrapper",
     "Request",
     "ResourceRequest",
@@ -43,12 +45,24 @@ class DataDistribution(StrEnum):
     SHARDED = "ShardedByS3Key"
 
 
+class FileSystemAccess(StrEnum):
+    READ_ONLY = "ro"
+    READ_WRITE = "rw"
+
+
+class FileSystemType(StrEnum):
+    EFS = "EFS"
+    LUSTRE = "FSxLustre"
+
+
 # Text becomes an enum, which strict mode would refuse.
 _Mode = Annotated[InputMode, Field(strict=False)]
 _Kind = Annotated[SourceKind, Field(strict=False)]
 _Distribution = Annotated[DataDistribution, Field(strict=False)]
 _Compression = Annotated[CompressionType, Field(strict=False)]
 _Wrapper = Annotated[RecordWrapper, Field(strict=False)]
+_Access = Annotated[FileSystemAccess, Field(strict=False)]
+_FileSystem = Annotated[FileSystemType, Field(strict=False)]
 
 _Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
 _AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -95,10 +109,17 @@ class S3Source(_Shape):
     InstanceGroupNames: Annotated[tuple[_GroupName, ...], Field(max_length=5, strict=False)] = ()
 
 
+class FileSystemSource(_Shape):
+    FileSystemId: Annotated[str, Field(min_length=11, max_length=21, pattern=r"^fs-[0-9a-f]{8,}$")]
+    FileSystemAccessMode: _Access
+    FileSystemType: _FileSystem
+    DirectoryPath: Annotated[str, Field(max_length=4096)]
+
+
 class SourceRequest(_Shape):
     S3DataSource: S3Source | None = None
-    # `contradictions` refuses these by name.
-    FileSystemDataSource: dict[str, Any] | None = None
+    FileSystemDataSource: FileSystemSource | None = None
+    # `contradictions` refuses it by name.
     DatasetSource: dict[str, Any] | None = None
 
 
@@ -213,7 +234,7 @@ _REQUIRED: Final = {
     "InputDataConfig": "it is the list of the job's channels; a job without channels needs no fastfuse",
     "S3DataType": "one of S3Prefix, ManifestFile and AugmentedManifestFile",
     "S3Uri": "write it as s3://BUCKET/PREFIX",
-    "DataSource": "it says where the data of the channel is: an S3DataSource",
+    "DataSource": "it says where the data of the channel is: an S3DataSource or a FileSystemDataSource",
 }
 
 
@@ -238,6 +259,7 @@ _SHAPES: Final[dict[str, type[_Shape]]] = {
     "InputDataConfig": ChannelRequest,
     "DataSource": SourceRequest,
     "S3DataSource": S3Source,
+    "FileSystemDataSource": FileSystemSource,
     "ShuffleConfig": ShuffleRequest,
     "AlgorithmSpecification": AlgorithmRequest,
     "ResourceConfig": ResourceRequest,

@@ -1,8 +1,10 @@
 """The values of ``--channel``, made into a request in AWS's names.
 
-A channel is its name, its source and options after commas, hyphens as good as underscores::
+A channel is its name, its source and options after commas, hyphens as good as underscores. A source that begins with
+``/`` or ``file:///`` is a directory of this host::
 
     train=s3://bucket/train/,mode=Pipe,shuffle-seed=7
+    train=/data/train,distribution=sharded
 
 =================  ======================================================================
 option             value
@@ -118,9 +120,12 @@ def from_options(options: Sequence[str]) -> Spelled:
         name, separator, rest = option.partition("=")
         word = f"--channel {name}" if separator else f"--channel {option!r}"
         if not separator:
-            _refuse(f"{word} names no source", "write it as NAME=s3://BUCKET/PREFIX[,OPTION=VALUE...]")
+            _refuse(
+                f"{word} names no source", "write it as NAME=s3://BUCKET/PREFIX[,OPTION=VALUE...] or NAME=/DIRECTORY"
+            )
         source, *settings = rest.split(",")
-        values: dict[str, object] = {"name": name, "source": source}
+        uri = f"file://{source}" if source.startswith("/") else source
+        values: dict[str, object] = {"name": name, "source": uri}
         for setting in settings:
             _take(word, values, setting)
         weights.append(_weight(word, values.pop(_WEIGHT, 1)))

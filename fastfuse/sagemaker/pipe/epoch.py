@@ -107,4 +107,4 @@ async def _next(pieces: Iterator[bytes], *, in_thread: bool) -> bytes:
 
 def _shown(item: Item) -> str:
     """Return the item's name, quoted: a key may hold what a terminal obeys."""
-    return "an attribute" if isinstance(item, bytes) else repr(f"s3://{item.ref.bucket}/{item.ref.key}")
+    return "an attribute" if isinstance(item, bytes) else repr(item.ref.uri)

@@ -19,7 +19,8 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
-from fastfuse.sagemaker.description.channel import Channel
+from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
+from fastfuse.sagemaker.local.file_reader import FileReader
 from fastfuse.sagemaker.pipe.epoch import EpochWriter
 from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
 from fastfuse.sagemaker.pipe.lookahead import Lookahead
@@ -106,6 +107,12 @@ async def _run_until_told(channel: "_Channel", ready: Callable[[], None]) -> Non
             raise first_of(group) from None
 
 
+def _reader_of(channel: Channel, connection: ConnectionConfig, buffers: PartBuffers) -> RangeReader:
+    if isinstance(channel.source, LocalDirectory):
+        return FileReader(buffers)
+    return S3Client(S3Session(connection), buffers=buffers)
+
+
 class _CountingReader:
     """A reader that counts what is fetched and reports the end of each GET."""
 
@@ -154,7 +161,7 @@ class _Channel:
         self._buffers = PartBuffers(
             part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
         )
-        self._reader = _CountingReader(S3Client(S3Session(connection), buffers=self._buffers), self._wake)
+        self._reader = _CountingReader(_reader_of(settings.channel, connection, self._buffers), self._wake)
         self._report = report
         self._guard = guard
         self._begin_fd = begin_fd

@@ -243,7 +243,6 @@ def _check_records(table: InodeTable) -> None:
     if int(sizes[row]) >= MAX_RECORD_BYTES:
         ref = table.ref(table.inode(row))
         raise ConfigurationError(
-            f"{f's3://{ref.bucket}/{ref.key}'!r} has {ref.size_bytes:,} bytes; a RecordIO record holds less than "
-            f"{MAX_RECORD_BYTES:,}",
+            f"{ref.uri!r} has {ref.size_bytes:,} bytes; a RecordIO record holds less than {MAX_RECORD_BYTES:,}",
             hint="leave RecordWrapperType out, or split the object",
         )

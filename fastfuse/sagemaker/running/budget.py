@@ -43,7 +43,7 @@ def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, in
 
 
 def _sharing(channels: Sequence[Channel], modes: frozenset[InputMode]) -> list[Channel]:
-    return [channel for channel in channels if channel.input_mode in modes]
+    return [channel for channel in channels if channel.input_mode in modes and not channel.is_put_in_place]
 
 
 def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.mount.mountpoint import find_mount, is_dead, unmount
 from fastfuse.sagemaker.description.channel import Channel
+from fastfuse.sagemaker.local.placing import take_away
 from fastfuse.sagemaker.pipe import Guard, remove_stale
 
 __all__ = ["Guardian", "sweep"]
@@ -76,10 +77,11 @@ class Guardian:
 
 
 def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
-    """Remove the mounts and FIFOs that dead processes of these channels left, whatever the mode."""
+    """Remove the mounts, links and FIFOs that dead processes of these channels left, whatever the mode."""
     for channel in channels:
         try:
             _unmount_dead(data_dir / channel.name)
+            take_away(data_dir / channel.name, channel)
             remove_stale(data_dir, channel.name)
         except (FastfuseError, OSError) as error:
             _log.warning("channel %s left something behind: %s", channel.name, error)

@@ -15,14 +15,15 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
 from fastfuse.mount.mount_settings import MountSettings
 from fastfuse.mount.mountpoint import find_mount
-from fastfuse.mount.refresh import IndexReport, run_lister
+from fastfuse.mount.refresh import run_lister
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
+from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.download import (
     DiskClaim,
     DownloadReport,
@@ -30,6 +31,8 @@ from fastfuse.sagemaker.download import (
     download_channel,
     settle_channel,
 )
+from fastfuse.sagemaker.local.file_listing import index_files
+from fastfuse.sagemaker.local.keeping import keep_in_place
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
@@ -117,6 +120,8 @@ def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
         os.write(told_fd, line + b"\n")
 
     serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
+    if task.channel.is_put_in_place:
+        serve = _keep
     try:
         return serve(task, counters, tell)
     except FastfuseError as error:
@@ -124,12 +129,31 @@ def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
         return error.exit_code
 
 
-def _index(task: ChannelTask, counters: Counters) -> tuple[int, IndexReport]:
-    """List the channel in a process of its own, whose garbage goes with it."""
-    snapshot_fd, report = run_lister(task.channel.source, task.origin, task.settings.connection)
-    _log.info("listed %s: %s", task.channel.source, report)
+def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
+    """Return a descriptor of the channel's index, and the number of its objects or files."""
+    source, origin = task.channel.source, task.origin
+    if isinstance(source, LocalDirectory):
+        place = task.settings.paths.channel(task.channel.name)
+        return index_files(source, place, origin.shard, allow_empty=origin.allow_empty)
+    # In a process of its own, whose garbage goes with it.
+    snapshot_fd, report = run_lister(source, origin, task.settings.connection)
+    _log.info("listed %s: %s", source, report)
     counters.add(counters.slot("fastfuse_index_requests"), report.requests)
-    return snapshot_fd, report
+    return snapshot_fd, report.files
+
+
+def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    del counters  # nothing is read here
+    channel, paths, origin = task.channel, task.settings.paths, task.origin
+    keep_in_place(
+        channel,
+        paths.channel(channel.name),
+        paths.base,
+        shard=origin.shard,
+        allow_empty=origin.allow_empty,
+        ready=lambda text: tell(ready=text),
+    )
+    return 0
 
 
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
@@ -167,14 +191,16 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
 def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     channel, paths = task.channel, task.settings.paths
     _remove_mountpoint(paths.channel(channel.name))
-    snapshot_fd, index = _index(task, counters)
+    snapshot_fd, file_count = _index(task, counters)
+    are_local = isinstance(channel.source, LocalDirectory)
     gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
 
     def ready() -> None:
-        tell(ready=f"{index.files:,} objects through {paths.channel(channel.name)}_0")
+        what = f"files of {channel.source}" if are_local else "objects"
+        tell(ready=f"{file_count:,} {what} through {paths.channel(channel.name)}_0")
 
     def report(progress: PipeProgress) -> None:
-        counters.set(gets, progress.requests)
+        counters.set(gets, 0 if are_local else progress.requests)
         counters.set(fetched, progress.fetched_bytes)
         if progress.failure is not None:
             tell(progress.failure)
@@ -223,8 +249,10 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
             "ahead",
             task.channel.name,
         )
+    source = task.channel.source
+    assert isinstance(source, S3Uri)
     settings = MountSettings(
-        source=task.channel.source,
+        source=source,
         mountpoint=place,
         connection=task.settings.connection,
         origin=task.origin,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
-from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
+from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 from fastfuse.sagemaker.script.directories import open_directory
 
 __all__ = [
@@ -60,7 +60,8 @@ def _channel_entry(channel: Channel) -> dict[str, str]:
     # The guide's order. XGBoost's container needs every key but ContentType.
     content_type = {} if channel.content_type is None else {"ContentType": channel.content_type}
     return content_type | {
-        "TrainingInputMode": channel.input_mode.value,
+        # SageMaker has file systems in File mode only.
+        "TrainingInputMode": (InputMode.FILE if channel.is_put_in_place else channel.input_mode).value,
         "S3DistributionType": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
         "RecordWrapperType": "RecordIO" if channel.wraps_records else "None",
     }

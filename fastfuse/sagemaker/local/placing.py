@@ -1,0 +1,184 @@
+"""Put a directory of this host at the place of a channel, without a copy, and take it away again.
+
+It is bind-mounted with everything that is mounted below it: read-only, without devices and set-uid programs, and in
+one step, so that nobody sees it writable. That takes CAP_SYS_ADMIN and Linux 5.12. Otherwise a symbolic link is put
+there. A host's share of a directory is a directory of links.
+
+A link that is made here begins with ``/./``, by which `take_away` knows it. A mount is known by what it shows.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fastfuse.errors import DiskError, MountError
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.mount.mountpoint import find_mount
+from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
+from fastfuse.sagemaker.local.finding import find_directory
+from fastfuse.sagemaker.script.directories import open_directory
+
+__all__ = ["put_in_place", "put_links", "take_away", "unmount_directory"]
+
+_MARK = "/."
+
+# Linux has one number for each of these on every architecture but alpha.
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+# <linux/mount.h>, <fcntl.h>, <sys/mount.h>
+_OPEN_TREE_CLONE = 1
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x04, 0x40
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+_MS_PRIVATE = 1 << 18
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class _MountAttributes(ctypes.Structure):
+    """struct mount_attr."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd"))
+
+
+def put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool) -> str:
+    """Mount `directory` at `place` below `base`, or link to it; return why it is not mounted, or nothing if it is.
+
+    Raises:
+        MountError: something is in the way.
+        DiskError: the link cannot be made.
+    """
+    with _empty_directory(place, base) as place_fd:
+        try:
+            _bind(directory, place_fd, is_writable=is_writable)
+        except OSError as error:
+            reason = error.strerror or ""
+        else:
+            return ""
+    try:
+        parent_fd = open_directory(place.parent, base)
+        try:
+            os.rmdir(place.name, dir_fd=parent_fd)
+            os.symlink(f"{_MARK}{directory}", place.name, dir_fd=parent_fd)
+        finally:
+            os.close(parent_fd)
+    except OSError as error:
+        raise _cannot_link(place, error) from error
+    return reason
+
+
+def put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> None:
+    """Make a link at `place` to each file of `table`, which lists `directory`.
+
+    Raises:
+        MountError: something is in the way.
+        DiskError: a link cannot be made.
+    """
+    with _empty_directory(place, base) as fd:
+        try:
+            for row in range(1, len(table)):  # directories come before what is in them
+                path = table.path(table.inode(row))
+                if path.endswith("/"):
+                    os.mkdir(path, dir_fd=fd)
+                else:
+                    os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
+        except OSError as error:
+            raise _cannot_link(place, error) from error
+
+
+def take_away(place: Path, channel: Channel) -> None:
+    """Remove what an earlier run or a dead process put at `place`; nothing else is touched.
+
+    Raises:
+        FastfuseError, OSError: it cannot be removed, or whose it is cannot be told.
+    """
+    mount, source = find_mount(place), channel.source
+    if mount is None and _is_ours(str(place)):
+        place.unlink()
+    elif not isinstance(source, LocalDirectory):
+        return
+    elif mount is None:
+        _remove_links(place)
+    elif not mount.is_ours and find_directory(source, place, allow_empty=True).path.samefile(place):
+        unmount_directory(place)
+
+
+def unmount_directory(place: Path) -> None:
+    """Unmount what was put at `place`, with what is mounted below it; open files stay usable.
+
+    Raises:
+        MountError: it cannot be unmounted.
+    """
+    if _LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW):
+        reason = os.strerror(ctypes.get_errno())
+        raise MountError(f"{place} cannot be unmounted: {reason}", hint=f"umount --lazy {place}, as root on the host")
+
+
+def _remove_links(place: Path) -> None:
+    """Remove the links below `place` that were made here, and each directory that was made for them."""
+    if not place.is_dir():
+        return
+    for folder, _, names, fd in os.fwalk(place, topdown=False):
+        links = [name for name in names if _is_ours(name, fd)]
+        for name in links:
+            os.unlink(name, dir_fd=fd)
+        if links:
+            with suppress(OSError):  # something else is in it
+                for emptied in (Path(folder), *Path(folder).parents):
+                    if emptied == place:
+                        break
+                    emptied.rmdir()
+
+
+def _is_ours(name: str, directory_fd: int | None = None) -> bool:
+    try:
+        return os.readlink(name, dir_fd=directory_fd).startswith(f"{_MARK}/")
+    except OSError:  # it is no link
+        return False
+
+
+@contextmanager
+def _empty_directory(place: Path, base: Path) -> Iterator[int]:
+    """Open the directory `place`, which is made if it is missing."""
+    try:
+        fd = open_directory(place, base)
+    except OSError as error:
+        raise MountError(
+            f"the channel cannot be put at {place}: {error.strerror}", hint="remove what is there"
+        ) from error
+    try:
+        if os.listdir(fd):
+            raise MountError(
+                f"the directory {place}, where the channel is to be put, is not empty",
+                hint="remove what is there, or give another --base-dir",
+            )
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _bind(directory: Path, place_fd: int, *, is_writable: bool) -> None:
+    """Mount a private copy of the tree of mounts at `directory` (mount_setattr(2)); raise `OSError` if that fails."""
+    tree_fd = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(directory), _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE)
+    try:
+        read_only = 0 if is_writable else _MOUNT_ATTR_RDONLY
+        # Private: what is unmounted here is not unmounted there.
+        attributes = _MountAttributes(set=read_only | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, propagation=_MS_PRIVATE)
+        size_bytes = ctypes.sizeof(attributes)
+        _call(_MOUNT_SETATTR, tree_fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.byref(attributes), size_bytes)
+        _call(_MOVE_MOUNT, tree_fd, b"", place_fd, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
+    finally:
+        os.close(tree_fd)
+
+
+def _call(*arguments: object) -> int:
+    result: int = _LIBC.syscall(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _cannot_link(place: Path, error: OSError) -> DiskError:
+    return DiskError(f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there")

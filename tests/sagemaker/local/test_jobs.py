@@ -1,0 +1,169 @@
+"""Real jobs whose channels are directories of this host: at their place, streamed, shared, and gone afterwards."""
+
+import ast
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse.mount.mountpoint import find_mount
+from tests.bad_input.checks import NOBODY, as_nobody, run
+from tests.mount.waiting import wait_for_end
+from tests.sagemaker.local.conftest import FILES, mounted_tmpfs, write_files
+from tests.sagemaker.running.jobs import CHECKSUMS, Job, channel, running, script
+from tests.sagemaker.running.test_accidents import kill_all
+from tests.semantics.leftovers import descendants
+
+# Nothing answers there: no channel of these jobs is in S3.
+NO_S3 = "http://127.0.0.1:9"
+EFS = "fs-0123456789abcdef0"
+# Every third file, in the order of keys, from the first, the second and the third on.
+SHARES = [["a", "b/c/3", "f"], ["b-1", "d"], ["b/2", "e"]]
+ALL = hashlib.sha256(b"".join(FILES.values())).hexdigest()
+
+
+def local(name: str, mode: str, directory: Path, distribution: str = "FullyReplicated", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """A channel that is a directory of this host."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"file://{directory}", "S3DataDistributionType": distribution}
+    return channel(name, mode, **more) | {"DataSource": {"S3DataSource": source}}
+
+
+def on_efs(name: str, path: str, access: str = "ro", mode: str = "File") -> dict[str, Any]:
+    """A channel in a file system."""
+    source = {"FileSystemId": EFS, "FileSystemAccessMode": access, "FileSystemType": "EFS", "DirectoryPath": path}
+    return channel(name, mode) | {"DataSource": {"FileSystemDataSource": source}}
+
+
+def left_in(data: Path) -> list[str]:
+    """What is neither an empty directory nor the directory of a channel."""
+    return [str(path) for path in data.rglob("*") if path.is_symlink() or path.is_fifo() or not path.is_dir()]
+
+
+def test_a_directory_is_read_in_every_mode_without_s3(tmp_path: Path) -> None:
+    packed = write_files(tmp_path / "packed", {"1.gz": gzip.compress(b"one"), "2.gz": gzip.compress(b"two")})
+    directory = write_files(tmp_path / "data")
+    channels = [local(mode.lower(), mode, directory) for mode in ("FastFile", "File", "Pipe")]
+    channels += [local("records", "Pipe", packed, CompressionType="Gzip", RecordWrapperType="RecordIO")]
+    text = f"""{CHECKSUMS}
+import struct
+record = lambda data: struct.pack("<II", 0xCED7230A, len(data)) + data + bytes(-len(data) % 4)
+print(hashlib.sha256(record(b"one") + record(b"two")).hexdigest(), config)
+"""
+    with running(NO_S3, channels, command=script(text)) as job:
+        assert job.wait() == 0, job.log
+        sums, rest = job.output.splitlines()
+        records, config = rest.split(" ", 1)
+        assert json.loads(sums) == {"fastfile": ALL, "file": ALL, "pipe": ALL, "records": records}
+        entries = ast.literal_eval(config)
+        assert {entry["S3DistributionType"] for entry in entries.values()} == {"FullyReplicated"}
+        assert [entries[each]["TrainingInputMode"] for each in ("fastfile", "file", "pipe")] == ["File", "File", "Pipe"]
+        assert left_in(job.data) == []
+
+
+def test_what_is_read_only_cannot_be_written_nor_unmounted_elsewhere(tmp_path: Path) -> None:
+    """A mount below the directory is shown, read-only, and stays where it is when the job ends."""
+    text = """
+import os
+os.chdir(os.environ["SM_INPUT_DIR"] + "/data")
+for path in ("ro/a", "ro/below/x", "rw/new", "rw/below/new"):
+    try:
+        open(path, "ab").write(b"!")
+        print("written", path)
+    except OSError as error:
+        print(error.strerror, path)
+print(open("/proc/self/mountinfo").read())
+"""
+    with mounted_tmpfs(tmp_path / "efs") as efs, mounted_tmpfs(efs / "train" / "below"):
+        subprocess.run(["mount", "--make-rshared", efs], check=True)  # as systemd has them
+        write_files(efs / "train", {"a": b"a", "below/x": b"x"})
+        channels = [on_efs("ro", "/train"), on_efs("rw", "/train/", "rw", "FastFile")]
+        options = ("--file-system", f"{EFS}={efs}")
+        with running(NO_S3, channels, *options, command=script(text)) as job:
+            assert job.wait() == 0, job.log
+            refused = [f"Read-only file system ro/{name}" for name in ("a", "below/x")]
+            assert job.output.splitlines()[:4] == [*refused, "written rw/new", "written rw/below/new"]
+            mounts = [line for line in job.output.splitlines() if f"{job.data}/" in line]
+            assert len(mounts) == 4
+            assert all("nosuid,nodev" in line for line in mounts)
+            assert f"{efs}/train mounted read-only at {job.data}/ro" in job.log
+        assert (efs / "train/a").read_bytes() == b"a"
+        assert (efs / "train/below/new").read_bytes() == b"!"
+
+
+@pytest.mark.parametrize("host", [1, 2, 3])
+def test_three_hosts_share_a_directory(tmp_path: Path, host: int) -> None:
+    directory = write_files(tmp_path / "data")
+    channels = [local(mode.lower(), mode, directory, "ShardedByS3Key") for mode in ("File", "Pipe")]
+    text = """
+import os
+from pathlib import Path
+place = Path(os.environ["SM_CHANNEL_FILE"])
+files = [path for path in place.rglob("*") if path.is_file()]
+print(*sorted(str(path.relative_to(place)) for path in files))
+with open(os.environ["SM_CHANNEL_PIPE"] + "_0", "rb") as stream:
+    print(sorted(path.read_bytes() for path in files) == sorted(iter(lambda: stream.read(5000), b"")))
+"""
+    with running(NO_S3, channels, "--host", f"{host}/3", command=script(text)) as job:
+        assert job.wait() == 0, job.log
+        names, are_streamed = job.output.splitlines()
+        assert names.split() == SHARES[host - 1]
+        assert are_streamed == "True"
+        assert left_in(job.data) == []
+    assert sorted(name for share in SHARES for name in share) == sorted(FILES)
+
+
+def test_an_ordinary_user_gets_a_link(tmp_path: Path) -> None:
+    base = tmp_path / "ml"
+    base.mkdir()
+    os.chown(base, NOBODY, NOBODY)
+    directory = write_files(tmp_path / "data")
+    command = [sys.executable, "-m", "fastfuse", "run", "--base-dir", str(base), "--channel", f"train={directory}"]
+    done = run(
+        as_nobody([*command, "--", "sh", "-c", "readlink -f $SM_CHANNEL_TRAIN; sha256sum <$SM_CHANNEL_TRAIN/b/2"])
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(directory), hashlib.sha256(FILES["b/2"]).hexdigest(), "-"]
+    assert f"{directory} linked (Operation not permitted; " in done.stderr
+    assert left_in(base / "input/data") == []
+
+
+def kill(job: Job) -> None:
+    """Kill the run alone; the guardian clears up."""
+    ends = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
+    job.process.kill()
+    for end in ends:
+        wait_for_end(end)
+    job.wait()
+
+
+def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
+    directory = write_files(tmp_path / "data")
+    channels = [local("whole", "FastFile", directory), local("share", "File", directory, "ShardedByS3Key")]
+    with running(NO_S3, channels, base=tmp_path / "ml") as job:
+        job.wait_for_log("All channels are ready")
+        kill_all(job)
+        assert find_mount(job.data / "whole") is not None
+        assert len(left_in(job.data / "share")) == len(FILES)
+    with running(NO_S3, channels, base=tmp_path / "ml") as job:
+        job.wait_for_log("All channels are ready")
+        kill(job)
+        assert find_mount(job.data / "whole") is None
+        assert left_in(job.data) == []
+    assert all((directory / name).read_bytes() == content for name, content in FILES.items())
+
+
+def test_a_directory_that_is_gone_ends_the_job_before_it_begins(tmp_path: Path) -> None:
+    directory = write_files(tmp_path / "data")
+    channels = [local("there", "File", directory), local("gone", "Pipe", tmp_path / "gone")]
+    with running(NO_S3, channels, command=script("print('never')")) as job:
+        assert job.wait() == 4
+        assert f"channel gone: the directory '{tmp_path}/gone' cannot be used: '{tmp_path}/gone': " in job.log
+        assert "hint: is its file system mounted?" in job.log
+        assert job.output == ""
+        assert left_in(job.data) == []
