@@ -57,7 +57,7 @@ def _cost(work: Callable[[], object]) -> Cost:
 
 def _index(connection: ConnectionConfig, bucket: str) -> int:
     fd = os.memfd_create("bench")
-    work = partial(make_index, S3Uri(bucket, ""), IndexOrigin(), connection, fd)
+    work = partial(make_index, S3Uri(bucket, ""), IndexOrigin(), S3Session(connection), fd)
     _cost(work)
     return fd
 

@@ -20,6 +20,7 @@ from fastfuse.mount.refresh import run_lister
 from fastfuse.mount.replies import threads_for
 from fastfuse.mount.session import Session, raise_readahead
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 
 # The kernel asks for at most 1 MiB (256 pages) at once.
@@ -47,7 +48,7 @@ def main() -> None:
         ca_bundle=authority[0] if authority else None,
     )
     source = S3Uri(bucket, "")
-    snapshot_fd, _ = run_lister(source, IndexOrigin(), connection)
+    snapshot_fd, _ = run_lister(source, IndexOrigin(), S3Session(connection))
     operations = MountOperations(Counters(), uid=os.getuid(), gid=os.getgid())
     operations.serve(open_snapshot(snapshot_fd).table, _MemoryEngine())
     session = Session.mount(operations, Path(mountpoint), source=str(source), allow_other=False)

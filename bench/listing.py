@@ -11,6 +11,7 @@ import statistics
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.refresh import IndexReport, run_lister
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import Pace, ServerProcess
 
@@ -25,7 +26,7 @@ def _measure(endpoint_url: str, bucket: str) -> IndexReport:
     connection = ConnectionConfig(
         endpoint_url=endpoint_url, region="us-east-1", sign_request=True, force_path_style=True
     )
-    snapshot_fd, report = run_lister(S3Uri(bucket, ""), IndexOrigin(), connection)
+    snapshot_fd, report = run_lister(S3Uri(bucket, ""), IndexOrigin(), S3Session(connection))
     os.close(snapshot_fd)
     return report
 

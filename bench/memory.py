@@ -16,10 +16,11 @@ from bench.mounting import ENVIRONMENT
 from bench.processes import pss_bytes
 from fastfuse.demo.mounting import MountProcess
 from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.saved import load_index, replace_file
+from fastfuse.index.saved import copy_index, load_index, replace_file
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.refresh import run_lister
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import ServerProcess
 
@@ -50,7 +51,7 @@ def main() -> None:
     with ServerProcess(layout, workers=2) as server:
         source = S3Uri(server.bucket, "")
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
-        fd, report = run_lister(source, IndexOrigin(), connection)
+        fd, report = run_lister(source, IndexOrigin(), S3Session(connection))
         # The largest child so far: the server's processes are small beside the lister.
         lister_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         names_bytes = len(open_snapshot(fd).table.columns["names"]) / count
@@ -65,7 +66,8 @@ def main() -> None:
         touch_memory(2 * size_bytes)
         copy_fd = os.memfd_create("bench")
         started_s = time.monotonic()
-        load_index(path, connection, source, copy_fd)
+        copy_index(path, copy_fd)
+        load_index(path, S3Session(connection), source, copy_fd)
         opened_s = time.monotonic() - started_s
         os.close(copy_fd)
     budget_bytes = 100 + names_bytes

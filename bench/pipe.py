@@ -31,6 +31,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe import PipeProgress, PipeSettings, stream_channel
@@ -82,7 +83,7 @@ def _index(server: Server) -> Iterator[int]:
     connection = _connection(server)
 
     def work() -> None:
-        make_index(S3Uri.parse(f"s3://{server.bucket}/"), IndexOrigin(), connection, fd)
+        make_index(S3Uri.parse(f"s3://{server.bucket}/"), IndexOrigin(), S3Session(connection), fd)
 
     if wait_child(fork_child(work)):
         raise RuntimeError("there is no index")

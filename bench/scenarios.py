@@ -26,6 +26,7 @@ from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 
 __all__ = ["main"]
@@ -79,7 +80,7 @@ def _listed(server: Server) -> tuple[Shape, Network]:
     connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
     fd = os.memfd_create("bench-index")
     try:
-        make_index(S3Uri(server.bucket, ""), IndexOrigin(allow_empty=True), connection, fd)
+        make_index(S3Uri(server.bucket, ""), IndexOrigin(allow_empty=True), S3Session(connection), fd)
         table = open_snapshot(fd).table
     finally:
         os.close(fd)

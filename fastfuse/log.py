@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -16,7 +17,11 @@ from typing import Final, TextIO
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "command_text", "configure", "formatter"]
+__all__ = [
+    *("SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "command_text", "configure", "formatter", "go_on_in"),
+    "moved_file",
+]
+
 
 _OWN: Final = "fastfuse"
 # The journal listens here too, where there is one.
@@ -158,7 +163,7 @@ def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> l
     if config.file is not None:
         try:
             # Watched: logrotate may move the file away under a mount that lives for weeks.
-            handler = _LogFile(config.file, encoding="utf-8", errors="backslashreplace")
+            handler = _LogFile(config.file)
         except OSError as error:
             raise ConfigurationError(
                 f"--log-file {str(config.file)!r} cannot be written: {error.strerror}",
@@ -180,15 +185,51 @@ class _LogFile(logging.handlers.WatchedFileHandler):
     def _open(self) -> TextIOWrapper:
         return TextIOWrapper(open(self.baseFilename, "ab", opener=_open_log), self.encoding, self.errors)
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self._uid = os.geteuid()
+        self._known = self.dev, self.ino
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            super().emit(record)
+            if os.geteuid() == self._uid:
+                super().emit(record)
+                return
         except OSError:
             # A process that gave up its rights may not look for the file, or not open the one that logrotate made.
             if self.stream is None:
                 self.handleError(record)
-            else:
-                logging.StreamHandler.emit(self, record)
+                return
+        # A file that another user makes would be that user's.
+        logging.StreamHandler.emit(self, record)
+
+    def moved(self) -> int:
+        """Follow the file if it was moved away; return the descriptor of another than at the last call, or -1."""
+        with suppress(OSError), self.lock or nullcontext():
+            self.reopenIfNeeded()
+        before, self._known = self._known, (self.dev, self.ino)
+        return -1 if self.stream is None or before == self._known else self.stream.fileno()
+
+    def go_on_in(self, fd: int) -> None:
+        """Write to `fd` from now on, which this handler closes."""
+        old = self.setStream(TextIOWrapper(os.fdopen(fd, "ab"), self.encoding, self.errors))
+        if old is not None:
+            old.close()
+
+
+def moved_file() -> int:
+    """Follow the log file if it was moved away; return the descriptor of the new one, once, or -1."""
+    return next((handler.moved() for handler in _log_files()), -1)
+
+
+def go_on_in(fd: int) -> None:
+    """Log to the new log file in `fd`, in a process that may not open it itself."""
+    for handler in _log_files():
+        handler.go_on_in(fd)
+
+
+def _log_files() -> Iterator[_LogFile]:
+    return (handler for handler in logging.getLogger().handlers if isinstance(handler, _LogFile))
 
 
 def _open_log(path: str, flags: int) -> int:

@@ -17,6 +17,7 @@ from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import MIB, format_size
 
@@ -41,7 +42,7 @@ def run(
     """
     fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
     try:
-        make_index(source, origin, connection, fd)
+        make_index(source, origin, S3Session(connection), fd)
         table = open_snapshot(fd).table
     finally:
         os.close(fd)

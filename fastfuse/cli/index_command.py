@@ -14,6 +14,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import store_index
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import format_size
 
@@ -37,7 +38,7 @@ def run(
     console = Console()
     fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
     try:
-        report = make_index(source, origin, connection, fd)
+        report = make_index(source, origin, S3Session(connection), fd)
         if output is not None:
             store_index(output, connection, fd)
             written = f"wrote {output}: {report}, {format_size(os.fstat(fd).st_size)}"

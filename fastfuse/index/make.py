@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -14,25 +15,30 @@ import trio
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept
 from fastfuse.index.listing.inventory import list_inventory
-from fastfuse.index.listing.keys import list_keys
+from fastfuse.index.listing.keys import list_keys, read_keys
 from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.manifest import list_augmented_manifest, list_manifest
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
-from fastfuse.index.progress import shown_progress
+from fastfuse.index.progress import load_progress, shown_progress
 from fastfuse.index.readable import check_readable, samples_of_table
-from fastfuse.index.saved import IndexCache, load_index
+from fastfuse.index.saved import IndexCache, copy_index, load_index
 from fastfuse.index.shared import SharedIndex
 from fastfuse.index.snapshot import Snapshot, save_snapshot
+from fastfuse.index.sources.inventory_report import load_parquet
+from fastfuse.index.sources.manifests import Reference
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig, ObjectSource
+from fastfuse.s3.base import ObjectSource
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 
-__all__ = ["IndexReport", "make_index"]
+__all__ = ["BeforeNetwork", "IndexReport", "make_index"]
 
 _log = logging.getLogger(__name__)
+
+# See `make_index`.
+BeforeNetwork = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +59,27 @@ class IndexReport:
 
 
 def make_index(
-    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None = None
+    source: S3Uri,
+    origin: IndexOrigin,
+    session: S3Session,
+    fd: int,
+    counters: Counters | None = None,
+    *,
+    before_network: BeforeNetwork = lambda save: save,
 ) -> IndexReport:
     """Write the index of `source` into the empty file (or memfd) `fd`, in a process of its own, which soon ends.
 
-    `counters` count the requests that were tried again.
+    `counters` count the requests that were tried again. `before_network` is called between the last use of the user's
+    files and the first request, with the function that saves the listing; it returns the one to call.
 
     Raises:
         FastfuseError: no complete index can be made; the content of `fd` is useless.
     """
     gc.disable()  # millions of objects live until the process exits
     started_s = time.monotonic()
-    snapshot, requests = _snapshot(source, origin, connection, fd, counters)
+    snapshot, requests = _snapshot(source, origin, session, fd, counters, before_network)
     if origin.checks_reads and not requests:  # a saved or a kept index
-        trio.run(_check_readable, snapshot, connection)
+        trio.run(_check_readable, snapshot, session)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -80,15 +93,20 @@ def make_index(
 
 
 def _snapshot(
-    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
+    source: S3Uri,
+    origin: IndexOrigin,
+    session: S3Session,
+    fd: int,
+    counters: Counters | None,
+    before_network: BeforeNetwork,
 ) -> tuple[Snapshot, int]:
     """Write the snapshot to `fd`; return it and the number of requests it took."""
     if origin.shard is None or origin.kind is not SourceKind.PREFIX:
-        return _whole(source, origin, connection, fd, counters)
+        return _whole(source, origin, session, fd, counters, before_network)
     # Every host lists the whole prefix and then keeps its part: one kept listing or index serves all hosts.
     whole_fd = os.memfd_create("fastfuse-whole", os.MFD_CLOEXEC)
     try:
-        snapshot, requests = _whole(source, origin, connection, whole_fd, counters)
+        snapshot, requests = _whole(source, origin, session, whole_fd, counters, before_network)
         if snapshot.view != origin.view:
             part = take_part(snapshot.table, origin.shard.positions)
             snapshot = replace(snapshot, table=part, view=origin.view)
@@ -99,46 +117,55 @@ def _snapshot(
 
 
 def _whole(
-    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
+    source: S3Uri,
+    origin: IndexOrigin,
+    session: S3Session,
+    fd: int,
+    counters: Counters | None,
+    before_network: BeforeNetwork,
 ) -> tuple[Snapshot, int]:
     """Do as `_snapshot`, but for a prefix write all of it, or the part that the saved index holds."""
     view = origin.listed_view
     if isinstance(origin.saved, S3Uri) and origin.max_age_s:
-        shared = SharedIndex(origin.saved, source, connection, {view, origin.view}, origin.max_age_s)
-        snapshot, requests = shared.open(fd, partial(_listed, source, origin, connection, fd, counters))
-    elif origin.saved is not None:
-        snapshot, requests = load_index(origin.saved, connection, source, fd, {view, origin.view}), 0
-    else:
-        return _kept_or_listed(source, origin, connection, fd, counters)
-    if not requests:
-        _accept(source, origin, snapshot)
-    return snapshot, requests
-
-
-def _kept_or_listed(
-    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
-) -> tuple[Snapshot, int]:
-    view = origin.listed_view
-    is_listed = origin.inventory is None and origin.keys_from is None
+        # It keeps its rights: several threads write there, and each finds its keys.
+        shared = SharedIndex(origin.saved, source, session.config, {view, origin.view}, origin.max_age_s)
+        snapshot, requests = shared.open(fd, partial(_listed, source, origin, [], session, fd, counters))
+        if not requests:
+            _accept(source, origin, snapshot)
+        return snapshot, requests
+    is_listed = origin.saved is None and origin.inventory is None and origin.keys_from is None
     cache = IndexCache(origin.cache) if origin.cache is not None and is_listed else None
-    kept_at = cache.path(source, S3Session(connection).endpoint_url, view) if cache is not None else Path()
-    if cache is not None and origin.max_age_s:
-        kept = cache.find(kept_at, source, origin.max_age_s, fd, view)
-        if kept is not None:
-            _accept(source, origin, kept)
-            return kept, 0
-    listed = _listed(source, origin, connection, fd, counters)
+    kept_at = cache.path(source, session.endpoint_url, view) if cache is not None else Path()
+    kept = cache.find(kept_at, source, origin.max_age_s, fd, view) if cache is not None and origin.max_age_s else None
+    if isinstance(origin.saved, Path):
+        copy_index(origin.saved, fd)
+    named = read_keys(origin.keys_from, source) if origin.keys_from is not None else []
+    if origin.inventory is not None:
+        load_parquet()
+    load_progress()
+    save = before_network(lambda: cache.keep(kept_at, fd) if cache is not None else None)
+    if origin.saved is not None:
+        kept = load_index(origin.saved, session, source, fd, {view, origin.view})
+    if kept is not None:
+        _accept(source, origin, kept)
+        return kept, 0
+    listed = _listed(source, origin, named, session, fd, counters)
     if cache is not None:
-        cache.keep(kept_at, fd)
+        save()
     return listed
 
 
 def _listed(
-    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, fd: int, counters: Counters | None
+    source: S3Uri,
+    origin: IndexOrigin,
+    named: Sequence[Reference],
+    session: S3Session,
+    fd: int,
+    counters: Counters | None,
 ) -> tuple[Snapshot, int]:
     listed_at_ns = time.time_ns()
     with shown_progress(source) as progress:
-        listing = trio.run(_list, source, origin, connection, progress, counters)
+        listing = trio.run(_list, source, origin, named, session, progress, counters)
     snapshot = Snapshot(
         source=str(source),
         listed_at_ns=listed_at_ns,
@@ -163,8 +190,8 @@ def _may_be_empty(origin: IndexOrigin) -> bool:
     return origin.allow_empty or is_part or origin.kind is SourceKind.AUGMENTED_MANIFEST
 
 
-async def _check_readable(snapshot: Snapshot, connection: ConnectionConfig) -> None:
-    client = S3Client(S3Session(connection))
+async def _check_readable(snapshot: Snapshot, session: S3Session) -> None:
+    client = S3Client(session)
     try:
         await check_readable(client, samples_of_table(snapshot.table))
     finally:
@@ -174,12 +201,13 @@ async def _check_readable(snapshot: Snapshot, connection: ConnectionConfig) -> N
 async def _list(
     source: S3Uri,
     origin: IndexOrigin,
-    connection: ConnectionConfig,
+    named: Sequence[Reference],
+    session: S3Session,
     progress: ProgressCallback,
     counters: Counters | None,
 ) -> Listing:
     retries = Retries(counters)
-    client = S3Client(S3Session(connection), retries=retries)
+    client = S3Client(session, retries=retries)
     try:
         if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
             return await list_source(
@@ -192,7 +220,7 @@ async def _list(
                 progress=progress,
                 reader=client if origin.checks_reads else None,
             )
-        listing = await _list_named(client, source, origin, progress)
+        listing = await _list_named(client, source, origin, named, progress)
     finally:
         await client.aclose()
     allow_empty = _may_be_empty(origin)
@@ -200,8 +228,10 @@ async def _list(
     return listing
 
 
-async def _list_named(objects: ObjectSource, source: S3Uri, origin: IndexOrigin, progress: ProgressCallback) -> Listing:
-    """List the objects that a file names: a manifest, an inventory or a list of keys."""
+async def _list_named(
+    objects: ObjectSource, source: S3Uri, origin: IndexOrigin, named: Sequence[Reference], progress: ProgressCallback
+) -> Listing:
+    """List the objects that a file names: a manifest, an inventory, or the list of keys that `named` them."""
     if origin.kind is SourceKind.MANIFEST:
         return await list_manifest(
             objects, source, shard=origin.shard, allow_empty=origin.allow_empty, progress=progress
@@ -218,4 +248,4 @@ async def _list_named(objects: ObjectSource, source: S3Uri, origin: IndexOrigin,
     if origin.inventory is not None:
         return await list_inventory(objects, origin.inventory, source, progress=progress)
     assert origin.keys_from is not None
-    return await list_keys(objects, origin.keys_from, source, progress=progress)
+    return await list_keys(objects, named, source, name=str(origin.keys_from), progress=progress)

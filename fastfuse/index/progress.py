@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Column
@@ -14,7 +15,7 @@ from fastfuse.index.listing.acceptance import ListingProgress, ProgressCallback
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.terminal import can_redraw
 
-__all__ = ["shown_progress"]
+__all__ = ["load_progress", "shown_progress"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,11 @@ def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
     with Progress(column, console=console, transient=True) as line, _logged_above(console):
         task = line.add_task(f"listing {source}", total=None)
         yield lambda listed: line.update(task, description=f"{_figures(listed, started_s)}, {source}")
+
+
+def load_progress() -> None:
+    """Load what a redrawn line of a name beyond ASCII needs, for a process that may load nothing later."""
+    cell_len("ä")
 
 
 class _SteadyConsole(Console):

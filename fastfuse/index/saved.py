@@ -29,7 +29,7 @@ from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_into
 from fastfuse.sizes import format_size
 
-__all__ = ["IndexCache", "load_index", "replace_file", "store_index", "verify_index"]
+__all__ = ["IndexCache", "copy_index", "load_index", "replace_file", "store_index", "verify_index"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,25 +39,32 @@ _MOST_BYTES = 16 << 30
 _MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
 
-def load_index(
-    place: Path | S3Uri, connection: ConnectionConfig, source: S3Uri, fd: int, views: Collection[str] = ("",)
-) -> Snapshot:
-    """Read the index of `source` in one of `views` from `place` into the empty file `fd`, and verify it.
+def copy_index(place: Path, fd: int) -> None:
+    """Copy the index in `place` into the empty file `fd`.
 
     Raises:
-        ConfigurationError: the file does not exist, is damaged or no index, or is one of another source.
+        ConfigurationError: the file does not exist, cannot be read, or is too large.
+    """
+    try:
+        with _open_file(place) as file:
+            _copy_into(fd, file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
+        ) from error
+
+
+def load_index(
+    place: Path | S3Uri, session: S3Session, source: S3Uri, fd: int, views: Collection[str] = ("",)
+) -> Snapshot:
+    """Verify the index of `source` in one of `views` that `copy_index` took from `place`; fetch it from S3 first.
+
+    Raises:
+        ConfigurationError: it is damaged or no index, or is one of another source.
         SourceError, AccessError, ServiceError: S3 does not return it.
     """
     if isinstance(place, S3Uri):
-        trio.run(_download, place, connection, fd)
-    else:
-        try:
-            with _open_file(place) as file:
-                _copy_into(fd, file)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
-            ) from error
+        trio.run(_download, place, session, fd)
     try:
         return verify_index(fd, source, views)
     except ConfigurationError as error:
@@ -80,8 +87,8 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
         raise ConfigurationError(f"the index {place} cannot be written: {error.strerror or error}") from error
 
 
-async def _download(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
-    client = S3Client(S3Session(connection))
+async def _download(place: S3Uri, session: S3Session, fd: int) -> None:
+    client = S3Client(session)
     try:
         ref = await client.head(place.bucket, place.path)
         _check_size(place, ref.size_bytes)

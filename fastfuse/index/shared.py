@@ -81,10 +81,10 @@ class SharedIndex:
                 _log.warning("this host lists %s for itself: %s", self.source, error)
                 return make()
             if claim is None:
-                return load_index(self.place, self.connection, self.source, fd, self.views), 0
+                return load_index(self.place, S3Session(self.connection), self.source, fd, self.views), 0
             with self._held(claim):
                 if claim.replaces != NO_OBJECT:
-                    load_index(self.place, self.connection, self.source, fd, self.views)
+                    load_index(self.place, S3Session(self.connection), self.source, fd, self.views)
                     os.ftruncate(fd, 0)
                 listed = make()
                 try:

@@ -13,7 +13,7 @@ import fastfuse.errors
 from fastfuse.errors import FastfuseError
 
 __all__ = [
-    *("Fork", "NoRoomError", "answer_on", "error_message", "fork_child", "heard", "how_it_ended"),
+    *("Fork", "NoRoomError", "answer_on", "error_message", "fork", "fork_child", "heard", "how_it_ended"),
     *("is_over_within", "wait_child"),
 ]
 
@@ -43,12 +43,7 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         # Inherited: the kernel would reap our children, and their exit codes would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        child = os.fork()
-    except OSError as error:
-        raise NoRoomError(
-            f"no process can be started: {error.strerror}", hint="see ulimit -u, the cgroup's pids.max and free memory"
-        ) from error
+    child = fork()
     if child:
         return child
     status = 1
@@ -67,6 +62,20 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     finally:
         # Not sys.exit: that would unwind the parent's stack and wait for threads that wait for the network.
         os._exit(status)
+
+
+def fork() -> int:
+    """Fork as `os.fork` does.
+
+    Raises:
+        NoRoomError: the system has no room for another process.
+    """
+    try:
+        return os.fork()
+    except OSError as error:
+        raise NoRoomError(
+            f"no process can be started: {error.strerror}", hint="see ulimit -u, the cgroup's pids.max and free memory"
+        ) from error
 
 
 def wait_child(pid: int) -> int:

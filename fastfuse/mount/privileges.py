@@ -5,6 +5,7 @@ A process without special rights has few to give up; nothing here fails for it.
 """
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -12,13 +13,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["as_nobody", "become_nobody", "confine", "keep_memory_private"]
+__all__ = ["as_nobody", "become_nobody", "confine", "die_with", "keep_memory_private"]
 
-# <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH. With them root uses the files of the user who called
-# sudo: AWS profiles, the cache of listings, a log file.
-_FILE_ACCESS = frozenset({1, 2})
+# <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_KILL. With the first two root uses the files of the
+# user who called sudo: AWS profiles, the cache of listings. With the third the kernel ends nobody's processes with it.
+_CONFINED = frozenset({1, 2, 5})
+# CAP_KILL, CAP_SETGID, CAP_SETUID: without them root cannot become another user, or its parent could not end it.
+_CHANGE_USER = frozenset({5, 6, 7})
 _CAP_SETPCAP = 8
 _VERSION_3 = 0x20080522
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
@@ -46,8 +48,8 @@ def keep_memory_private() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def confine(connection: ConnectionConfig) -> None:
-    """Keep only the rights that a process needs which resolves credentials and talks to S3.
+def confine(session: S3Session) -> None:
+    """Keep only the rights that a process needs which resolves credentials, and keeps listings.
 
     It keeps the user, whose AWS profiles it reads again. Where a profile names a ``credential_process``, it keeps the
     capabilities, too: that program may be set-uid, as sudo is.
@@ -57,9 +59,16 @@ def confine(connection: ConnectionConfig) -> None:
     """
     os.umask(0o077)
     keep_memory_private()
-    if not S3Session(connection).names_program:
-        _bound_capabilities(_FILE_ACCESS)
-        _keep_capabilities(_FILE_ACCESS)
+    if not session.names_program:
+        _bound_capabilities(_CONFINED)
+        _keep_capabilities(_CONFINED)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent, the process `parent`, dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def as_nobody(work: Callable[[], object]) -> Callable[[], None]:
@@ -73,17 +82,22 @@ def as_nobody(work: Callable[[], object]) -> Callable[[], None]:
 
 
 def become_nobody() -> None:
-    """Give up root, its groups and every capability; a process of another user keeps its user and its groups."""
+    """Give up root, its groups and every capability, before this process starts a thread.
+
+    A process of another user keeps its user and its groups. So does root in a container where it may not change them.
+    """
+    os.umask(0o077)
+    parent = os.getppid()
     _bound_capabilities(())  # first: it needs one
-    if os.geteuid() == 0:
-        parent = os.getppid()
-        os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        # The kernel forgets it with the user (commit_creds).
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
+    if os.geteuid() == 0 and all(_permitted() >> capability & 1 for capability in _CHANGE_USER):
+        try:
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        except OSError as error:  # of a user namespace that does not have this user, or no groups
+            if error.errno not in (errno.EINVAL, errno.EPERM):
+                raise
+        die_with(parent)  # the kernel forgot it with the user (commit_creds)
     _keep_capabilities(())
     keep_memory_private()
 

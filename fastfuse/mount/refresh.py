@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.inodes.changes import take_over
@@ -26,9 +27,11 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
 from fastfuse.mount.control import RefreshReport
-from fastfuse.mount.privileges import as_nobody, confine
+from fastfuse.mount.key_finder import credentials_of, give_up_rights, packed
+from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.protocol import pack_notices
-from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.routes import read_files
 
 __all__ = ["IndexReport", "NewTable", "Refresher", "run_lister"]
 
@@ -39,21 +42,26 @@ _MAX_SENDERS = 5
 
 
 def run_lister(
-    source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, counters: Counters | None = None
+    source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters | None = None
 ) -> tuple[int, IndexReport]:
     """List in a new process; return the memfd with the snapshot, which the caller closes, and the report.
 
-    `counters`, whose memory the process inherits, count the requests that were tried again.
+    `counters`, whose memory the process inherits, count the requests that were tried again. `session` has its files
+    read, and the lister's credentials, after it.
 
     Raises:
         FastfuseError: the lister raised it, or did not live to answer.
     """
+    read_files(session)
     snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
     reading_fd, writing_fd = os.pipe()
 
     def make() -> dict[str, object]:
-        confine(connection)
-        return asdict(make_index(source, origin, connection, snapshot_fd, counters))
+        keep_memory_private()
+        give_up = partial(give_up_rights, session)
+        report = make_index(source, origin, session, snapshot_fd, counters, before_network=give_up)
+        found = session.credentials.latest if session.credentials is not None else None
+        return {"report": asdict(report), "keys": found and packed(found)}
 
     child = fork_child(lambda: answer_on(writing_fd, make))
     os.close(writing_fd)
@@ -64,7 +72,10 @@ def run_lister(
         if not answer:
             hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
             raise ServiceError(f"the lister {how_it_ended(exit_code)}", hint=hint)
-        return snapshot_fd, IndexReport(**heard(answer))
+        heard_answer = heard(answer)
+        if session.credentials is not None and heard_answer["keys"]:
+            session.credentials.take(credentials_of(heard_answer["keys"]))
+        return snapshot_fd, IndexReport(**heard_answer["report"])
     except BaseException:
         os.close(snapshot_fd)
         if child:  # interrupted
@@ -88,11 +99,11 @@ class _Refresh:
     """One refresh under way."""
 
     def __init__(
-        self, source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, counters: Counters, unsent_fd: int
+        self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, unsent_fd: int
     ) -> None:
         self._source = source
         self._origin = origin
-        self._connection = connection
+        self._session = session
         self._counters = counters
         # Notices of an earlier refresh, or -1; the caller closes them.
         self._unsent_fd = unsent_fd
@@ -166,10 +177,11 @@ class _Refresh:
         self._new_fd = self.notices_fd = self._answer_fd = -1
 
     def _make(self, old_fd: int) -> dict[str, object]:
-        confine(self._connection)
+        keep_memory_private()
         started_s = time.monotonic()
         fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
-        made = make_index(self._source, self._origin, self._connection, fresh_fd, self._counters)
+        give_up = partial(give_up_rights, self._session)
+        made = make_index(self._source, self._origin, self._session, fresh_fd, self._counters, before_network=give_up)
         fresh = open_snapshot(fresh_fd)
         table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
         save_snapshot(replace(fresh, table=table), self._new_fd)
@@ -195,13 +207,12 @@ class _Refresh:
 class Refresher:
     """The refreshes of one mount, one at a time, and the clients that wait for them."""
 
-    def __init__(
-        self, source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, counters: Counters, fork: Fork
-    ) -> None:
+    def __init__(self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, fork: Fork) -> None:
+        """`session` has its files read before the first refresh."""
         self._source = source
         # The mount already has any listing that was kept.
         self._origin = replace(origin, max_age_s=0.0)
-        self._connection = connection
+        self._session = session
         self._counters = counters
         self._fork = fork
         self._running: _Refresh | None = None
@@ -316,7 +327,7 @@ class Refresher:
     def _start(self, snapshot_fd: int) -> None:
         """Start a refresh. One that cannot start has failed, and `outcome` returns that."""
         _log.info("refreshing %s", self._source)
-        refresh = _Refresh(self._source, self._origin, self._connection, self._counters, self._unsent_fd)
+        refresh = _Refresh(self._source, self._origin, self._session, self._counters, self._unsent_fd)
         try:
             refresh.start(self._fork, snapshot_fd)
         except (FastfuseError, OSError) as error:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 __all__ = [
     *("MAX_PATH_BYTES", "REFUSED", "SERVED", "TAKEN", "PathTooLongError", "addresses", "control_prefix"),
-    *("hint_prefix", "listen", "peer_uid", "split_paths"),
+    *("hint_prefix", "listen", "peer_uid", "raise_sigio", "split_paths"),
 ]
 
 SERVED = b"+"
@@ -57,13 +57,18 @@ def listen(prefix: str, *, backlog: int, raises_sigio: bool = False) -> socket.s
     try:
         listener.bind(f"\0{prefix}-{os.getpid()}-{secrets.token_hex(8)}")
         if raises_sigio:
-            fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
-            fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
+            raise_sigio(listener)
         listener.listen(backlog)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def raise_sigio(end: socket.socket) -> None:
+    """Have whatever arrives at `end` be a SIGIO of this process."""
+    fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def addresses(prefix: str) -> list[str]:

@@ -22,12 +22,13 @@ from typing import TypeVar
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
-from fastfuse.mount.children import NoRoomError, fork_child, heard, wait_child
+from fastfuse.mount.children import NoRoomError, fork_child, wait_child
 from fastfuse.mount.control import accept_request, listen
 from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import listen_for_hints
 from fastfuse.mount.in_hand import ReadsInHand
+from fastfuse.mount.key_finder import KeyFinder
 from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
@@ -36,8 +37,9 @@ from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
 from fastfuse.mount.session import Session, tune_kernel
 from fastfuse.mount.watch import WorkerWatch
-from fastfuse.mount.worker import READY, SWAPPED, WorkerTask, run_worker
+from fastfuse.mount.worker import READY, WorkerTask, hand_over_log_file, hand_over_table, run_worker
 from fastfuse.readahead import ReadaheadConfig
+from fastfuse.s3.aws import S3Session
 
 __all__ = ["Supervisor", "run"]
 
@@ -118,7 +120,9 @@ class Supervisor:
         self._control: socket.socket | None = None
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
-        self._refresher = Refresher(settings.source, settings.origin, settings.connection, self._counters, self._fork)
+        self._s3 = S3Session(settings.connection)
+        self._keys = KeyFinder(self._s3, self._fork)
+        self._refresher = Refresher(settings.source, settings.origin, self._s3, self._counters, self._fork)
 
     def run(self, ready: Callable[[], None]) -> int:
         """Mount and serve, as the function `run` says."""
@@ -157,7 +161,7 @@ class Supervisor:
 
     def _index(self) -> None:
         settings, origin = self._settings, self._settings.checked_origin
-        self._snapshot_fd, report = run_lister(settings.source, origin, settings.connection, self._counters)
+        self._snapshot_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
         _log.info("listed %s: %s", settings.source, report)
         self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
 
@@ -193,7 +197,7 @@ class Supervisor:
         """Fork a child that closes our sockets but `kept`: a copy would keep clients from seeing their end."""
 
         def without_sockets() -> None:
-            for ours in (self._control, self._tables, self._hints):
+            for ours in (self._control, self._tables, self._hints, self._keys.end):
                 if ours is not None and ours is not kept:
                     ours.close()
             self._refresher.close_connections()
@@ -202,46 +206,44 @@ class Supervisor:
         return fork_child(without_sockets)
 
     def _start_worker(self) -> None:
-        """Fork a worker and wait until it serves, or raise the error that it reports."""
+        """Fork a worker and wait until it serves."""
         if self._tables is not None:
             self._tables.close()
         self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._tables.settimeout(_SWAP_S)
+        keys = self._keys.new_end()
         assert self._session is not None
         session_fd = self._session.fd
         reading_fd, writing_fd = os.pipe()
 
         def work() -> None:
             self._refresher.close_files()
-            task = WorkerTask(
+            run_worker(WorkerTask(
                 operations=self._operations,
                 counters=self._counters,
-                connection=self._settings.connection,
+                session=self._s3,
                 readahead=self._readahead,
                 snapshot_fd=self._snapshot_fd,
                 session_fd=session_fd,
                 ready_fd=writing_fd,
                 tables=theirs,
+                keys=keys,
                 hints=self._hints,
                 hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
                 begin_fd=self._begin_fd,
                 dump_fd=self._watch.dump_fd,
-            )
-            run_worker(task)
+            ))  # fmt: skip
 
         with os.fdopen(reading_fd, "rb") as pipe:
-            with theirs, os.fdopen(writing_fd, "wb"):
+            with theirs, keys, os.fdopen(writing_fd, "wb"):
                 self._worker_pid = self._fork(work, kept=self._hints)
             if not select.select([pipe], [], [], _START_WITHIN_S)[0]:
                 os.kill(self._worker_pid, signal.SIGKILL)
-            answer = pipe.read()
-        if answer == READY:
-            self._watch.restart()
-            return
+            if pipe.read() == READY:
+                self._watch.restart()
+                return
         wait_child(self._worker_pid)
         self._worker_pid = 0
-        if answer:
-            heard(answer)
         raise ServiceError("the worker died before it could serve", hint="see the log")
 
     def _serve(self) -> None:
@@ -283,13 +285,7 @@ class Supervisor:
         self._snapshot_fd = new.snapshot_fd
         self._count_table(new.report.files, new.refused, new.requests, new.listed_at_ns)
         self._in_hand.forget()
-        try:
-            socket.send_fds(self._tables, [b"\0"], [new.snapshot_fd])
-            if self._tables.recv(len(SWAPPED)) == SWAPPED:
-                return
-        except OSError as error:
-            _log.warning("the worker does not take the new table: %s", error)
-        if self._worker_pid:
+        if not hand_over_table(self._tables, new.snapshot_fd) and self._worker_pid:
             os.kill(self._worker_pid, signal.SIGKILL)
 
     def _drain(self) -> None:
@@ -322,6 +318,8 @@ class Supervisor:
         """Reap every child that has ended, and kill a worker that hangs; return whether the worker did either."""
         if self._reap():
             return True
+        self._keys.look_after()
+        hand_over_log_file(self._tables)
         if self._worker_pid and (how := self._watch.kill_if_hung(self._worker_pid)):
             self._worker_pid, self._worker_end = 0, how  # it is reaped whenever it is gone
             self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
@@ -346,6 +344,7 @@ class Supervisor:
                 self._metrics_pid = 0
                 _log.error("the metrics endpoint died; metrics are not served any more")
             else:
+                self._keys.child_ended(pid, os.waitstatus_to_exitcode(status))
                 self._refresher.child_ended(pid, os.waitstatus_to_exitcode(status))
 
     def _replace_worker(self) -> bool:
@@ -420,6 +419,7 @@ class Supervisor:
         # First: processes that were forked since the mount hold copies of its connection.
         is_sending = self._refresher.is_sending
         self._refresher.close()
+        self._keys.close()
         for listener in (self._control, self._hints):
             if listener is not None:
                 listener.close()

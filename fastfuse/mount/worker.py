@@ -19,27 +19,27 @@ from dataclasses import dataclass
 
 import trio
 
+from fastfuse import log
 from fastfuse.errors import FastfuseError
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
-from fastfuse.mount.children import error_message
 from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.hang_report import DUMP_SIGNAL
 from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import HintTaker
+from fastfuse.mount.key_finder import ask_for_keys
 from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.privileges import confine
+from fastfuse.mount.privileges import become_nobody
 from fastfuse.mount.replies import LargeReplies, threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.trimmed import Trimmer, private_bytes
 
-__all__ = ["READY", "SWAPPED", "WorkerTask", "run_worker"]
+__all__ = ["READY", "WorkerTask", "hand_over_log_file", "hand_over_table", "run_worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,10 @@ _log = logging.getLogger(__name__)
 READY = b"{}"
 
 # and this to the socket once it answers from the table that came through it.
-SWAPPED = b"swapped"
+_SWAPPED = b"swapped"
+
+# What comes with a descriptor through that socket says which it is.
+_TABLE, _LOG_FILE = b"t", b"l"
 
 # With all tasks busy pyfuse3 serves no other file (D6). This is more than the kernel's background requests
 # (mount/session.py) and a thread for each reader of any sane data loader.
@@ -68,15 +71,18 @@ class WorkerTask:
 
     operations: MountOperations
     counters: Counters
-    connection: ConnectionConfig
+    # Its files are read.
+    session: S3Session
     readahead: ReadaheadConfig
     snapshot_fd: int
     # The connection to the kernel.
     session_fd: int
-    # Gets `READY`, or the error that keeps the worker from serving.
+    # Gets `READY`.
     ready_fd: int
-    # Brings descriptors of newer snapshots; each is answered with `SWAPPED`.
+    # Brings descriptors of newer snapshots, each of which is answered with `_SWAPPED`, and of newer log files.
     tables: socket.socket
+    # Answers with credentials.
+    keys: socket.socket
     # The users `hint_uids` may announce files here (None: everybody).
     hints: socket.socket | None
     hint_uids: frozenset[int] | None
@@ -84,6 +90,24 @@ class WorkerTask:
     begin_fd: int | None
     # Gets the stacks of all threads at `DUMP_SIGNAL`, for a worker that hangs.
     dump_fd: int
+
+
+def hand_over_table(tables: socket.socket, snapshot_fd: int) -> bool:
+    """Have the worker at the other end of `tables` answer from another table; return whether it does."""
+    try:
+        socket.send_fds(tables, [_TABLE], [snapshot_fd])
+        return tables.recv(len(_SWAPPED)) == _SWAPPED
+    except OSError as error:
+        _log.warning("the worker does not take the new table: %s", error)
+        return False
+
+
+def hand_over_log_file(tables: socket.socket | None) -> None:
+    """Have the worker at the other end of `tables` write to the new log file, if the file was moved away."""
+    fd = log.moved_file()
+    if fd >= 0 and tables is not None:
+        with suppress(OSError):  # it has died
+            socket.send_fds(tables, [_LOG_FILE], [fd])
 
 
 def run_worker(task: WorkerTask) -> None:
@@ -94,18 +118,16 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
-    try:
-        confine(task.connection)
-        trio.run(_serve, task)
-    except FastfuseError as error:
-        os.write(task.ready_fd, error_message(error))
+    become_nobody()
+    ask_for_keys(task.session, task.keys)
+    trio.run(_serve, task)
 
 
 async def _serve(task: WorkerTask) -> None:
     operations, counters, readahead = task.operations, task.counters, task.readahead
     limit_bytes = readahead.memory_limit_bytes
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
-    client = S3Client(S3Session(task.connection), buffers=buffers, counters=counters)
+    client = S3Client(task.session, buffers=buffers, counters=counters)
     async with trio.open_nursery() as nursery:
         made = MadeReader(client, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
@@ -156,12 +178,15 @@ async def _prepare(client: S3Client, bucket: str) -> None:
 async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
     while True:
         await trio.lowlevel.wait_readable(tables)
-        _, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
+        what, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
         if not descriptors:
             return  # the supervisor is dead, and this process follows
+        if what == _LOG_FILE:
+            log.go_on_in(descriptors[0])
+            continue
         operations.swap(open_snapshot(descriptors[0]).table)
         os.close(descriptors[0])
-        tables.send(SWAPPED)
+        tables.send(_SWAPPED)
 
 
 async def _beat(engine: ReadEngine, replies: LargeReplies, counters: Counters) -> None:

@@ -23,6 +23,8 @@ from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
 from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, start_error
+from fastfuse.s3.sse import customer_key_headers
+from fastfuse.s3.tls import TlsContext
 from fastfuse.s3.transport import OriginFormSession
 
 __all__ = ["DEFAULT_REGION", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
@@ -31,6 +33,9 @@ __all__ = ["DEFAULT_REGION", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
 DEFAULT_REGION = "us-east-1"
 # A region becomes part of a host name and of the string to sign.
 _REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+# A reply has the checksum of the object only if this asks for it. Signed with the others, it costs nothing more.
+_CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
 
 T = TypeVar("T")
 
@@ -136,6 +141,25 @@ class S3Session:
         return str(get_cert_path(str(self.ca_bundle) if self.ca_bundle else True))
 
     @property
+    def client_certificate(self) -> tuple[str, str | None] | None:
+        """The files of the client's certificate and of its key, which may be None: the first holds both."""
+        config = self.aws.get_default_client_config()
+        given: str | tuple[str, str] | None = config.client_cert if config is not None else None
+        return (given, None) if isinstance(given, str) else given
+
+    @cached_property
+    def tls(self) -> TlsContext:
+        """What the connections over TLS share. Its first use reads the authorities, which takes 20 ms.
+
+        Raises `ConfigurationError` where they, or the client's certificate, cannot be read.
+        """
+        certificate, private_key = self.client_certificate or (None, None)
+        try:
+            return TlsContext(authorities=self.authorities, certificate=certificate, private_key=private_key)
+        except OSError as error:
+            raise bad_ca_bundle(self) from error
+
+    @property
     def names_program(self) -> bool:
         """Whether a profile names a ``credential_process``, which runs with the rights of this process.
 
@@ -157,6 +181,15 @@ class S3Session:
     def extra_headers(self) -> dict[str, str]:
         """The headers that every request for a bucket carries and signs."""
         return {"x-amz-request-payer": "requester"} if self.config.request_payer else {}
+
+    @cached_property
+    def object_headers(self) -> dict[str, str]:
+        """The headers that every request for an object carries and signs.
+
+        Raises `ConfigurationError` where the file of the key for SSE-C cannot be read.
+        """
+        key_file = self.config.sse_c_key_file
+        return _CHECKSUMS | self.extra_headers | (customer_key_headers(Path(key_file)) if key_file else {})
 
     @property
     def configured_region(self) -> str:

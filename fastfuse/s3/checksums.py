@@ -17,7 +17,10 @@ from typing import Protocol
 
 from fastfuse.objects import Buffer
 
-__all__ = ["Checksum", "CrcPieces", "digest_of", "given_checksum", "is_composite", "md5_checksum", "md5_of_etag"]
+__all__ = [
+    *("Checksum", "CrcPieces", "digest_of", "given_checksum", "is_composite", "load_models", "md5_checksum"),
+    "md5_of_etag",
+]
 
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _CRC_MODELS = {"crc64nvme": "CRC64-NVME", "crc32c": "CRC32C", "crc32": "CRC32"}
@@ -91,6 +94,12 @@ class _Model(Protocol):
     def calc(self, data: Buffer) -> int: ...
 
     def combine(self, crc: int, behind: int, behind_bytes: int) -> int: ...
+
+
+def load_models() -> None:
+    """Load all that `digest_of` may need, for a process that may load nothing later."""
+    for algorithm in _CRC_MODELS:
+        _model(algorithm)
 
 
 @cache

@@ -100,6 +100,11 @@ class CredentialSource:
         """True if there are `latest` credentials, and they need not be renewed yet."""
         return self.latest is not None and not self._is_due()
 
+    def take(self, found: Credentials | None) -> None:
+        """Begin with the credentials that another process found, unless they have expired."""
+        if found is not None and (found.expires_at is None or found.expires_at > self._now()):
+            self._keep(found)
+
     async def current(self) -> Credentials:
         """Return credentials that are valid now, resolved on first use and renewed ahead of their expiry.
 

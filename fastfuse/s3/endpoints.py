@@ -21,7 +21,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.proxies import DEFAULT_PORTS, Proxy, is_host, proxy_for
 
-__all__ = ["Endpoint", "client_certificate", "resolve_endpoint"]
+__all__ = ["Endpoint", "load_rules", "resolve_endpoint"]
 
 _RULES = "endpoint-rule-set-1"
 # A region becomes part of a host name and of the string to sign.
@@ -61,9 +61,7 @@ def resolve_endpoint(session: S3Session, bucket: str, region: str) -> Endpoint:
     if not _REGION.fullmatch(region):
         raise ConfigurationError(f"{region!r} is not the name of a region.", hint="Correct --region.")
     try:
-        found: RuleSetEndpoint = _rules(session.aws.get_component("data_loader")).resolve_endpoint(
-            **_parameters(session, bucket, region)
-        )
+        found: RuleSetEndpoint = load_rules(session).resolve_endpoint(**_parameters(session, bucket, region))
     except EndpointProviderError as error:
         reason = str(error.kwargs.get("msg", error)).rstrip(".")
         raise ConfigurationError(
@@ -84,11 +82,9 @@ def resolve_endpoint(session: S3Session, bucket: str, region: str) -> Endpoint:
     return _endpoint(found.url, schemes["sigv4"]["signingRegion"], schemes["sigv4"]["signingName"])
 
 
-def client_certificate(session: S3Session) -> tuple[str, str | None] | None:
-    """Return the files of the client's certificate and of its key, which may be None: the first holds both."""
-    config = session.aws.get_default_client_config()
-    given: str | tuple[str, str] | None = config.client_cert if config is not None else None
-    return (given, None) if isinstance(given, str) else given
+def load_rules(session: S3Session) -> EndpointProvider:
+    """Return botocore's endpoint rules, read from its files on first use."""
+    return _rules(session.aws.get_component("data_loader"))
 
 
 def _check_bucket(bucket: str) -> None:

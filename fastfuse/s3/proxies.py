@@ -17,7 +17,7 @@ from botocore.utils import should_bypass_proxies
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORTS", "Proxy", "ProxyRefusalError", "is_host", "proxy_for"]
+__all__ = ["DEFAULT_PORTS", "Proxy", "ProxyRefusalError", "is_host", "proxy_for", "uses_tls_proxies"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # A name or an address that a request's head may hold and that can be looked up. Private names have underscores, too.
@@ -56,6 +56,11 @@ def proxy_for(url: str) -> Proxy | None:
     if not given or should_bypass_proxies(url) or _is_in_network(target.hostname or "", proxies.get("no", "")):
         return None
     return _parse(f"{name}_proxy", given)
+
+
+def uses_tls_proxies() -> bool:
+    """Return whether the environment names a proxy that is reached over TLS."""
+    return any(given.startswith("https:") for given in getproxies().values())
 
 
 def _is_in_network(host: str, no_proxy: str) -> bool:

@@ -8,29 +8,24 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from urllib.parse import quote
 
 import trio
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.s3.aws import DEFAULT_REGION, S3Session, bad_ca_bundle
+from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.checksums import load_models
 from fastfuse.s3.connection import Connection, connect
 from fastfuse.s3.credentials import Credentials
-from fastfuse.s3.endpoints import Endpoint, client_certificate, resolve_endpoint
+from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network
 from fastfuse.s3.http1 import ReplyHead
+from fastfuse.s3.proxies import uses_tls_proxies
 from fastfuse.s3.receivers import Receivers
 from fastfuse.s3.signing import Signer
-from fastfuse.s3.sse import customer_key_headers
 from fastfuse.s3.stalls import StallWatch
-from fastfuse.s3.tls import TlsContext
 
-__all__ = ["NotConnectedError", "Route", "Routes", "failure_of_connection"]
-
-# A reply has the checksum of the object only if this asks for it. Signed with the others, it costs nothing more.
-_CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
+__all__ = ["NotConnectedError", "Route", "Routes", "failure_of_connection", "read_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +89,20 @@ def failure_of_connection(error: OSError) -> Failure:
     return failure_of_network(error, is_connected=True)
 
 
+def read_files(session: S3Session) -> None:
+    """Read every file and load every module that requests need, for processes that may not do so later.
+
+    Raises:
+        ConfigurationError: a file of the configuration, an authority or a key cannot be read.
+    """
+    _ = session.s3_settings, session.object_headers
+    if not (session.endpoint_url or "").startswith("http:") or uses_tls_proxies():
+        _ = session.tls
+    load_rules(session)
+    load_models()
+    "".encode("idna")  # `socket` loads this codec for the first name of a host
+
+
 class Routes:
     """The routes to all buckets that `session` reaches, each found on first use."""
 
@@ -110,13 +119,9 @@ class Routes:
         self._receivers = Receivers()
         # Each bucket has its own lock, so that a search that waits for a service delays no other bucket.
         self._searches: dict[str, trio.Lock] = {}
-        self._tls_lock = trio.Lock()
         self._routes: dict[str, Route] = {}
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
-        self._tls: TlsContext | None = None
-        # The headers of every request for an object; None before the first route, for a key file may have to be read.
-        self._object_headers: dict[str, str] | None = None
         self._corrected: set[str] = set()
 
     def known(self, bucket: str) -> Route | None:
@@ -135,7 +140,7 @@ class Routes:
             async with self._searches.setdefault(bucket, trio.Lock()):
                 route = self._routes.get(bucket)
                 if route is None:
-                    route = self._routes[bucket] = await self._make(bucket, await self._region(bucket, is_read))
+                    route = self._routes[bucket] = self._make(bucket, await self._region(bucket, is_read))
         return route
 
     async def correct(self, bucket: str, region: str, route: Route) -> bool:
@@ -148,7 +153,7 @@ class Routes:
         if not region or region == route.endpoint.region or bucket in self._corrected:
             return False
         self._corrected.add(bucket)
-        self._routes[bucket] = await self._make(bucket, region)
+        self._routes[bucket] = self._make(bucket, region)
         _log.warning(
             "The bucket %r is in the region %s, not in %s: using it there.", bucket, region, route.endpoint.region
         )
@@ -158,7 +163,7 @@ class Routes:
         """Open a connection. Raises `OSError` where there is none in time."""
         return await connect(
             route.endpoint,
-            tls=self._tls if _uses_tls(route.endpoint) else None,
+            tls=self._session.tls if _uses_tls(route.endpoint) else None,
             timeout_s=self._session.config.connect_timeout_s,
             watch=self._watch,
             receivers=self._receivers,
@@ -202,9 +207,9 @@ class Routes:
         arn = bucket.split(":", 5)
         if len(arn) == 6:  # its region is the access point's
             return arn[3] or DEFAULT_REGION
-        return await self._ask_region(bucket, await self._make(bucket, DEFAULT_REGION), is_read)
+        return await self._ask_region(bucket, self._make(bucket, DEFAULT_REGION), is_read)
 
-    async def _make(self, bucket: str, region: str) -> Route:
+    def _make(self, bucket: str, region: str) -> Route:
         session = self._session
         endpoint = resolve_endpoint(session, bucket, region)
         if endpoint.proxy is not None and endpoint.proxy.uses_tls and endpoint.scheme == "https":
@@ -213,39 +218,19 @@ class Routes:
                 hint="Name the proxy with http:// in https_proxy: what goes through it is encrypted all the same.",
             )
         if _uses_tls(endpoint):
-            await self._make_tls()
+            _ = session.tls  # a file that cannot be read is a wrong setting, not a failed connection
         proxy, origin, lines = endpoint.proxy, "", ""
         if proxy is not None and endpoint.scheme == "http":
             origin = f"http://{endpoint.host_header}"
             lines = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
-        list_headers, key_file = session.extra_headers, session.config.sse_c_key_file
-        if self._object_headers is None:
-            self._object_headers = (
-                _CHECKSUMS | list_headers | (customer_key_headers(Path(key_file)) if key_file else {})
-            )
         return Route(
             endpoint=endpoint,
             origin=origin,
             lines=lines,
-            objects=Signer(endpoint, self._object_headers),
-            lists=Signer(endpoint, list_headers),
+            objects=Signer(endpoint, session.object_headers),
+            lists=Signer(endpoint, session.extra_headers),
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
         )
-
-    async def _make_tls(self) -> None:
-        async with self._tls_lock:
-            if self._tls is not None:
-                return
-            session = self._session
-            certificate, private_key = client_certificate(session) or (None, None)
-            make = partial(
-                TlsContext, authorities=session.authorities, certificate=certificate, private_key=private_key
-            )
-            try:
-                # Reading the authorities takes 20 ms, so a thread does it.
-                self._tls = await trio.to_thread.run_sync(make)
-            except OSError as error:
-                raise bad_ca_bundle(session) from error
 
 
 def _uses_tls(endpoint: Endpoint) -> bool:

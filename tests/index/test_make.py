@@ -16,6 +16,7 @@ from fastfuse.index.saved import store_index
 from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import LoopbackServer, MemoryObjects
 
@@ -43,7 +44,7 @@ def made(server: LoopbackServer, source: S3Uri, origin: IndexOrigin, save: Path 
     connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
     fd = os.memfd_create("test")
     try:
-        make_index(source, origin, connection, fd)
+        make_index(source, origin, S3Session(connection), fd)
         if save is not None:
             store_index(save, connection, fd)
         return open_snapshot(fd)

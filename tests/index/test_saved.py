@@ -12,9 +12,10 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
-from fastfuse.index.saved import IndexCache, load_index, store_index, verify_index
+from fastfuse.index.saved import IndexCache, copy_index, load_index, store_index, verify_index
 from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from tests.index.indexes import MD5, index_bytes, index_of, memfd
 
@@ -28,6 +29,11 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
+def load(path: Path, source: S3Uri, fd: int) -> Snapshot:
+    copy_index(path, fd)
+    return load_index(path, S3Session(ConnectionConfig()), source, fd)
+
+
 def stored(path: Path, source: str) -> Path:
     fd = memfd(index_bytes(index_of({"a": 1}, source=source)))
     store_index(path, ConnectionConfig(), fd)
@@ -39,7 +45,7 @@ def stored(path: Path, source: str) -> Path:
 def test_an_index_of_a_bucket_or_of_one_object_is_read_back(tmp_path: Path, fd: int, source: str) -> None:
     path = stored(tmp_path / "x.index", source)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    snapshot = load_index(path, ConnectionConfig(), S3Uri.parse(source), fd)
+    snapshot = load(path, S3Uri.parse(source), fd)
     assert (snapshot.source, snapshot.table.key(2)) == (source, "a")
 
 
@@ -48,7 +54,7 @@ def test_an_index_that_holds_keys_of_another_bucket_is_refused(tmp_path: Path, f
     with pytest.raises(
         ConfigurationError, match=r"x\.index: it says .* of s3://other/ and holds keys of s3://bucket/$"
     ):
-        load_index(path, ConnectionConfig(), S3Uri("other", ""), fd)
+        load(path, S3Uri("other", ""), fd)
 
 
 def test_a_reader_that_has_the_replaced_file_open_keeps_it(tmp_path: Path) -> None:
@@ -72,7 +78,7 @@ def test_a_file_that_is_too_large_for_an_index_is_refused_before_it_is_read(tmp_
     with (tmp_path / "large").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)
     with pytest.raises(ConfigurationError, match="large has 1024 GiB, more than the 16 GiB of any index"):
-        load_index(tmp_path / "large", ConnectionConfig(), S3Uri("bucket", ""), fd)
+        load(tmp_path / "large", S3Uri("bucket", ""), fd)
     assert os.fstat(fd).st_size == 0
 
 
@@ -82,7 +88,7 @@ def test_a_directory_or_a_fifo_is_refused_without_waiting_for_it(
 ) -> None:
     make(tmp_path / "odd")
     with pytest.raises(ConfigurationError, match="odd cannot be read"):
-        load_index(tmp_path / "odd", ConnectionConfig(), SOURCE, fd)
+        load(tmp_path / "odd", SOURCE, fd)
 
 
 @pytest.fixture

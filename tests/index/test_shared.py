@@ -66,7 +66,7 @@ def opened(endpoint_url: str, origin: IndexOrigin = ORIGIN, source: S3Uri = SOUR
     connection = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
     fd = os.memfd_create("test")
     try:
-        make_index(source, origin, connection, fd)
+        make_index(source, origin, S3Session(connection), fd)
         snapshot = open_snapshot(fd)
         return snapshot.table.metadata.file_count, snapshot.listed_at_ns
     finally:

@@ -31,12 +31,13 @@ def test_a_handle_has_the_inode_and_the_process_that_reads(
 ) -> None:
     seen = tmp_path / "seen"
     change = f"""
+    import os
     from fastfuse.mount.operations import MountOperations
     read, readdir = MountOperations.read, MountOperations.readdir
 
+    seen_fd = os.open({str(seen)!r}, os.O_WRONLY | os.O_CREAT)  # nobody, who writes to it, may not open it
     def note(kind, handle):
-        with open({str(seen)!r}, "a") as file:
-            print(kind, handle, file=file)
+        os.write(seen_fd, f"{{kind}} {{handle}}\\n".encode())
 
     async def noted_read(self, fh, off, size):
         note("read", fh)

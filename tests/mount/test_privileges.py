@@ -16,17 +16,19 @@ import pytest
 
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.mount.privileges import become_nobody
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
+from fastfuse.testing.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Action, Flip, Reset, Truncate, WrongEtag
 from tests import mounting
 from tests.bad_input.checks import as_nobody, in_namespace
 from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
 from tests.mount.test_supervisor import kill, with_change
 from tests.mount.waiting import wait_for_end, wait_until
-from tests.mounting import ENVIRONMENT, Mount, mounted
+from tests.mounting import Mount, mounted, run_fastfuse
 
 _NOBODY = 65534
-_FILE_ACCESS = 1 << 1 | 1 << 2
 _READ_SEARCH = 1 << 2
+_KILL = 1 << 5
+_CONFINED_TO = 1 << 1 | _READ_SEARCH | _KILL
 _SECURITY = Path(__file__).parents[2] / "docs" / "SECURITY.md"
 _GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}[os.uname().machine]
 
@@ -67,6 +69,10 @@ def rights_of(pid: int) -> Rights:
     )
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def rights_of_children(mount: Mount) -> list[Rights]:
     found = []
     for pid in mount.children():
@@ -97,24 +103,26 @@ def _look_into(pid: int) -> int:
 # The table of docs/SECURITY.md, for a mount that root makes. The supervisor keeps what it has, to unmount.
 _OWN = rights_of(os.getpid())
 _SUPERVISOR = replace(_OWN, is_dumpable=False, core_limit="0/0")
-_CONFINED = replace(
-    _SUPERVISOR, capabilities=(_FILE_ACCESS, _FILE_ACCESS, _FILE_ACCESS, 0, 0), no_new_privs=True, umask=0o077
+CONFINED = replace(
+    _SUPERVISOR, capabilities=(_CONFINED_TO, _CONFINED_TO, _CONFINED_TO, 0, 0), no_new_privs=True, umask=0o077
 )
-_RUNS_PROGRAM = replace(_SUPERVISOR, umask=0o077)
-_NOBODYS = replace(_SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True)
+RUNS_PROGRAM = replace(_SUPERVISOR, umask=0o077)
+NOBODYS = replace(
+    _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True, umask=0o077
+)
 
 
 _DOCUMENTED = {
     "supervisor": _SUPERVISOR,
-    "worker, lister": _CONFINED,
-    "the same, where a profile names a `credential_process`": _RUNS_PROGRAM,
-    "sends notices, metrics endpoint": _NOBODYS,
+    "worker, lister, sends notices, metrics endpoint": NOBODYS,
+    "finds credentials": CONFINED,
+    "the same, where a profile names a `credential_process`": RUNS_PROGRAM,
 }
 
 
 def cells(rights: Rights) -> list[str]:
     """What the table of docs/SECURITY.md says of `rights`, without reasons."""
-    names = [f"`{name}`" for bit, name in ((1, "CAP_DAC_OVERRIDE"), (2, "CAP_DAC_READ_SEARCH"))
+    names = [f"`{name}`" for bit, name in ((1, "CAP_DAC_OVERRIDE"), (2, "CAP_DAC_READ_SEARCH"), (5, "CAP_KILL"))
              if rights.capabilities[0] >> bit & 1]  # fmt: skip
     is_as_started = rights.capabilities == _OWN.capabilities
     return [
@@ -151,8 +159,8 @@ def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackS
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
         endpoint, worker = mount.children()
         assert rights_of(mount.process.pid) == _SUPERVISOR
-        assert rights_of(endpoint) == _NOBODYS
-        assert rights_of(worker) == _CONFINED
+        assert rights_of(endpoint) == NOBODYS
+        assert rights_of(worker) == NOBODYS
         assert (mount.path / "a").read_bytes() == b"a"
         with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
             assert metrics.status == 200
@@ -161,15 +169,21 @@ def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackS
         asked = server.statistics().requests["ListObjectsV2"]
         mount.process.send_signal(signal.SIGHUP)
         server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
-        lister = mount.worker()
-        assert lister not in (endpoint, worker)
-        assert rights_of(lister) == _CONFINED
+        finder = mount.worker()
+        (lister,) = children_of(finder)
+        assert finder not in (endpoint, worker)
+        wait_until(lambda: rights_of(finder) == CONFINED)  # it lets the lister begin before
+        assert rights_of(lister) == NOBODYS
 
-        server.faults.remove(rule)
         kill(worker)
         wait_until(lambda: worker not in mount.children())
         assert (mount.path / "a").read_bytes() == b"a"
-        assert _CONFINED in map(rights_of, set(mount.children()) - {endpoint, lister})
+        assert NOBODYS in map(rights_of, set(mount.children()) - {endpoint, finder})
+
+        lister_fd = os.pidfd_open(lister)
+        kill(finder)
+        wait_for_end(lister_fd)
+        server.faults.remove(rule)
 
 
 @pytest.fixture
@@ -207,12 +221,12 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
     confined = replace(
         supervisor, capabilities=(_READ_SEARCH, _READ_SEARCH, bounding, 0, 0), no_new_privs=True, umask=0o077
     )
-    nobodys = replace(supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True)
+    nobodys = replace(supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True, umask=0o077)
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", path=ordinary_place) as mount:
         endpoint, worker = mount.children()
         assert rights_of(mount.process.pid) == supervisor
         assert rights_of(endpoint) == nobodys
-        assert rights_of(worker) == confined
+        assert rights_of(worker) == nobodys
         in_its_namespace = ["nsenter", "--mount", f"--target={mount.process.pid}", "--"]
         file = str(mount.path / "a")
         assert subprocess.check_output([*in_its_namespace, *as_nobody(["cat", file])]) == b"a"
@@ -223,15 +237,17 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
         asked = server.statistics().requests["ListObjectsV2"]
         mount.process.send_signal(signal.SIGHUP)
         server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
-        lister = mount.worker()
-        assert lister not in (endpoint, worker)
-        assert rights_of(lister) == confined
+        finder = mount.worker()
+        (lister,) = children_of(finder)
+        assert finder not in (endpoint, worker)
+        wait_until(lambda: rights_of(finder) == confined)  # it lets the lister begin before
+        assert rights_of(lister) == nobodys
         server.faults.remove(rule)
-        kill(lister)
-        wait_until(lambda: lister not in mount.children())
+        kill(finder)
+        wait_until(lambda: finder not in mount.children())
 
         mount.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: rights_of_children(mount).count(nobodys) == 2)  # the endpoint and who sends notices
+        wait_until(lambda: rights_of_children(mount).count(nobodys) == 3)  # endpoint, worker, and who sends notices
         assert mount.stop() == 0
 
 
@@ -248,18 +264,66 @@ def test_who_sends_notices_is_nobody(server: LoopbackServer, monkeypatch: pytest
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         worker = mount.worker()
         mount.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: _NOBODYS in rights_of_children(mount))
+        wait_until(lambda: rights_of_children(mount).count(NOBODYS) == 2)
         assert worker in mount.children()
 
 
+def test_root_that_may_not_end_other_users_processes_stays_root_without_capabilities() -> None:
+    def stay() -> None:
+        header, words = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        libc = ctypes.CDLL(None)
+        libc.capget(header, words)
+        for word in range(3):
+            words[word] &= ~_KILL
+        assert libc.capset(header, words) == 0
+        become_nobody()
+        rights = rights_of(os.getpid())
+        assert (rights.uid, rights.capabilities, rights.no_new_privs) == (0, (0,) * 5, True)
+
+    assert wait_child(fork_child(stay)) == 0
+
+
+_AUDITED = """
+import os, sys
+from fastfuse.mount import key_finder, worker
+real = worker.become_nobody
+def audited():
+    real()
+    def note(event, arguments):
+        is_file = event == "open" and isinstance(arguments[0], str) and not arguments[0].startswith("/proc/self/")
+        if event == "import" or is_file:
+            os.write(2, f"nobody wants {event} {arguments[0]}\\n".encode())
+    sys.addaudithook(note)
+worker.become_nobody = key_finder.become_nobody = audited
+"""
+
+
 @pytest.mark.fuse
-def test_a_worker_that_runs_a_credential_program_keeps_its_capabilities(server: LoopbackServer, tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    config.write_text("[default]\ncredential_process = /nonexistent\n")
-    with mounted(
-        "s3://bucket/data", server.endpoint_url, environment={**ENVIRONMENT, "AWS_CONFIG_FILE": str(config)}
-    ) as mount:
-        assert rights_of(mount.worker()) == _RUNS_PROGRAM
+def test_nobody_loads_and_opens_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may lie in root's home directory."""
+    with_change(monkeypatch, _AUDITED)
+    objects = {f"data/{at:03}": bytes(at) for at in range(120)}
+    fates: list[Action] = [
+        EXPIRED_TOKEN,
+        INTERNAL_ERROR,
+        SLOW_DOWN,
+        Reset(None),
+        Truncate(1),
+        WrongEtag('"x"'),
+        Flip(lambda *_: [1]),
+    ]
+    with LoopbackServer({"bucket": MemoryObjects(objects)}, ServerConfig(page_keys_max=40)) as server:
+        url = server.endpoint_url.replace("127.0.0.1", "localhost")
+        with mounted("s3://bucket/data", url, "--verify", "--read-deadline-s", "2") as mount:
+            for at, fate in enumerate(fates):
+                server.faults.add(FaultRule(action=fate, operation="GetObject", key=f"data/{at + 50:03}", times=1))
+                with suppress(OSError):
+                    (mount.path / f"{at + 50:03}").read_bytes()
+            assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+            kill(mount.worker())
+            assert (mount.path / "001").read_bytes() == bytes(1)
+            assert mount.stop() == 0
+            assert "nobody wants" not in mount.log, mount.log
 
 
 def test_nobody_dies_with_its_parent() -> None:

@@ -14,6 +14,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import Fork, NoRoomError, fork_child, wait_child
 from fastfuse.mount.refresh import Refresher
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from tests.descriptors import open_descriptors
 
@@ -22,7 +23,7 @@ SNAPSHOT_FD = 0
 
 
 def refresher(fork: Fork) -> Refresher:
-    return Refresher(S3Uri("bucket", ""), IndexOrigin(), ConnectionConfig(), Counters(), fork)
+    return Refresher(S3Uri("bucket", ""), IndexOrigin(), S3Session(ConnectionConfig()), Counters(), fork)
 
 
 def no_room(_: Callable[[], object]) -> int:

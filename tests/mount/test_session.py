@@ -52,9 +52,9 @@ def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
     assert targets.count("/dev/fuse") == 1
     # The file that libfuse's complaints were captured in.
     assert not [target for target in targets if target.startswith("/tmp/#")]
-    # Of the socket pair of INIT nothing: the three that are there are the way to the worker, and those on which
+    # Of the socket pair of INIT nothing: the four that are there are two ways to the worker, and those on which
     # refreshes are asked for and orders announced.
-    assert sum(target.startswith("socket:") for target in targets) == 3
+    assert sum(target.startswith("socket:") for target in targets) == 4
 
 
 _MOUNT_BESIDE_ANOTHER_DESCRIPTOR = """

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.endpoints import Endpoint, client_certificate, resolve_endpoint
+from fastfuse.s3.endpoints import Endpoint, resolve_endpoint
 
 ACCOUNT = "123456789012"
 OUTPOST_ALIAS = "test-accessp-o0b1d075431d83bebde8xz5w8ijx1qzlbp3i3kuse10--op-s3"
@@ -365,4 +365,4 @@ def test_the_model_of_s3_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_clients_certificate_is_botocores(given: Any, expected: tuple[str, str | None] | None) -> None:  # noqa: ANN401
     session = S3Session(ConnectionConfig())
     session.aws.set_default_client_config(AioConfig(client_cert=given))
-    assert client_certificate(session) == expected
+    assert session.client_certificate == expected

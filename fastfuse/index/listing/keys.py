@@ -20,32 +20,44 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
 from fastfuse.s3.base import ObjectSource
 
-__all__ = ["add_found", "head_all", "list_keys", "parse_keys"]
+__all__ = ["add_found", "head_all", "list_keys", "parse_keys", "read_keys"]
 
 # An error names this many of the missing objects.
 _MAX_NAMED = 10
 
 
-async def list_keys(
-    objects: ObjectSource, path: Path, source: S3Uri, *, progress: ProgressCallback = lambda _: None
-) -> Listing:
-    """List the objects of `source` that the file `path` names.
+def read_keys(path: Path, source: S3Uri) -> list[Reference]:
+    """Return the objects of `source` that the file `path` names, as `parse_keys`.
 
     Raises:
         ConfigurationError: the file cannot be read, or a line of it is no key of `source`.
-        SourceError, AccessError, ServiceError: as `head_all`.
     """
     try:
         with path.open("rb") as file:
-            named = parse_keys(file, source, str(path))
+            return parse_keys(file, source, str(path))
     except OSError as error:
         raise ConfigurationError(f"the list of keys {path} cannot be read: {error.strerror}") from error
+
+
+async def list_keys(
+    objects: ObjectSource,
+    named: Sequence[Reference],
+    source: S3Uri,
+    *,
+    name: str,
+    progress: ProgressCallback = lambda _: None,
+) -> Listing:
+    """List the objects of `source` that the file `name` has `named`.
+
+    Raises:
+        SourceError, AccessError, ServiceError: as `head_all`.
+    """
     if [reference.key for reference in named] == [source.path]:
         key_prefix = source.path[: source.path.rfind("/") + 1]  # the source is one object (N1)
     else:
         key_prefix = _folder(source)
     builder = TableBuilder(source.bucket, key_prefix)
-    add_found(builder, await head_all(objects, named, str(path), progress))
+    add_found(builder, await head_all(objects, named, name, progress))
     table, refusals = builder.build()
     return Listing(table, refusals, len(named))
 

@@ -8,6 +8,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import compress
@@ -17,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["DataFile", "InventoryRows", "Manifest", "parse_manifest", "read_rows"]
+__all__ = ["DataFile", "InventoryRows", "Manifest", "load_parquet", "parse_manifest", "read_rows"]
 
 # The names of the fields in Parquet files, which are ours too, by their names in the schema of CSV files.
 _CSV_NAMES = {
@@ -223,6 +224,12 @@ def _parsed_times_ns(words: Sequence[str]) -> list[int]:
     if max(in_ms) > _MAX_MOMENT_MS or min(in_ms) < -_MAX_MOMENT_MS:
         raise ValueError("a time beyond all others")
     return [moment * 1_000_000 for moment in in_ms]
+
+
+def load_parquet() -> None:
+    """Load what reads Parquet, if it is installed, for a process that may load nothing later."""
+    with suppress(ImportError):
+        from pyarrow import compute, parquet  # noqa: F401
 
 
 def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[InventoryRows]:

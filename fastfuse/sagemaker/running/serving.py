@@ -22,6 +22,7 @@ from fastfuse.mount.children import error_message
 from fastfuse.mount.mount_settings import MountSettings
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.refresh import run_lister
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.download import (
@@ -136,7 +137,7 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
         place = task.settings.paths.channel(task.channel.name)
         return index_files(source, place, origin.shard, allow_empty=origin.allow_empty)
     # In a process of its own, whose garbage goes with it.
-    snapshot_fd, report = run_lister(source, origin, task.settings.connection)
+    snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection))
     _log.info("listed %s: %s", source, report)
     counters.add(counters.slot("fastfuse_index_requests"), report.requests)
     return snapshot_fd, report.files

@@ -16,8 +16,8 @@ from fastfuse.errors import (
     SourceError,
 )
 from fastfuse.index.inodes.table import ROOT, InodeTable
-from fastfuse.index.listing.acceptance import ListingProgress
-from fastfuse.index.listing.keys import list_keys, parse_keys
+from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback
+from fastfuse.index.listing.keys import list_keys, parse_keys, read_keys
 from fastfuse.index.sources.manifests import Reference
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
@@ -67,10 +67,14 @@ def names(table: InodeTable) -> list[bytes]:
     return [name for name, _ in table.children(ROOT)]
 
 
+async def list_file(heads: Heads, path: Path, source: S3Uri, progress: ProgressCallback = lambda _: None) -> Listing:
+    return await list_keys(heads, read_keys(path, source), source, name=str(path), progress=progress)
+
+
 async def test_every_key_is_asked_for_once_and_many_at_a_time(tmp_path: Path, autojump_clock: object) -> None:
     keys = [f"train/{'x' * (number % 5)}{number}" for number in range(50)]
     heads, seen = Heads(), list[ListingProgress]()
-    listing = await list_keys(heads, written(tmp_path, [*reversed(keys), *keys]), SOURCE, progress=seen.append)
+    listing = await list_file(heads, written(tmp_path, [*reversed(keys), *keys]), SOURCE, progress=seen.append)
     assert listing.request_count == 50
     assert heads.most_at_once == 7
     assert names(listing.table) == sorted(key.removeprefix("train/").encode() for key in keys)
@@ -82,12 +86,12 @@ async def test_every_key_is_asked_for_once_and_many_at_a_time(tmp_path: Path, au
 
 
 async def test_the_one_object_of_a_source(tmp_path: Path, autojump_clock: object) -> None:
-    listing = await list_keys(Heads(), written(tmp_path, ["a/train"]), S3Uri("bucket", "a/train"))
+    listing = await list_file(Heads(), written(tmp_path, ["a/train"]), S3Uri("bucket", "a/train"))
     assert names(listing.table) == [b"train"]
 
 
 async def test_an_empty_list_is_an_empty_table(tmp_path: Path) -> None:
-    assert names((await list_keys(Heads(), written(tmp_path, []), SOURCE)).table) == []
+    assert names((await list_file(Heads(), written(tmp_path, []), SOURCE)).table) == []
 
 
 @pytest.mark.parametrize(("kind", "error"), [("missing", SourceError), ("denied", AccessError)])
@@ -98,7 +102,7 @@ async def test_keys_that_are_not_to_be_had_are_named_with_their_lines(
     with pytest.raises(
         error, match=r"15 of the 30 keys in .*keys.txt .*\(keys.txt:1: 's3://bucket/train/00'; .*; and 5 more\)"
     ):
-        await list_keys(Heads(**{kind: set(keys[::2])}), written(tmp_path, keys), SOURCE)
+        await list_file(Heads(**{kind: set(keys[::2])}), written(tmp_path, keys), SOURCE)
 
 
 @pytest.mark.parametrize("error", [ServiceError("no"), SourceError("no such bucket"), AccessError("bad credentials")])
@@ -106,12 +110,12 @@ async def test_what_is_wrong_with_every_key_ends_it(tmp_path: Path, autojump_clo
     heads = Heads()
     heads.error = error
     with pytest.raises(type(error), match=f"^{error}"):
-        await list_keys(heads, written(tmp_path, ["train/a", "train/b"]), SOURCE)
+        await list_file(heads, written(tmp_path, ["train/a", "train/b"]), SOURCE)
 
 
 async def test_a_list_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file or directory"):
-        await list_keys(Heads(), tmp_path / "absent", SOURCE)
+        await list_file(Heads(), tmp_path / "absent", SOURCE)
 
 
 _names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=8)

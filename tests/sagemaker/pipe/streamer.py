@@ -14,6 +14,7 @@ from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
@@ -40,7 +41,7 @@ def main(
     )
     fd = os.memfd_create("index")
     origin = IndexOrigin(kind=SourceKind(kind), attribute_names=tuple(attribute_names), allow_empty=True)
-    if wait_child(fork_child(lambda: make_index(S3Uri.parse(source), origin, connection, fd))):
+    if wait_child(fork_child(lambda: make_index(S3Uri.parse(source), origin, S3Session(connection), fd))):
         return 99
     channel = Channel(
         name="train",
