@@ -95,12 +95,12 @@ class ReadsInHand:
         in_hand = sorted(_reads(self._in_hand))
         unproven = {read for _, read in _reads(self._unproven)}
         deaths = {read: self._deaths[read] for read in unproven}
-        again = [read for _, read in in_hand if read in unproven]
+        again = list(dict.fromkeys(read for _, read in in_hand if read in unproven))
         for read in again:
             deaths[read] += 1
         for _, read in in_hand:
             deaths.setdefault(read, 1)
-        poisoned = again[0] if len(set(again)) == 1 and deaths[again[0]] >= most_deaths else None
+        poisoned = again[0] if len(again) == 1 and deaths[again[0]] >= most_deaths else None
         if poisoned is not None:
             del deaths[poisoned]
             self.poisoned.append(poisoned)
