@@ -273,6 +273,7 @@ def mount_settings(
     grace_s: float = 30.0,
     metrics_listen: str | None = None,
     notify_socket: str | None = None,
+    watchdog_usec: str = "",
 ) -> MountSettings:
     """Return the settings of one mount. Reads the machine's RAM and cgroup, the user's id, and the working directory.
 
@@ -310,6 +311,8 @@ def mount_settings(
         grace_s=grace_s,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
         notify_socket=notify_socket,
+        # Its sender is the service manager, so what is no number is none of its.
+        watchdog_s=int(watchdog_usec) / 1e6 if watchdog_usec.isascii() and watchdog_usec.isdigit() else None,
     )
 
 

@@ -210,6 +210,7 @@ def mount(
         metrics_listen=metrics_listen,
         # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
         notify_socket=None if background else os.environ.get("NOTIFY_SOCKET"),
+        watchdog_usec=os.environ.get("WATCHDOG_USEC", ""),
     )
     if background:
         return _serve_in_background(settings, logs)

@@ -56,6 +56,8 @@ class MountSettings:
     metrics_listen: tuple[str, int] | None = None
     # $NOTIFY_SOCKET of the service manager, or None.
     notify_socket: str | None = None
+    # The service manager ends a mount that it does not hear from for so long; None if it has not said.
+    watchdog_s: float | None = None
 
     @property
     def checked_origin(self) -> IndexOrigin:

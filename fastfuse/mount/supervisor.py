@@ -11,7 +11,6 @@ Refreshes run beside `serving`, in processes of their own.
 
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -36,8 +35,8 @@ from fastfuse.mount.preflight import prepare_mount
 from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
 from fastfuse.mount.session import Session, tune_kernel
-from fastfuse.mount.watch import WorkerWatch
-from fastfuse.mount.worker import READY, WorkerTask, hand_over_log_file, hand_over_table, run_worker
+from fastfuse.mount.worker import WorkerTask, run_worker
+from fastfuse.mount.worker_process import WorkerProcess
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.s3.aws import S3Session
 
@@ -53,10 +52,6 @@ _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 _LOOK_EVERY_S = 0.02
 _QUIET_LOOKS = 2
 _QUIET_LOOKS_AFTER_DEATH = 50
-# A worker that does not take a table within this time hangs; its successor will start with it.
-_SWAP_S = 10.0
-# A worker that does not serve after this time is killed: it has the table to map, which takes milliseconds.
-_START_WITHIN_S = 30.0
 # A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
 _ROOM_WITHIN_S = 60.0
 _ROOM_RETRY_S = 1.0
@@ -89,9 +84,9 @@ class Supervisor:
     def __init__(self, settings: MountSettings, counters: Counters | None = None, begin_fd: int | None = None) -> None:
         self._settings = settings
         self._begin_fd = begin_fd
-        self._notifier = Notifier(settings.notify_socket)
+        self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
         self._counters = counters or Counters()
-        self._watch = WorkerWatch(self._counters)
+        self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(
             self._counters,
@@ -111,10 +106,7 @@ class Supervisor:
         self._mountpoint = settings.mountpoint
         self._session: Session | None = None
         self._snapshot_fd = -1
-        self._worker_pid = self._metrics_pid = 0
-        self._worker_end = ""
-        # Takes newer tables to the worker.
-        self._tables: socket.socket | None = None
+        self._metrics_pid = 0
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = DeathRecord()
         self._control: socket.socket | None = None
@@ -197,7 +189,7 @@ class Supervisor:
         """Fork a child that closes our sockets but `kept`: a copy would keep clients from seeing their end."""
 
         def without_sockets() -> None:
-            for ours in (self._control, self._tables, self._hints, self._keys.end):
+            for ours in (self._control, self._worker.tables, self._hints, self._keys.end):
                 if ours is not None and ours is not kept:
                     ours.close()
             self._refresher.close_connections()
@@ -206,45 +198,36 @@ class Supervisor:
         return fork_child(without_sockets)
 
     def _start_worker(self) -> None:
-        """Fork a worker and wait until it serves."""
-        if self._tables is not None:
-            self._tables.close()
-        self._tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._tables.settimeout(_SWAP_S)
+        """Fork a worker and wait until it serves.
+
+        Raises:
+            ServiceError, NoRoomError: as `WorkerProcess.start`.
+        """
         keys = self._keys.new_end()
         assert self._session is not None
         session_fd = self._session.fd
-        reading_fd, writing_fd = os.pipe()
 
-        def work() -> None:
+        def work(tables: socket.socket, ready_fd: int) -> None:
             self._refresher.close_files()
-            run_worker(WorkerTask(
+            task = WorkerTask(
                 operations=self._operations,
                 counters=self._counters,
                 session=self._s3,
                 readahead=self._readahead,
                 snapshot_fd=self._snapshot_fd,
                 session_fd=session_fd,
-                ready_fd=writing_fd,
-                tables=theirs,
+                ready_fd=ready_fd,
+                tables=tables,
                 keys=keys,
                 hints=self._hints,
                 hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
                 begin_fd=self._begin_fd,
-                dump_fd=self._watch.dump_fd,
-            ))  # fmt: skip
+                dump_fd=self._worker.dump_fd,
+            )
+            run_worker(task)
 
-        with os.fdopen(reading_fd, "rb") as pipe:
-            with theirs, keys, os.fdopen(writing_fd, "wb"):
-                self._worker_pid = self._fork(work, kept=self._hints)
-            if not select.select([pipe], [], [], _START_WITHIN_S)[0]:
-                os.kill(self._worker_pid, signal.SIGKILL)
-            if pipe.read() == READY:
-                self._watch.restart()
-                return
-        wait_child(self._worker_pid)
-        self._worker_pid = 0
-        raise ServiceError("the worker died before it could serve", hint="see the log")
+        with keys:
+            self._worker.start(lambda *ends: self._fork(partial(work, *ends), kept=self._hints))
 
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
@@ -280,13 +263,11 @@ class Supervisor:
 
     def _swap(self, new: NewTable) -> None:
         """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
-        assert self._tables is not None
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
         self._count_table(new.report.files, new.refused, new.requests, new.listed_at_ns)
         self._in_hand.forget()
-        if not hand_over_table(self._tables, new.snapshot_fd) and self._worker_pid:
-            os.kill(self._worker_pid, signal.SIGKILL)
+        self._worker.take_table(new.snapshot_fd)
 
     def _drain(self) -> None:
         """Refuse new reads; let those under way end, for the grace period or until a second signal (clause L2)."""
@@ -315,37 +296,28 @@ class Supervisor:
             _log.warning("%d reads under way fail: %s is unmounted now", reads, self._mountpoint)
 
     def _worker_has_ended(self) -> bool:
-        """Reap every child that has ended, and kill a worker that hangs; return whether the worker did either."""
-        if self._reap():
-            return True
+        """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
+        self._reap()
         self._keys.look_after()
-        hand_over_log_file(self._tables)
-        if self._worker_pid and (how := self._watch.kill_if_hung(self._worker_pid)):
-            self._worker_pid, self._worker_end = 0, how  # it is reaped whenever it is gone
-            self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
-            return True
-        return False
+        return self._worker.look_after() or not self._worker.pid
 
-    def _reap(self) -> bool:
-        """Reap every child that has ended; return whether the worker did."""
-        has_exited = False
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return has_exited
+                return
             if pid == 0:
-                return has_exited
-            if pid == self._worker_pid:
-                self._worker_pid, has_exited = 0, True
-                code = os.waitstatus_to_exitcode(status)
-                self._worker_end = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
-            elif pid == self._metrics_pid:
+                return
+            exit_code = os.waitstatus_to_exitcode(status)
+            if self._worker.has_exited(pid, exit_code):
+                continue
+            if pid == self._metrics_pid:
                 self._metrics_pid = 0
                 _log.error("the metrics endpoint died; metrics are not served any more")
             else:
-                self._keys.child_ended(pid, os.waitstatus_to_exitcode(status))
-                self._refresher.child_ended(pid, os.waitstatus_to_exitcode(status))
+                self._keys.child_ended(pid, exit_code)
+                self._refresher.child_ended(pid, exit_code)
 
     def _replace_worker(self) -> bool:
         """Start another worker after a death; return False if the mount is gone and none is needed.
@@ -356,7 +328,6 @@ class Supervisor:
         Raises:
             FastfuseError: one worker dies after the other and no request is served, or none can be started.
         """
-        how = self._worker_end
         while True:
             session = self._session
             assert session is not None
@@ -365,15 +336,14 @@ class Supervisor:
             if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
                 _log.info("%s was unmounted", self._mountpoint)
                 return False
-            self._note_death(how)
+            self._note_death(self._worker.end)
             if not can_go_on:
                 self._mount_again()
             try:
                 self._in_time(self._start_worker)
-            except ServiceError as error:
-                how = str(error)
-            else:
-                return True
+            except ServiceError:
+                continue
+            return True
 
     def _in_time(self, attempt: Callable[[], _T]) -> _T:
         """Call `attempt` until there is room for the process that it needs, and return its result.
@@ -441,10 +411,6 @@ class Supervisor:
         except FastfuseError as error:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
-        if self._worker_pid:
-            os.kill(self._worker_pid, signal.SIGKILL)
-            wait_child(self._worker_pid)
-        if self._tables is not None:
-            self._tables.close()
+        self._worker.close()
         os.close(self._snapshot_fd)
         return exit_code

@@ -39,7 +39,7 @@ from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.trimmed import Trimmer, private_bytes
 
-__all__ = ["READY", "WorkerTask", "hand_over_log_file", "hand_over_table", "run_worker"]
+__all__ = ["READY", "WorkerTask", "hand_over_log_file", "hand_over_table", "has_taken_table", "run_worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -93,13 +93,18 @@ class WorkerTask:
 
 
 def hand_over_table(tables: socket.socket, snapshot_fd: int) -> bool:
-    """Have the worker at the other end of `tables` answer from another table; return whether it does."""
-    try:
+    """Pass another table to the worker at the other end of `tables`; return False if none is there any more."""
+    with suppress(OSError):
         socket.send_fds(tables, [_TABLE], [snapshot_fd])
+        return True
+    return False
+
+
+def has_taken_table(tables: socket.socket) -> bool:
+    """Return whether the worker at the other end of `tables`, which are readable, answers from the last table."""
+    with suppress(OSError):
         return tables.recv(len(_SWAPPED)) == _SWAPPED
-    except OSError as error:
-        _log.warning("the worker does not take the new table: %s", error)
-        return False
+    return False
 
 
 def hand_over_log_file(tables: socket.socket | None) -> None:

@@ -44,6 +44,19 @@ def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(
             manager.recv(1024)
 
 
+def test_a_shorter_watchdog_hears_it_three_times_as_often(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    notifier = Notifier(manager.getsockname(), watchdog_s=6.0)
+    notifier.ready()
+    assert manager.recv(1024) == b"READY=1"
+    for clock[0] in (102.0, 104.0):
+        notifier.is_alive()
+        assert manager.recv(1024) == b"WATCHDOG=1"
+
+
 def test_a_manager_that_does_not_read_stops_nothing(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
