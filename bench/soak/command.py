@@ -119,9 +119,14 @@ def _end(mount: SoakMount) -> list[str]:
     return findings
 
 
+def _shared_memory() -> set[str]:
+    """Return the names of shared memory but semaphores of multiprocessing, which others make and a mount never does."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
 def _soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     with SoakServer(_KINDS) as server, soak_mount(place, server, options.memory_target, options.options) as mount:
-        shared_before = set(os.listdir("/dev/shm"))
+        shared_before = _shared_memory()
         findings = _read_calmly(mount, options)
         before = holdings(mount)
         run = _Run(mount, server, options)
@@ -142,7 +147,7 @@ def _soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
             findings.append("requests failed for unforeseen reasons")
         findings += _end(mount)
         findings += [f"a traceback in the log: {mount.log_path}"] if "Traceback" in mount.log else []
-        findings += [f"left in /dev/shm: {name}" for name in set(os.listdir("/dev/shm")) - shared_before]
+        findings += [f"left in /dev/shm: {name}" for name in _shared_memory() - shared_before]
     return {
         "seconds": options.seconds,
         "seed": options.seed,

@@ -4,6 +4,7 @@ A bucket's address comes from botocore's endpoint rules (`endpoints`). The servi
 once; the rules derive the host from the region, so nothing that a server sends leads to another host.
 """
 
+import codecs
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -100,7 +101,9 @@ def read_files(session: S3Session) -> None:
         _ = session.tls
     load_rules(session)
     load_models()
-    "".encode("idna")  # `socket` loads this codec for the first name of a host
+    # `socket` loads the first for the name of a host, and manifests begin with the second.
+    for codec in ("idna", "utf-8-sig"):
+        codecs.lookup(codec)
 
 
 class Routes:

@@ -1,6 +1,8 @@
 """The rights of every process of a running mount, as the kernel shows them in /proc."""
 
 import ctypes
+import hashlib
+import json
 import os
 import re
 import signal
@@ -21,6 +23,7 @@ from fastfuse.testing.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Ac
 from tests import mounting
 from tests.bad_input.checks import as_nobody, in_namespace
 from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
+from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
 from tests.mount.test_supervisor import kill, with_change
 from tests.mount.waiting import wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
@@ -323,6 +326,40 @@ def test_nobody_loads_and_opens_nothing_any_more(monkeypatch: pytest.MonkeyPatch
             kill(mount.worker())
             assert (mount.path / "001").read_bytes() == bytes(1)
             assert mount.stop() == 0
+            assert "nobody wants" not in mount.log, mount.log
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("lists/m", ("--source-type", "ManifestFile")),
+        ("lists/m.jsonl", ("--source-type", "AugmentedManifestFile", "--shard", "1/2")),
+        ("bucket/data", ("--inventory", "s3://lists/csv/manifest.json")),
+        ("bucket/data", ("--inventory", "s3://lists/parquet/manifest.json")),
+        ("bucket/data", ("--index", "s3://lists/index")),
+    ],
+)
+def test_nobody_loads_nothing_for_any_kind_of_source(
+    source: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, lists = MemoryObjects({"data/a": b"a"}), MemoryObjects({})
+    lists.put("m", json.dumps([{"prefix": "s3://bucket/data/"}, "a"]).encode())
+    lists.put("m.jsonl", b'{"source-ref": "s3://bucket/data/a", "label": "\xc3\xa4"}\n')
+    rows = [Row("data/a", 1, 1_700_000_000_000, hashlib.md5(b"a").hexdigest())]
+    for name, report in (("CSV", csv_file(rows)), ("Parquet", parquet_file(rows))):
+        lists.put(f"report/{name}", report)
+        lists.put(f"{name.lower()}/manifest.json", manifest({f"report/{name}": report}, name))
+    with LoopbackServer({"bucket": data, "lists": lists}) as server:
+        where = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
+        assert run_fastfuse("index", "s3://bucket/data", "-o", str(tmp_path / "index"), *where).returncode == 0
+        lists.put("index", (tmp_path / "index").read_bytes())
+        with_change(monkeypatch, _AUDITED)
+        with mounted(f"s3://{source}", server.endpoint_url, *options) as mount:
+            names = {path.name for path in mount.path.rglob("a")}
+            assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+            assert mount.stop() == 0
+            assert names == {"a"}
             assert "nobody wants" not in mount.log, mount.log
 
 

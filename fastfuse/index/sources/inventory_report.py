@@ -229,7 +229,10 @@ def _parsed_times_ns(words: Sequence[str]) -> list[int]:
 def load_parquet() -> None:
     """Load what reads Parquet, if it is installed, for a process that may load nothing later."""
     with suppress(ImportError):
+        import pyarrow
         from pyarrow import compute, parquet  # noqa: F401
+
+        pyarrow.array([0])  # pyarrow looks for pandas with the first of them
 
 
 def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[InventoryRows]:
