@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from fastfuse.sagemaker.description.request import (
     AlgorithmRequest,
     ChannelRequest,
+    FileSystemSource,
     GroupRequest,
     Request,
     ResourceRequest,
@@ -34,6 +35,7 @@ def service() -> dict[str, Any]:
         (ChannelRequest, ("Channel",)),
         (SourceRequest, ("DataSource",)),
         (S3Source, ("S3DataSource",)),
+        (FileSystemSource, ("FileSystemDataSource",)),
         (AlgorithmRequest, ("AlgorithmSpecification",)),
         (ResourceRequest, ("ResourceConfig",)),
         (GroupRequest, ("InstanceGroup",)),
