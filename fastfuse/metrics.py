@@ -71,6 +71,7 @@ METRICS = (
     Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
     Counter("fastfuse_blocked_seconds", "Seconds that readers waited for the mount, summed over readers.", unit=1e-6),
+    Counter("fastfuse_stalled_seconds", "Seconds in which at least one reader waited for the mount.", unit=1e-6),
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount refuses new reads.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
@@ -117,6 +118,15 @@ class Counters:
 
     def get(self, name: str, value: str = "") -> int:
         return self._values[self._slots[name, value]]
+
+    def as_json(self) -> dict[str, float]:
+        """Return every number by the name of its metric, with its label as Prometheus writes it."""
+        numbers: dict[str, float] = {}
+        for metric in METRICS:
+            for value in metric.values:
+                name = f'{metric.name}{{{metric.label}="{value}"}}' if metric.label else metric.name
+                numbers[name] = self.get(metric.name, value) * metric.unit
+        return numbers
 
 
 class _SharedCollector(Collector):

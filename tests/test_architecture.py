@@ -31,7 +31,7 @@ FLOORS: Mapping[str, set[str]] = {
         "demo": f"cli mount index s3 testing {LEAVES}",
         "advise": f"index s3 {LEAVES}",
         "sagemaker": f"mount index readahead s3 {LEAVES}",
-        "mount": f"index readahead s3 {LEAVES}",
+        "mount": f"__init__ index readahead s3 {LEAVES}",
         "hints": "errors mount",
         "testing": "errors objects sizes",
         "index": f"s3 {LEAVES}",

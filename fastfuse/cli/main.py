@@ -1,6 +1,5 @@
 """The command line: options to settings, settings to the command's module, errors to one line and an exit code."""
 
-import io
 import logging
 import os
 import sys
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fastfuse import __version__, log
-from fastfuse.cli import daemon, fstab, messages, options, startup
+from fastfuse.cli import daemon, fstab, messages, mounted, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.advise_command import advise
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
@@ -30,9 +29,6 @@ _logger = logging.getLogger(__name__)
 
 # The commands' own modules are imported where they are called: `--help` and a mistyped option should answer at once,
 # and a daemon is forked before anything that starts a thread is loaded.
-
-# As shells report it: 128 and the signal.
-_INTERRUPTED = 130
 
 _VIEW = "What the mount shows"
 
@@ -54,7 +50,7 @@ def fastfuse(
 ) -> int:
     """Mount an S3 prefix read-only and stream it to training jobs."""
     if version:
-        _say(f"fastfuse {__version__}")
+        messages.say(f"fastfuse {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -250,33 +246,8 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
         return error.exit_code
 
 
-@app.command(cls=Command)
-def unmount(
-    mountpoint: Annotated[
-        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount that is yours.")] = False,
-    of_all_users: Annotated[
-        bool, typer.Option("--all-users", help="Unmount those of all users of the machine; takes root.")
-    ] = False,
-    lazy: Annotated[
-        bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
-    ] = False,
-) -> int:
-    """Unmount a mount of fastfuse, and so end the process that serves it."""
-    if (mountpoint is not None) + every + of_all_users != 1:
-        raise ConfigurationError(
-            "unmount takes one of MOUNTPOINT, --all and --all-users", hint="see 'fastfuse unmount --help'"
-        )
-    if of_all_users and os.geteuid() != 0:
-        raise ConfigurationError("--all-users takes root", hint="--all unmounts those that are yours")
-    from fastfuse.mount import mountpoint as mounts
-
-    uid = None if of_all_users else os.geteuid()
-    for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
-        mounts.unmount(path, lazy=lazy)
-        _say(f"unmounted {path}")
-    return 0
+for _command in (mounted.unmount, mounted.refresh, mounted.status, mounted.stats, mounted.hint):
+    app.command(cls=Command)(_command)
 
 
 @app.command(cls=Command)
@@ -310,51 +281,6 @@ def index(
 
 
 app.command(cls=Command)(advise)
-
-
-@app.command(cls=Command)
-def refresh(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
-) -> int:
-    """List the source of a mount again and show what it holds now; what has not changed keeps its pages."""
-    from fastfuse.mount import control
-
-    _say(control.request_refresh(Path(os.path.abspath(mountpoint))))
-    return 0
-
-
-@app.command(cls=Command)
-def hint(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", parser=Path, help="Read the list from there, not stdin.")
-    ] = None,
-    null: Annotated[
-        bool, typer.Option("-0", "--null", help="A NUL ends each path (find -print0), not a newline.")
-    ] = False,
-) -> int:
-    """Announce files in the order in which they will be opened, from a list of paths, one a line.
-
-    They are fetched ahead of whoever opens them. Ends when the mount has taken the last one, which it does no faster
-    than files are opened: run it beside what opens them.
-    """
-    from fastfuse import hints
-
-    try:
-        with _opened(file) as listing:
-            hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    return 0
-
-
-def _opened(path: Path | None) -> io.BufferedReader:
-    """Open the file, or stdin in a way that closing leaves it open."""
-    try:
-        return open(0, "rb", closefd=False) if path is None else path.open("rb")
-    except OSError as error:
-        name = "stdin" if path is None else f"--file {path}"
-        raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="give a list of paths") from error
 
 
 @app.command(cls=Command)
@@ -397,7 +323,7 @@ def demo(
 @app.command(cls=Command)
 def version() -> int:
     """Print the version."""
-    _say(f"fastfuse {__version__}")
+    messages.say(f"fastfuse {__version__}")
     return 0
 
 
@@ -422,16 +348,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Ctrl-C in a run of trio raises a group, and typer only knows a bare KeyboardInterrupt.
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
-        return _INTERRUPTED
+        return messages.INTERRUPTED
     messages.fail(message, hint=hint, exit_code=exit_code, words=words, known=known)
     return exit_code
-
-
-def _say(text: object) -> None:
-    """Print the result of a command."""
-    try:
-        typer.echo(text)
-    except OSError as error:
-        # The rest of the buffer would fail once more at the exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error

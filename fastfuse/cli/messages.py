@@ -5,15 +5,30 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fastfuse import log
+from fastfuse.errors import FastfuseError
 
-__all__ = ["fail", "variables_of", "warn", "warn_of_unknown_variables"]
+__all__ = ["INTERRUPTED", "fail", "say", "variables_of", "warn", "warn_of_unknown_variables"]
+
+# The exit code of a command that Ctrl-C ends, as shells report it: 128 and the signal.
+INTERRUPTED = 130
 
 _PREFIX = "FASTFUSE_"
 # What Kubernetes sets in every pod for a Service that is called fastfuse.
 _OF_KUBERNETES = re.compile(r"FASTFUSE_(SERVICE_(HOST|PORT)|PORT(_\d+_.*)?$)")
+
+
+def say(text: object) -> None:
+    """Print the result of a command."""
+    try:
+        typer.echo(text)
+    except OSError as error:
+        # The rest of the buffer would fail once more at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def variables_of(group: TyperGroup) -> dict[str, str]:

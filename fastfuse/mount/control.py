@@ -1,27 +1,53 @@
-"""Ask a running mount for a refresh, through an abstract Unix socket (`mount.sockets`).
+"""Ask a running mount, through an abstract Unix socket (`mount.sockets`): for a refresh, or for its status.
 
-A connection is the request; the answer is one JSON object, a report or an error, and the end of the connection. Only
-the mount's user and root are served.
+A request is one line of JSON, ``{"fastfuse": 1, "request": "status"}``, the protocol's version and one of `REQUESTS`.
+The answer is one JSON object, the result or an error, and the end of the connection. Only the mount's user and root are
+served. docs/OPERATIONS.md describes the protocol.
 """
 
+import json
 import logging
 import os
 import socket
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from fastfuse.errors import MountError
 from fastfuse.mount import sockets
-from fastfuse.mount.children import heard
-from fastfuse.mount.mountpoint import find_mount
-from fastfuse.mount.sockets import addresses, control_prefix, peer_uid
+from fastfuse.mount.children import error_message, heard
+from fastfuse.mount.mountpoint import MountEntry, find_mount
+from fastfuse.mount.sockets import addresses, control_prefix, peer_uid, raise_sigio
 
-__all__ = ["RefreshReport", "accept_request", "listen", "report_of", "request_refresh"]
+__all__ = [
+    "REFRESH",
+    "STATUS",
+    "ControlSocket",
+    "RefreshReport",
+    "ask_status",
+    "entry_of",
+    "report_of",
+    "request_refresh",
+    "send_answer",
+]
 
 _log = logging.getLogger(__name__)
 
+PROTOCOL: Final = 1
+REFRESH: Final = "refresh"
+STATUS: Final = "status"
+REQUESTS: Final = (REFRESH, STATUS)
+
 _BACKLOG = 16
+_MOST_REQUEST_BYTES = 4096
+_MOST_ANSWER_BYTES = 1 << 20
+# A client sends its line at once.
+_ASK_WITHIN_S = 5.0
+# A mount answers between two looks a second apart, but may have a table to hand over.
+_STATUS_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +67,75 @@ class RefreshReport:
         )
 
 
-def listen(device: str) -> socket.socket:
-    """Return the socket of the mount with this ``major:minor``. A connection to it raises SIGIO in this process.
+class ControlSocket:
+    """The socket of one mount. A connection, and what it sends, is a SIGIO of this process; nothing here waits."""
 
-    Raises:
-        OSError: no socket can be made; the mount does without.
-    """
-    return sockets.listen(control_prefix(device), backlog=_BACKLOG, raises_sigio=True)
+    def __init__(self, device: str) -> None:
+        """Listen for the mount with this ``major:minor``.
+
+        Raises:
+            OSError: no socket can be made; the mount does without.
+        """
+        self._listener = sockets.listen(control_prefix(device), backlog=_BACKLOG, raises_sigio=True)
+        # Clients that have not said yet what they want, and until when they may.
+        self._silent: list[tuple[socket.socket, float]] = []
+
+    def requests(self) -> Iterator[tuple[str, socket.socket]]:
+        """Yield each request that has come, one of `REQUESTS`, and the connection on which to answer it."""
+        self._accept()
+        silent, self._silent = self._silent, []
+        for connection, until_s in silent:
+            try:
+                line = connection.recv(_MOST_REQUEST_BYTES)
+            except BlockingIOError:
+                if time.monotonic() < until_s:
+                    self._silent.append((connection, until_s))
+                else:
+                    send_answer(connection, error_message(MountError("no request came")))
+                continue
+            except OSError:
+                line = b""
+            request = _request_of(line)
+            if request:
+                yield request, connection
+            else:
+                hint = "ask with the fastfuse that mounted it"
+                send_answer(connection, error_message(MountError("the mount does not know this request", hint=hint)))
+
+    def close_in_child(self) -> None:
+        """Close what a copy of would keep clients from seeing the end."""
+        self._listener.close()
+        for connection, _ in self._silent:
+            connection.close()
+
+    def close(self) -> None:
+        """Hang up on every client."""
+        self.close_in_child()
+        self._silent.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                _log.warning("a request has to wait: %s", error)
+                return
+            if peer_uid(connection) not in {0, os.geteuid()}:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            raise_sigio(connection)
+            self._silent.append((connection, time.monotonic() + _ASK_WITHIN_S))
 
 
-def accept_request(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection of a user who may ask; None if there is none, or no descriptor for it."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            _log.warning("a request to refresh has to wait: %s", error)
-            return None
-        if peer_uid(connection) in {0, os.geteuid()}:
-            return connection
-        connection.close()
+def send_answer(connection: socket.socket, message: bytes) -> None:
+    """Send `message`, without waiting for a client that does not read, and end the connection."""
+    with connection, suppress(OSError):  # the client may have gone
+        connection.setblocking(False)
+        connection.send(message)
+        connection.shutdown(socket.SHUT_RDWR)  # even if a child still holds a copy
 
 
 def request_refresh(mountpoint: Path) -> RefreshReport:
@@ -72,17 +145,36 @@ def request_refresh(mountpoint: Path) -> RefreshReport:
         MountError: there is no mount of fastfuse, it is not yours, or it does not answer.
         FastfuseError: the mount could not list; the same error would have kept it from starting.
     """
+    return report_of(_ask(entry_of(mountpoint), REFRESH, within_s=None))
+
+
+def ask_status(entry: MountEntry) -> dict[str, Any]:
+    """Return the status of a mount, as `mount.status` makes it.
+
+    Raises:
+        MountError: it is not yours, does not answer, or is of another version.
+    """
+    try:
+        found = heard(_ask(entry, STATUS, within_s=_STATUS_WITHIN_S))
+        if found["fastfuse"] != PROTOCOL:
+            raise ValueError("another version")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MountError(
+            f"the mount at {entry.path} answered what is no status", hint="ask with the fastfuse that mounted it"
+        ) from error
+    return found
+
+
+def entry_of(mountpoint: Path) -> MountEntry:
+    """Return the mount of fastfuse at `mountpoint`.
+
+    Raises:
+        MountError: there is none.
+    """
     entry = find_mount(mountpoint)
     if entry is None or not entry.is_ours:
         raise MountError(f"nothing of fastfuse is mounted at {mountpoint}", hint="fastfuse mount mounts it")
-    for address in addresses(control_prefix(entry.device)):
-        answer = _ask(address, {0, entry.owner_uid})
-        if answer:
-            return report_of(answer)
-    raise MountError(
-        f"the mount at {mountpoint} does not answer",
-        hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
-    )
+    return entry
 
 
 def report_of(answer: bytes) -> RefreshReport:
@@ -104,12 +196,36 @@ def report_of(answer: bytes) -> RefreshReport:
     return found
 
 
-def _ask(address: str, trusted_uids: set[int | None]) -> bytes:
+def _request_of(line: bytes) -> str:
+    """Return what a client asks for, or "" for what is no request of this version."""
+    try:
+        found = json.loads(line)
+        known = found["request"] if found["fastfuse"] == PROTOCOL and line.endswith(b"\n") else ""
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return known if known in REQUESTS else ""
+
+
+def _ask(entry: MountEntry, request: str, *, within_s: float | None) -> bytes:
+    """Return what the mount answers; it may say nothing for `within_s`."""
+    for address in addresses(control_prefix(entry.device)):
+        answer = _ask_at(address, {0, entry.owner_uid}, request, within_s)
+        if answer:
+            return answer
+    raise MountError(
+        f"the mount at {entry.path} does not answer",
+        hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
+    )
+
+
+def _ask_at(address: str, trusted_uids: set[int | None], request: str, within_s: float | None) -> bytes:
     """Connect to `address` and return what is sent there; nothing if none of `trusted_uids` listens."""
     answer = bytearray()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError, TimeoutError):
+        connection.settimeout(within_s)
         connection.connect(address)
         if peer_uid(connection) in trusted_uids:
-            while received := connection.recv(4096):
+            connection.sendall(json.dumps({"fastfuse": PROTOCOL, "request": request}).encode() + b"\n")
+            while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:
                 answer += received
     return bytes(answer)

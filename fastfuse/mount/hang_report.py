@@ -14,6 +14,8 @@ __all__ = ["DUMP_SIGNAL", "cpu_and_state", "hang_report"]
 DUMP_SIGNAL = signal.SIGUSR2
 _DUMP_WITHIN_S = 0.7
 _LOOK_EVERY_S = 0.02
+# The file is whole if it does not grow for so long: on a busy machine the writer is paused in the middle.
+_QUIET_LOOKS = 5
 _MOST_LINES = 100
 _MOST_BYTES = 64 << 10
 
@@ -34,12 +36,11 @@ def hang_report(pid: int, dump_fd: int) -> list[str]:
     with suppress(ProcessLookupError):
         os.kill(pid, DUMP_SIGNAL)
     until_s = time.monotonic() + _DUMP_WITHIN_S
-    size_bytes = -1
-    while time.monotonic() < until_s:
+    size_bytes, quiet_looks = 0, 0
+    while quiet_looks < _QUIET_LOOKS and time.monotonic() < until_s:
         select.select([], [], [], _LOOK_EVERY_S)
         now_bytes = os.fstat(dump_fd).st_size
-        if now_bytes and now_bytes == size_bytes:
-            break  # it has been written
+        quiet_looks = quiet_looks + 1 if now_bytes and now_bytes == size_bytes else 0
         size_bytes = now_bytes
     lines += os.pread(dump_fd, _MOST_BYTES, 0).decode("utf-8", "replace").splitlines()
     return lines[:_MOST_LINES]

@@ -14,8 +14,9 @@ import errno
 import logging
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import trio
@@ -40,6 +41,9 @@ _FOREVER_S = 10 * 365 * 24 * 3600.0
 # How long a suspect is in hand alone at most, after the first death; ten times as long after each further one, because
 # workers die of its bytes, and these come from the service.
 _SUSPECT_ALONE_S = 0.1
+
+# Reads that failed, kept for `fastfuse status`.
+_LAST_ERRORS = 8
 
 _INODE_MASK = (1 << interposed.HANDLE_INODE_BITS) - 1
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
@@ -136,10 +140,16 @@ class MountOperations(InitialisedOperations):
         # The suspects in hand, each with what tells its end.
         self._suspects_begun: dict[Read, trio.Event] = {}
         self._failures = RepeatedFailures(_log)
+        # The last reads that failed, each with its time in seconds since 1970.
+        self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
+        # Reads under way, and since when there was one without a pause.
+        self._waiting = 0
+        self._stalled_since_s = 0.0
         self._requests_slot = counters.slot("fastfuse_requests")
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
         self._bugs_slot = counters.slot("fastfuse_handler_failures")
         self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
+        self._stalled_slot = counters.slot("fastfuse_stalled_seconds")
         self._waiting_slot = counters.slot("fastfuse_waiting_reads")
         self._draining_slot = counters.slot("fastfuse_draining")
 
@@ -223,6 +233,9 @@ class MountOperations(InitialisedOperations):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         began_s = perf_counter()
         counters.add(self._waiting_slot)
+        if not self._waiting:
+            self._stalled_since_s = began_s
+        self._waiting += 1
         in_hand, slot = self._in_hand, -1
         try:
             ref = self._table.ref(inode)
@@ -239,6 +252,9 @@ class MountOperations(InitialisedOperations):
                 self._prove(Read(inode, offset, size_bytes))
             counters.add(self._waiting_slot, -1)
             counters.add(self._blocked_slot, int((perf_counter() - began_s) * 1e6))
+            if self._waiting == 1:
+                self.count_stall()
+            self._waiting -= 1
         counters.add(self._served_slot, len(buffer))
         return buffer
 
@@ -320,7 +336,15 @@ class MountOperations(InitialisedOperations):
         line = f"a read at {offset} failed with {name} after {waited_s:.1f} s: {error}"
         hint = _REFRESH_HINT if isinstance(error, ObjectChangedError) else error.hint
         line += f" {hint}" if hint else ""
+        self.last_errors.append((time(), line))
         self._failures.tell(f"reads that failed with {name} ({type(error).__name__})", str(inode), line)
+
+    def count_stall(self) -> None:
+        """Count the time until now in which a read was under way."""
+        if self._waiting:
+            now_s = perf_counter()
+            self._counters.add(self._stalled_slot, int((now_s - self._stalled_since_s) * 1e6))
+            self._stalled_since_s = now_s
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()

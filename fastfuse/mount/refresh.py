@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -26,7 +25,7 @@ from fastfuse.index.snapshot import open_snapshot, save_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
-from fastfuse.mount.control import RefreshReport
+from fastfuse.mount.control import RefreshReport, send_answer
 from fastfuse.mount.key_finder import credentials_of, give_up_rights, packed
 from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.protocol import pack_notices
@@ -375,8 +374,5 @@ def _content(fd: int) -> bytes:
 
 def _answer(waiting: list[socket.socket], message: bytes) -> None:
     for connection in waiting:
-        with connection, suppress(OSError):  # the client may have gone
-            connection.setblocking(False)
-            connection.send(message)
-            connection.shutdown(socket.SHUT_RDWR)  # even if a child still holds a copy
+        send_answer(connection, message)
     waiting.clear()

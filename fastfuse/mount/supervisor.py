@@ -9,6 +9,7 @@ States: listing -> mounting -> serving -> draining -> gone. A worker's death is 
 Refreshes run beside `serving`, in processes of their own.
 """
 
+import json
 import logging
 import os
 import signal
@@ -17,12 +18,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
-from fastfuse.mount.children import NoRoomError, fork_child, wait_child
-from fastfuse.mount.control import accept_request, listen
+from fastfuse.mount.board import Board
+from fastfuse.mount.children import NoRoomError, error_message, fork_child, wait_child
+from fastfuse.mount.control import STATUS, ControlSocket, send_answer
 from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import listen_for_hints
@@ -35,6 +37,7 @@ from fastfuse.mount.preflight import prepare_mount
 from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
 from fastfuse.mount.session import Session, tune_kernel
+from fastfuse.mount.status import Recent, status_of
 from fastfuse.mount.worker import WorkerTask, run_worker
 from fastfuse.mount.worker_process import WorkerProcess
 from fastfuse.readahead import ReadaheadConfig
@@ -109,7 +112,11 @@ class Supervisor:
         self._metrics_pid = 0
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = DeathRecord()
-        self._control: socket.socket | None = None
+        self._control: ControlSocket | None = None
+        self._recent = Recent(self._counters)
+        self._board = Board()
+        self._mounted_at = 0.0
+        self._is_stopping = False
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
         self._s3 = S3Session(settings.connection)
@@ -132,6 +139,7 @@ class Supervisor:
             try:
                 self._mount()
                 self._start_worker()
+                self._mounted_at = time.time()
                 _log.info("mounted %s at %s", settings.source, self._mountpoint)
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._mountpoint}")
@@ -177,9 +185,9 @@ class Supervisor:
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
         try:
-            self._control = listen(self._session.device)
+            self._control = ControlSocket(self._session.device)
         except OSError as error:
-            _log.warning("'fastfuse refresh' will get no answer, but SIGHUP refreshes, too: no socket: %s", error)
+            _log.warning("'fastfuse refresh' and 'status' will get no answer: no socket: %s", error)
         try:
             self._hints = listen_for_hints(self._session.device)
         except OSError as error:
@@ -189,7 +197,9 @@ class Supervisor:
         """Fork a child that closes our sockets but `kept`: a copy would keep clients from seeing their end."""
 
         def without_sockets() -> None:
-            for ours in (self._control, self._worker.tables, self._hints, self._keys.end):
+            if self._control is not None:
+                self._control.close_in_child()
+            for ours in (self._worker.tables, self._hints, self._keys.end):
                 if ours is not None and ours is not kept:
                     ours.close()
             self._refresher.close_connections()
@@ -212,6 +222,7 @@ class Supervisor:
             task = WorkerTask(
                 operations=self._operations,
                 counters=self._counters,
+                board=self._board,
                 session=self._s3,
                 readahead=self._readahead,
                 snapshot_fd=self._snapshot_fd,
@@ -240,11 +251,31 @@ class Supervisor:
                 return
             if number == signal.SIGHUP:
                 self._refresher.want(self._snapshot_fd)
-            while self._control is not None and (asking := accept_request(self._control)) is not None:
-                self._refresher.want(self._snapshot_fd, asking)
+            self._recent.look()
+            self._answer_requests()
             if self._worker_has_ended() and not self._replace_worker():
                 return
             self._go_on_with_refresh()
+
+    def _answer_requests(self) -> None:
+        for request, asking in self._control.requests() if self._control is not None else ():
+            if request == STATUS:
+                send_answer(asking, json.dumps(self._status()).encode())
+            elif self._is_stopping:
+                send_answer(asking, error_message(MountError("the mount stops")))
+            else:
+                self._refresher.want(self._snapshot_fd, asking)
+
+    def _status(self) -> dict[str, Any]:
+        return status_of(
+            self._settings,
+            str(self._mountpoint),
+            self._counters,
+            self._recent,
+            self._board,
+            mounted_at=self._mounted_at,
+            worker_pid=self._worker.pid,
+        )
 
     def _has_lost_its_terminal(self) -> bool:
         """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
@@ -273,6 +304,7 @@ class Supervisor:
         """Refuse new reads; let those under way end, for the grace period or until a second signal (clause L2)."""
         assert self._session is not None
         _log.info("stopping: waiting up to %g s for reads under way", self._settings.grace_s)
+        self._is_stopping = True
         # First: no read may begin after the end was reported.
         self._counters.set(self._counters.slot("fastfuse_draining"), 1)
         self._notifier.stopping()
@@ -284,6 +316,7 @@ class Supervisor:
                 break
             # Other children end, too: those of a refresh.
             self._notifier.is_alive()
+            self._answer_requests()
             if self._worker_has_ended():
                 # Its successor is asked again for what it was reading, and cannot tell that from new reads.
                 self._counters.set(self._counters.slot("fastfuse_draining"), 0)
@@ -390,9 +423,10 @@ class Supervisor:
         is_sending = self._refresher.is_sending
         self._refresher.close()
         self._keys.close()
-        for listener in (self._control, self._hints):
-            if listener is not None:
-                listener.close()
+        if self._control is not None:
+            self._control.close()
+        if self._hints is not None:
+            self._hints.close()
         self._control = self._hints = None
         if self._session is not None:
             session, self._session = self._session, None

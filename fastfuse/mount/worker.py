@@ -25,6 +25,7 @@ from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
+from fastfuse.mount.board import Board
 from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.hang_report import DUMP_SIGNAL
 from fastfuse.mount.heartbeat import BEAT_EVERY_S
@@ -32,11 +33,12 @@ from fastfuse.mount.hint_taker import HintTaker
 from fastfuse.mount.key_finder import ask_for_keys
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.privileges import become_nobody
-from fastfuse.mount.replies import LargeReplies, threads_for
+from fastfuse.mount.replies import threads_for
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
 from fastfuse.s3.trimmed import Trimmer, private_bytes
 
 __all__ = ["READY", "WorkerTask", "hand_over_log_file", "hand_over_table", "has_taken_table", "run_worker"]
@@ -71,6 +73,7 @@ class WorkerTask:
 
     operations: MountOperations
     counters: Counters
+    board: Board
     # Its files are read.
     session: S3Session
     readahead: ReadaheadConfig
@@ -132,7 +135,8 @@ async def _serve(task: WorkerTask) -> None:
     operations, counters, readahead = task.operations, task.counters, task.readahead
     limit_bytes = readahead.memory_limit_bytes
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
-    client = S3Client(task.session, buffers=buffers, counters=counters)
+    retries = Retries(counters)
+    client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
     async with trio.open_nursery() as nursery:
         made = MadeReader(client, lambda: operations.table)
         engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
@@ -140,7 +144,8 @@ async def _serve(task: WorkerTask) -> None:
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
-        nursery.start_soon(_beat, engine, operations.replies, counters)
+        nursery.start_soon(_beat, engine, operations, counters)
+        nursery.start_soon(_show, task.board, operations, retries)
         nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, nursery.cancel_scope)
         nursery.start_soon(_take_tables, task.tables, operations)
         nursery.start_soon(_begin, task, engine, client, buckets)
@@ -194,15 +199,23 @@ async def _take_tables(tables: socket.socket, operations: MountOperations) -> No
         tables.send(_SWAPPED)
 
 
-async def _beat(engine: ReadEngine, replies: LargeReplies, counters: Counters) -> None:
+async def _beat(engine: ReadEngine, operations: MountOperations, counters: Counters) -> None:
     """Show every second that requests are taken and answered, and update the gauge of the parts' memory."""
     beats, pool_bytes = counters.slot("fastfuse_worker_beats"), counters.slot("fastfuse_pool_bytes")
     while True:
         pool = engine.statistics().pool
         counters.set(pool_bytes, pool.reserved_bytes + pool.held_bytes)
         # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
-        if replies.are_moving():
+        if operations.replies.are_moving():
             counters.add(beats)
+        operations.count_stall()
+        await trio.sleep(BEAT_EVERY_S)
+
+
+async def _show(board: Board, operations: MountOperations, retries: Retries) -> None:
+    """Show every second what `fastfuse status` tells of this process."""
+    while True:
+        board.show({"trouble": retries.trouble(), "errors": list(operations.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
 
 

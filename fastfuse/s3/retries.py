@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -105,6 +105,10 @@ class Retries:
     def is_in_trouble(self) -> bool:
         """True from the first request that is tried again until one is answered after the last of them."""
         return self._trouble.is_open
+
+    def trouble(self) -> dict[str, Any] | None:
+        """Return the trouble that there is now; see `Trouble.now`."""
+        return self._trouble.now()
 
     def answered(self) -> None:
         """Note that a request was answered while there is trouble."""

@@ -1,6 +1,8 @@
 """Tells in the log what keeps requests from being answered, and when it is over."""
 
 import logging
+import time
+from typing import Any
 
 import trio
 
@@ -14,6 +16,8 @@ _log = logging.getLogger(__name__)
 
 # Objects that waited and are told apart.
 _MOST_NAMES = 10_000
+# Kinds of failures that `Trouble.now` tells.
+_MOST_KINDS = 5
 
 
 class Trouble:
@@ -33,6 +37,17 @@ class Trouble:
         # How many failures there were of each kind, the names of the objects, and what was done with them.
         self._failures: dict[str, int] = {}
         self._names: set[str] = set()
+
+    def now(self) -> dict[str, Any] | None:
+        """Return the trouble that there is, as JSON can carry it: since when (seconds since 1970), and what fails."""
+        if not self.is_open:
+            return None
+        worst = sorted(self._failures.items(), key=lambda item: -item[1])[:_MOST_KINDS]
+        return {
+            "since": time.time() - (trio.current_time() - self._began_s),
+            "failures": dict(worst),
+            "requests": self._waiting,
+        }
 
     def failed(self, name: str, failure: Failure, *, attempt: int, waited_s: float) -> None:
         """Note that a request for `name` failed for the `attempt`-th time, and is tried again."""

@@ -15,8 +15,8 @@ import pytest
 
 from fastfuse.errors import MountError
 from fastfuse.mount import control, sockets
-from fastfuse.mount.children import error_message
-from fastfuse.mount.control import RefreshReport, accept_request, listen, request_refresh
+from fastfuse.mount.children import error_message, heard
+from fastfuse.mount.control import ControlSocket, RefreshReport, ask_status, entry_of, request_refresh, send_answer
 from fastfuse.mount.mountpoint import MountEntry
 from fastfuse.mount.sockets import addresses, control_prefix
 
@@ -41,12 +41,13 @@ def mountpoint(monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextlib.contextmanager
 def answering(told: bytes) -> Iterator[None]:
     """Somebody who says `told` to whoever connects first."""
-    with listen(DEVICE) as listener:
+    with sockets.listen(control_prefix(DEVICE), backlog=1) as listener:
         listener.setblocking(True)
 
         def answer() -> None:
             connection, _ = listener.accept()
-            with connection, contextlib.suppress(BrokenPipeError):  # hung up on
+            with connection, contextlib.suppress(ConnectionError):  # hung up on
+                connection.recv(4096)
                 connection.sendall(told)
 
         server = threading.Thread(target=answer)
@@ -65,56 +66,114 @@ def test_a_mount_that_nobody_serves_does_not_answer(mountpoint: Path) -> None:
         request_refresh(mountpoint)
 
 
-def test_a_connection_is_a_signal() -> None:
-    heard = threading.Event()
-    signal.signal(signal.SIGIO, lambda *_: heard.set())
-    with listen(DEVICE) as listener, socket.socket(socket.AF_UNIX) as client:
-        client.connect(listener.getsockname())
-        assert heard.wait(60)
+@contextlib.contextmanager
+def control_socket() -> Iterator[ControlSocket]:
+    control = ControlSocket(DEVICE)
+    try:
+        yield control
+    finally:
+        control.close()
 
 
-def test_requests_are_taken_one_after_the_other_without_waiting() -> None:
-    with listen(DEVICE) as listener:
-        assert accept_request(listener) is None
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(listener.getsockname())
-            connection = accept_request(listener)
-            assert connection is not None
-            connection.close()
-            assert accept_request(listener) is None
+@contextlib.contextmanager
+def client() -> Iterator[socket.socket]:
+    (address,) = addresses(control_prefix(DEVICE))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        yield connection
+
+
+def test_a_connection_is_a_signal_and_so_is_what_it_says() -> None:
+    heard = threading.Semaphore(0)
+    signal.signal(signal.SIGIO, lambda *_: heard.release())
+    with control_socket() as control, client() as connection:
+        assert heard.acquire(timeout=60)
+        assert list(control.requests()) == []
+        connection.sendall(b'{"fastfuse": 1, "request": "status"}\n')
+        assert heard.acquire(timeout=60)
+        ((request, asking),) = control.requests()
+        assert request == "status"
+        send_answer(asking, b"{}")
+        assert connection.recv(10) == b"{}"
+        assert connection.recv(10) == b""
+
+
+def test_requests_are_taken_together_and_each_once() -> None:
+    with control_socket() as control, client() as first, client() as second:
+        assert list(control.requests()) == []
+        first.sendall(b'{"fastfuse": 1, "request": "refresh"}\n')
+        second.sendall(b'{"fastfuse": 1, "request": "status"}\n')
+        found = list(control.requests())
+        assert [request for request, _ in found] == ["refresh", "status"]
+        assert list(control.requests()) == []
+        for _, asking in found:
+            asking.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"refresh\n",
+        b'{"fastfuse": 2, "request": "status"}\n',
+        b'{"fastfuse": 1, "request": "status"}',
+        b'{"fastfuse": 1, "request": "stop"}\n',
+        b'{"fastfuse": 1, "request": ["status"]}\n',
+        b"[" * 4096,
+        b"[]\n",
+        b"\xff\n",
+    ],
+)
+def test_what_is_no_request_is_refused(line: bytes) -> None:
+    with control_socket() as control, client() as connection:
+        assert list(control.requests()) == []
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        assert list(control.requests()) == []
+        with pytest.raises(MountError, match="does not know this request"):
+            heard(connection.recv(4096))
+
+
+def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    with control_socket() as control, client() as connection:
+        assert list(control.requests()) == []
+        clock[0] += 10
+        assert list(control.requests()) == []
+        with pytest.raises(MountError, match="no request came"):
+            heard(connection.recv(4096))
 
 
 def test_a_mount_has_a_socket_although_the_one_before_at_its_number_is_still_there() -> None:
-    with listen(DEVICE) as first, listen(DEVICE) as second:
-        assert addresses(control_prefix(DEVICE)) == sorted(
-            listener.getsockname().decode() for listener in (first, second)
-        )
+    with control_socket(), control_socket():
+        assert len(addresses(control_prefix(DEVICE))) == 2
     assert addresses(control_prefix(DEVICE)) == []
 
 
 def test_a_request_for_which_there_is_no_descriptor_has_to_wait(caplog: pytest.LogCaptureFixture) -> None:
-    with listen(DEVICE) as listener, socket.socket(socket.AF_UNIX) as client:
-        client.connect(listener.getsockname())
+    with control_socket() as control, client() as connection:
+        connection.sendall(b'{"fastfuse": 1, "request": "status"}\n')
         lowest_free = os.dup(0)
         os.close(lowest_free)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
         try:
-            assert accept_request(listener) is None
+            assert list(control.requests()) == []
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert "has to wait: [Errno 24] Too many open files" in caplog.text
-        connection = accept_request(listener)
-        assert connection is not None
-        connection.close()
+        ((_, asking),) = control.requests()
+        asking.close()
 
 
 def test_somebody_elses_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    with listen(DEVICE) as listener, socket.socket(socket.AF_UNIX) as client:
-        client.connect(listener.getsockname())
+    with control_socket() as control, client() as connection:
+        connection.sendall(b'{"fastfuse": 1, "request": "status"}\n')
         monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
-        assert accept_request(listener) is None
-        assert client.recv(1) == b""
+        assert list(control.requests()) == []
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
 
 
 class _Stranger(struct.Struct):
@@ -143,3 +202,9 @@ def test_an_answer_that_is_no_report_is_told(mountpoint: Path, told: bytes) -> N
 def test_a_failure_is_raised_as_it_was_told(mountpoint: Path, told: bytes) -> None:
     with answering(told), pytest.raises(MountError, match="^m$" if told else "does not answer"):
         request_refresh(mountpoint)
+
+
+@pytest.mark.parametrize("told", [b'{"fastfuse": 2}', b"[]", b"{", b'{"error": 1}'])
+def test_an_answer_that_is_no_status_is_told(mountpoint: Path, told: bytes) -> None:
+    with answering(told), pytest.raises(MountError, match="answered what is no status"):
+        ask_status(entry_of(mountpoint))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fastfuse.mount import hang_report as report
 from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.mount.hang_report import DUMP_SIGNAL, cpu_and_state, hang_report
 
@@ -33,7 +34,8 @@ def looping() -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
-def test_an_endless_loop_is_told_by_its_python_stack(looping: tuple[int, int]) -> None:
+def test_an_endless_loop_is_told_by_its_python_stack(looping: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_DUMP_WITHIN_S", 30.0)  # of a busy machine
     pid, dump_fd = looping
     lines = hang_report(pid, dump_fd)
     assert lines[0].startswith(f"thread {pid}: state ")

@@ -641,7 +641,7 @@ def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, m
     from fastfuse.mount import supervisor
     def refuse(_):
         raise OSError(98, "Address already in use")
-    supervisor.listen = refuse
+    supervisor.ControlSocket = refuse
     """
     with_change(monkeypatch, change)
     with mounted("s3://bucket/data", server.endpoint_url) as mount:

@@ -1,0 +1,115 @@
+"""The commands for mounts that there are: unmount, refresh, status, stats and hint."""
+
+import io
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["hint", "refresh", "stats", "status", "unmount"]
+
+
+def unmount(
+    mountpoint: Annotated[
+        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount that is yours.")] = False,
+    of_all_users: Annotated[
+        bool, typer.Option("--all-users", help="Unmount those of all users of the machine; takes root.")
+    ] = False,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
+    ] = False,
+) -> int:
+    """Unmount a mount of fastfuse, and so end the process that serves it."""
+    if (mountpoint is not None) + every + of_all_users != 1:
+        raise ConfigurationError(
+            "unmount takes one of MOUNTPOINT, --all and --all-users", hint="see 'fastfuse unmount --help'"
+        )
+    if of_all_users and os.geteuid() != 0:
+        raise ConfigurationError("--all-users takes root", hint="--all unmounts those that are yours")
+    from fastfuse.mount import mountpoint as mounts
+
+    uid = None if of_all_users else os.geteuid()
+    for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
+        mounts.unmount(path, lazy=lazy)
+        say(f"unmounted {path}")
+    return 0
+
+
+def refresh(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+) -> int:
+    """List the source of a mount again and show what it holds now; what has not changed keeps its pages."""
+    from fastfuse.mount import control
+
+    say(control.request_refresh(Path(os.path.abspath(mountpoint))))
+    return 0
+
+
+def status(
+    mountpoint: Annotated[
+        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="One mount; left out, all of them.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with every counter.")] = False,
+) -> int:
+    """Say what the mounts of this machine do: their state, rates, memory, and last errors.
+
+    The exit code is 0 if all are ok, and 1 if one is in trouble, stops or does not answer.
+    """
+    from fastfuse.cli import status_command as command
+
+    return command.status(None if mountpoint is None else Path(os.path.abspath(mountpoint)), as_json=as_json)
+
+
+def stats(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    *,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two lines.")] = 1.0,
+    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
+) -> int:
+    """Print a line every second with what a mount reads, fetches and waits for, until Ctrl-C."""
+    from fastfuse.cli import status_command as command
+
+    try:
+        return command.stats(Path(os.path.abspath(mountpoint)), every_s=interval, count=count)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def hint(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", parser=Path, help="Read the list from there, not stdin.")
+    ] = None,
+    null: Annotated[
+        bool, typer.Option("-0", "--null", help="A NUL ends each path (find -print0), not a newline.")
+    ] = False,
+) -> int:
+    """Announce files in the order in which they will be opened, from a list of paths, one a line.
+
+    They are fetched ahead of whoever opens them. Ends when the mount has taken the last one, which it does no faster
+    than files are opened: run it beside what opens them.
+    """
+    from fastfuse import hints
+
+    try:
+        with _opened(file) as listing:
+            hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _opened(path: Path | None) -> io.BufferedReader:
+    """Open the file, or stdin in a way that closing leaves it open."""
+    try:
+        return open(0, "rb", closefd=False) if path is None else path.open("rb")
+    except OSError as error:
+        name = "stdin" if path is None else f"--file {path}"
+        raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="give a list of paths") from error

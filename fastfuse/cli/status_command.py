@@ -1,0 +1,137 @@
+"""``fastfuse status`` and ``fastfuse stats``: what the mounts of this machine do, once or every second."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from fastfuse.cli.messages import say
+from fastfuse.errors import FastfuseError
+from fastfuse.mount.control import ask_status, entry_of
+from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
+from fastfuse.sizes import MIB, format_size
+
+__all__ = ["stats", "status"]
+
+# 78 columns with the time.
+_HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
+# As many lines as fit on a small terminal.
+_HEAD_EVERY = 20
+_NOT_OK = 1
+
+
+def status(mountpoint: Path | None, *, as_json: bool) -> int:
+    """Print the status of the mount at `mountpoint`, or of every mount; return 0 if all are ok, otherwise 1.
+
+    Raises:
+        MountError: nothing of fastfuse is mounted at `mountpoint`, or that mount does not answer.
+    """
+    if mountpoint is not None:
+        found = [ask_status(entry_of(mountpoint))]
+    else:
+        found = [_asked(entry_of(path)) for path in fastfuse_mounts()]
+    if as_json:
+        say(json.dumps({"mounts": found}))
+    elif not found:
+        say("nothing of fastfuse is mounted")
+    else:
+        say("\n\n".join("\n".join(_lines(one, time.time())) for one in found))
+    return 0 if all(one["state"] == "ok" for one in found) else _NOT_OK
+
+
+def stats(mountpoint: Path, *, every_s: float, count: int | None) -> int:
+    """Print a line every `every_s` seconds with what the mount did meanwhile, `count` lines if that is given.
+
+    Raises:
+        MountError: nothing of fastfuse is mounted there, or the mount does not answer, or no longer.
+    """
+    entry = entry_of(mountpoint)
+    before_s, before = time.monotonic(), ask_status(entry)["counters"]
+    for number in range(count or sys.maxsize):
+        if number % _HEAD_EVERY == 0:
+            say("  ".join(("time    ", *_HEADINGS)))
+        time.sleep(max(0.0, before_s + every_s - time.monotonic()))
+        now_s, now = time.monotonic(), ask_status(entry)["counters"]
+        say(_row(before, now, now_s - before_s))
+        before_s, before = now_s, now
+    return 0
+
+
+def _asked(entry: MountEntry) -> dict[str, Any]:
+    """Return the status of a mount, or one that says why there is none."""
+    try:
+        return ask_status(entry)
+    except FastfuseError as error:
+        return {"mountpoint": str(entry.path), "source": entry.source, "state": "no answer", "reason": str(error)}
+
+
+def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
+    yield f"{_plain(one['mountpoint'])}  {_plain(one['source'])}"
+    if "counters" not in one:
+        yield f"  state     {one['state']}: {_plain(one['reason'])}"
+        return
+    counters, rates = one["counters"], one["rates"]
+    yield f"  state     {one['state']}, mounted for {_duration(now - one['mounted_at'])}, process {one['pid']}"
+    if trouble := one["trouble"]:
+        failures = ", ".join(f"{count} × {_plain(kind)}" for kind, count in trouble["failures"].items())
+        since = _duration(now - trouble["since"])
+        yield f"  trouble   for {since}: {failures}; {trouble['requests']} requests are tried again"
+    listed_ago = _duration(now - counters["fastfuse_listed_timestamp_seconds"])
+    yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
+    read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
+    yield f"  rates     {read:,.1f} MB/s read, {fetched:,.1f} MB/s fetched (the last {rates['seconds']:.0f} s)"
+    waiting, stalled = counters["fastfuse_waiting_reads"], rates["fastfuse_stalled_seconds"]
+    yield f"  waiting   {waiting} reads now; readers waited in {_percent(stalled)} of that time"
+    held, target = counters["fastfuse_pool_bytes"], one["memory_target_bytes"]
+    yield f"  memory    {format_size(held)} of {format_size(target)} for data"
+    respawns, hangs = counters["fastfuse_worker_respawns"], counters["fastfuse_worker_hangs"]
+    replaced = f", replaced {respawns} times ({hangs} hung)" if respawns else ""
+    yield f"  worker    process {one['worker_pid']}{replaced}"
+    for at, text in one["errors"]:
+        yield f"  error     {_moment(at)} {_plain(text)}"
+
+
+def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float) -> str:
+    def grown(name: str) -> float:
+        return sum(now[key] - before[key] for key in now if key.partition("{")[0] == name)
+
+    numbers = (
+        f"{grown('fastfuse_read_served_bytes') / 1e6 / elapsed_s:,.1f}",
+        f"{grown('fastfuse_fetched_bytes') / 1e6 / elapsed_s:,.1f}",
+        f"{grown('fastfuse_fetch_requests') / elapsed_s:,.0f}",
+        f"{now['fastfuse_waiting_reads']:,.0f}",
+        _percent(grown("fastfuse_stalled_seconds") / elapsed_s),
+        f"{now['fastfuse_pool_bytes'] / MIB:,.0f}",
+        f"{grown('fastfuse_retries'):,.0f}",
+        f"{grown('fastfuse_errors'):,.0f}",
+    )
+    columns = (number.rjust(len(heading)) for number, heading in zip(numbers, _HEADINGS, strict=True))
+    return "  ".join((f"{datetime.now().astimezone():%H:%M:%S}", *columns))
+
+
+def _percent(share: float) -> str:
+    return f"{min(share, 1.0):.0%}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in its two largest units."""
+    left = max(0, int(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    parts: list[str] = []
+    for unit, size in units:
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+        left %= size
+    return " ".join(parts[:2])
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _plain(text: str) -> str:
+    """Return `text` without what a terminal would obey: keys may hold anything."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

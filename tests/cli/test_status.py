@@ -1,0 +1,141 @@
+"""``fastfuse status`` and ``stats`` of real mounts."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse.cli import status_command
+from fastfuse.mount.mountpoint import MountEntry
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN
+from tests.mount.waiting import wait_until
+from tests.mounting import Mount, mounted, run_fastfuse
+from tests.terminals import terminal
+
+pytestmark = pytest.mark.fuse
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    objects = {f"data/{name}": name.encode() * 1000 for name in ("a", "b", "con\ntrol\x1b[2J")}
+    with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
+        yield server
+
+
+@pytest.fixture
+def mount(server: LoopbackServer) -> Iterator[Mount]:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        yield mount
+        assert mount.stop() == 0
+
+
+def status_of(mount: Mount) -> dict[str, Any]:
+    (one,) = json.loads(run_fastfuse("status", str(mount.path), "--json").stdout)["mounts"]
+    assert isinstance(one, dict)
+    return one
+
+
+def test_a_mount_that_is_well(mount: Mount) -> None:
+    assert (mount.path / "a").read_bytes() == b"a" * 1000
+    done = run_fastfuse("status", str(mount.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        rf"{mount.path}  s3://bucket/data\n"
+        rf"  state     ok, mounted for \d+ s, process {mount.process.pid}\n"
+        r"  objects   3, listed \d+ s ago\n"
+        r"  rates     \d+\.\d MB/s read, \d+\.\d MB/s fetched \(the last \d+ s\)\n"
+        r"  waiting   0 reads now; readers waited in \d+% of that time\n"
+        r"  memory    \S+ \w+ of 256 MiB for data\n"
+        rf"  worker    process {mount.worker()}\n",
+        done.stdout,
+    )
+    found = status_of(mount)
+    assert found["counters"]["fastfuse_read_served_bytes"] == 1000
+    # One reader at a time: both are the same but for the clock's own steps.
+    stalled, blocked = (found["counters"][f"fastfuse_{name}_seconds"] for name in ("stalled", "blocked"))
+    assert 0 < stalled == pytest.approx(blocked, abs=0.005)
+    assert f"{mount.path}  s3://bucket/data\n  state     ok" in run_fastfuse("status").stdout
+
+
+def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server: LoopbackServer) -> None:
+    denied = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/con*"))
+    with pytest.raises(PermissionError):
+        (mount.path / "con\ntrol\x1b[2J").read_bytes()
+    slow = server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key="data/b"))
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit((mount.path / "b").read_bytes)
+        wait_until(lambda: status_of(mount)["state"] == "in trouble")
+        done = run_fastfuse("status", str(mount.path))
+        assert done.returncode == 1
+        assert re.search(r"\n  trouble   for \d+ s: \d+ × 503 SlowDown; 1 requests are tried again\n", done.stdout)
+        assert re.search(r"\n  waiting   [1-9]\d* reads now; ", done.stdout)
+        server.faults.remove(slow)
+        assert reading.result(60) == b"b" * 1000
+    wait_until(lambda: status_of(mount)["state"] == "ok")
+    done = run_fastfuse("status", str(mount.path))
+    assert re.search(
+        r"\n  error     \S+Z a read at 0 failed with EACCES after \d\.\d s: .*con\\ntrol\\x1b", done.stdout
+    )
+    assert "\x1b" not in done.stdout
+    server.faults.remove(denied)
+
+
+def test_counters_outlive_a_worker_and_its_successor_is_shown(mount: Mount) -> None:
+    assert (mount.path / "a").read_bytes()
+    worker = mount.worker()
+    os.kill(worker, signal.SIGKILL)
+    assert (mount.path / "b").read_bytes()
+    wait_until(lambda: status_of(mount)["worker_pid"] not in {0, worker})
+    found = status_of(mount)
+    assert found["counters"]["fastfuse_read_served_bytes"] == 2000
+    assert (
+        f"process {found['worker_pid']}, replaced 1 times (0 hung)\n" in run_fastfuse("status", str(mount.path)).stdout
+    )
+
+
+def test_stats_print_a_line_an_interval_that_fits_on_a_terminal(mount: Mount) -> None:
+    done = run_fastfuse("stats", str(mount.path), "--interval", "0.1", "--count", "21")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert [number for number, line in enumerate(lines) if line.startswith("time ")] == [0, 21]
+    assert len(lines) == 23
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert len(lines[0]) <= 80
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d( +[\d.,]+){4} +\d+%( +\d+){3}", line) for line in lines[1:21])
+
+
+def test_stats_on_a_terminal_go_on_until_ctrl_c(mount: Mount) -> None:
+    with terminal("stats", str(mount.path), "--interval", "0.1", columns=80) as screen:
+        screen.read_until("errors\r\n")
+        screen.interrupt()
+        assert screen.finished() == 130
+        assert "Traceback" not in screen.output
+
+
+def test_where_nothing_is_mounted(tmp_path: Path) -> None:
+    for command in ("status", "stats"):
+        done = run_fastfuse(command, str(tmp_path))
+        assert done.returncode == 5
+        assert f"nothing of fastfuse is mounted at {tmp_path}" in done.stderr
+
+
+def test_one_that_does_not_answer_is_told_among_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = MountEntry(Path("/mnt/x"), "no:device", "fuse.fastfuse", "s3://b/\x1b", 0)
+    monkeypatch.setattr(status_command, "fastfuse_mounts", lambda: [entry.path])
+    monkeypatch.setattr(status_command, "entry_of", lambda _: entry)
+    assert status_command.status(None, as_json=False) == 1
+    assert capsys.readouterr().out == (
+        "/mnt/x  s3://b/\\x1b\n  state     no answer: the mount at /mnt/x does not answer\n"
+    )
+    monkeypatch.setattr(status_command, "fastfuse_mounts", list)
+    assert status_command.status(None, as_json=False) == 0
+    assert capsys.readouterr().out == "nothing of fastfuse is mounted\n"
