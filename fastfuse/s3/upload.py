@@ -5,9 +5,12 @@ A write may be conditional: it replaces one version only, or makes an object whe
 Uploads are few and large, so a kept library serves them. Its retries are off; `retries` is the one policy.
 """
 
+import base64
+import copy
+import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -20,6 +23,7 @@ from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.errors import (
+    AccessError,
     ConditionsUnsupportedError,
     FastfuseError,
     MissingObjectError,
@@ -81,18 +85,28 @@ class ObjectWriter:
     has no such writes. A service that ignores conditions says nothing.
     """
 
-    def __init__(self, session: S3Session, exits: AsyncExitStack, bucket: str, key: str, region: str) -> None:
-        """Open no client yet; `exits` closes those that are opened later."""
+    def __init__(
+        self, session: S3Session, exits: AsyncExitStack, bucket: str, key: str, region: str, *, kms_key_id: str = ""
+    ) -> None:
+        """Open no client yet; `exits` closes those that are opened later.
+
+        With a `kms_key_id` S3 encrypts what is written with that key of KMS.
+        """
         self._session = session
-        self._exits = exits
-        self._opening = trio.Lock()
-        # botocore's client, and the credentials that it signs with.
-        self._boto: Any = None
-        self._credentials: Credentials | None = None
+        self._clients = _Clients(session, exits, region)
         self._bucket = bucket
-        self._key = key
+        self.key = key
         self._region = region
+        self._encryption: dict[str, Any] = (
+            {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
+        )
         self._retries = Retries()
+
+    def beside(self, key: str) -> "ObjectWriter":
+        """Return a writer of another object of the bucket, which shares this one's client."""
+        other = copy.copy(self)
+        other.key = key
+        return other
 
     async def state(self) -> ObjectState | None:
         """Return what the object is now, or None if there is none."""
@@ -106,7 +120,8 @@ class ObjectWriter:
 
     async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = _UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag."""
-        reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **_condition(replaces))
+        extra = self._encryption | _condition(replaces)
+        reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
         etag: str = self._field(reply, "ETag")
         return etag
 
@@ -114,15 +129,14 @@ class ObjectWriter:
         """Make the object hold what the file `fd` holds, all or nothing."""
         size_bytes = os.fstat(fd).st_size
         if size_bytes <= _UPLOAD_PART_BYTES:
-            await self._request("put_object", Body=os.pread(fd, size_bytes, 0), **_condition(replaces))
+            await self.put(os.pread(fd, size_bytes, 0), replaces=replaces)
             return
-        async with self._parts(_condition(replaces)) as send:
+        async with self._parts(_condition(replaces)) as parts:
             limiter = trio.CapacityLimiter(_UPLOADS_IN_FLIGHT)
 
             async def send_one(number: int) -> None:
                 async with limiter:
-                    body = os.pread(fd, _UPLOAD_PART_BYTES, (number - 1) * _UPLOAD_PART_BYTES)
-                    await send(number, body)
+                    await parts.send(number, os.pread(fd, _UPLOAD_PART_BYTES, (number - 1) * _UPLOAD_PART_BYTES))
 
             try:
                 async with trio.open_nursery() as nursery:
@@ -131,22 +145,58 @@ class ObjectWriter:
             except ExceptionGroup as group:
                 raise first_of(group) from group
 
-    @asynccontextmanager
-    async def _parts(self, condition: dict[str, Any]) -> AsyncIterator[Callable[[int, bytes], Awaitable[None]]]:
-        """Begin a multipart upload that is completed at the end of the block, or aborted."""
-        upload_id = self._field(await self._request("create_multipart_upload"), "UploadId")
-        etags: dict[int, str] = {}
+    async def stream(self, pieces: AsyncIterator[bytes]) -> str:
+        """Make the object hold `pieces` one after the other, all or nothing, and return its ETag.
 
-        async def send(number: int, body: bytes) -> None:
-            reply = await self._request("upload_part", UploadId=upload_id, PartNumber=number, Body=body)
-            etags[number] = self._field(reply, "ETag")
+        Each piece but the last has at least 5 MiB, and there are at most 10,000. The service refuses a piece whose MD5
+        is another one; at the end it is asked for the length and the ETag, if it lets us read. `pieces` is not closed.
 
+        Raises:
+            FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
+                is. The parts that were sent are gone then.
+        """
+        first, second = await anext(pieces, b""), await anext(pieces, None)
+        if second is None:
+            reply = await self._request("put_object", Body=first, ContentMD5=await _md5(first), **self._encryption)
+            etag, size_bytes = self._field(reply, "ETag"), len(first)
+        else:
+            async with self._parts({}) as parts:
+                size_bytes = await parts.send_all(first, second, pieces)
+            etag = parts.etag
+        await self._check_stored(etag, size_bytes)
+        return str(etag)
+
+    async def _check_stored(self, etag: str, size_bytes: int) -> None:
         try:
-            yield send
-            parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
-            await self._request(
-                "complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts}, **condition
+            reply = await self._request("head_object")
+        except AccessError as error:
+            _log.info("what was stored in %s is not looked at again: %s", self._shown, error)
+            return
+        found_bytes, found_etag = self._field(reply, "ContentLength"), self._field(reply, "ETag")
+        if found_bytes != size_bytes or found_etag != etag:
+            raise ServiceError(
+                f"{self._shown} is not what was written: {found_bytes:,} bytes with ETag {found_etag} are there, and "
+                f"{size_bytes:,} bytes with ETag {etag} were sent",
+                hint="Does something else write to this key?",
             )
+
+    @asynccontextmanager
+    async def _parts(self, condition: dict[str, Any]) -> AsyncIterator["_Parts"]:
+        """Begin a multipart upload that is completed at the end of the block, or aborted."""
+        upload_id = self._field(await self._request("create_multipart_upload", **self._encryption), "UploadId")
+
+        async def send(number: int, body: bytes, checks: Mapping[str, str]) -> str:
+            sending = {"UploadId": upload_id, "PartNumber": number, "Body": body, **checks}
+            etag: str = self._field(await self._request("upload_part", **sending), "ETag")
+            return etag
+
+        parts = _Parts(send)
+        try:
+            yield parts
+            reply = await self._request(
+                "complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts.sent()}, **condition
+            )
+            parts.etag = reply.get("ETag", "")
         except BaseException:
             await self._abort(upload_id)
             raise
@@ -165,13 +215,13 @@ class ObjectWriter:
     ) -> dict[str, Any]:
         if self._session.config.request_payer:
             arguments["RequestPayer"] = "requester"
-        arguments |= {"Bucket": self._bucket, "Key": self._key}
+        arguments |= {"Bucket": self._bucket, "Key": self.key}
         with trio.move_on_after(deadline_s):
             return await self._retries.run(partial(self._request_once, operation, arguments), name=self._shown)
         raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:g} s.")
 
     async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:
-        boto, credentials = await self._client()
+        boto, credentials = await self._clients.current()
         try:
             reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
         except (BotoCoreError, ClientError) as error:
@@ -179,23 +229,13 @@ class ObjectWriter:
             is_mended = await self._session.replace_refused(credentials, failure.kind)
             count = attempts(failure.kind, is_read=False, is_mended=is_mended)
             verb = "read" if operation == "head_object" else "write"
-            final = self._session.command_error(failure, self._bucket, self._key, self._region, operation=verb)
+            final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
             if {"IfMatch", "IfNoneMatch"} & arguments.keys():
                 final = _conditional_error(error, final)
             raise RetryableError(final, failure, attempts=count, is_mended=is_mended) from safe_cause(error)
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply
-
-    async def _client(self) -> tuple[Any, Credentials | None]:
-        """Return a client that signs with the current credentials, and these."""
-        source = self._session.credentials
-        credentials = None if source is None else await source.current()
-        async with self._opening:
-            if self._boto is None or credentials is not self._credentials:
-                self._boto = await _open_boto(self._session, self._region, self._exits, credentials)
-                self._credentials = credentials
-            return self._boto, credentials
 
     def _field(self, reply: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - each has its own type
         if name not in reply:
@@ -210,7 +250,80 @@ class ObjectWriter:
     @property
     def _shown(self) -> str:
         """The object's URI as Python writes it: a key may hold what a terminal obeys."""
-        return repr(f"s3://{self._bucket}/{self._key}")
+        return repr(f"s3://{self._bucket}/{self.key}")
+
+
+class _Parts:
+    """The parts of one multipart upload."""
+
+    def __init__(self, send: Callable[[int, bytes, Mapping[str, str]], Awaitable[str]]) -> None:
+        """Send each part with `send`: its number, its bytes and arguments that check them, for its ETag."""
+        self._send = send
+        # By number, from 1.
+        self._etags: dict[int, str] = {}
+        # The object's own; empty until it is complete.
+        self.etag = ""
+
+    async def send(self, number: int, body: bytes, **checks: str) -> None:
+        self._etags[number] = await self._send(number, body, checks)
+
+    def sent(self) -> list[dict[str, Any]]:
+        """Return the parts as the request that completes them names them."""
+        return [{"PartNumber": number, "ETag": self._etags[number]} for number in sorted(self._etags)]
+
+    async def send_all(self, first: bytes, second: bytes, others: AsyncIterator[bytes]) -> int:
+        """Send them in this order, a few at a time, and return their bytes; take no other before there is room."""
+        room = trio.Semaphore(_UPLOADS_IN_FLIGHT)
+        number = size_bytes = 0
+
+        async def send_one(number: int, body: bytes) -> None:
+            await self.send(number, body, ContentMD5=await _md5(body))
+            room.release()
+
+        async def start(nursery: trio.Nursery, body: bytes) -> None:
+            nonlocal number, size_bytes
+            await room.acquire()
+            number, size_bytes = number + 1, size_bytes + len(body)
+            nursery.start_soon(send_one, number, body)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                await start(nursery, first)
+                await start(nursery, second)
+                async for body in others:
+                    await start(nursery, body)
+        except ExceptionGroup as group:
+            raise first_of(group) from group
+        return size_bytes
+
+
+class _Clients:
+    """botocore's client of a region: opened when it is first needed, and again when the credentials change."""
+
+    def __init__(self, session: S3Session, exits: AsyncExitStack, region: str) -> None:
+        self._session = session
+        self._exits = exits
+        self._region = region
+        self._opening = trio.Lock()
+        self._boto: Any = None
+        # Those that the client signs with.
+        self._credentials: Credentials | None = None
+
+    async def current(self) -> tuple[Any, Credentials | None]:
+        """Return a client that signs with the current credentials, and these."""
+        source = self._session.credentials
+        credentials = None if source is None else await source.current()
+        async with self._opening:
+            if self._boto is None or credentials is not self._credentials:
+                self._boto = await _open_boto(self._session, self._region, self._exits, credentials)
+                self._credentials = credentials
+            return self._boto, credentials
+
+
+async def _md5(body: bytes) -> str:
+    """Return the Content-MD5 of `body`, made in a thread: 20 ms for 16 MiB."""
+    digest = await trio.to_thread.run_sync(lambda: hashlib.md5(body, usedforsecurity=False).digest())
+    return base64.b64encode(digest).decode()
 
 
 def _condition(replaces: str) -> dict[str, Any]:

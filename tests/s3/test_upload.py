@@ -1,6 +1,8 @@
 """Whole objects, written to an independent server and under faults."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,17 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_small
-from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    SLOW_DOWN,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+    WrongEtag,
+    WrongLength,
+)
+from fastfuse.testing.faults import Action
 from tests.s3.places import opened
 from tests.servers import S3Server, configure
 
@@ -140,3 +152,65 @@ async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_pa
     with pytest.raises(ConfigurationError, match="cannot be read as certificates"):
         await upload(client, fd, "bucket", "key")
     await client.aclose()
+
+
+def writer(client: S3Client, exits: AsyncExitStack, key: str, **options: str) -> module.ObjectWriter:
+    return module.ObjectWriter(client.session, exits, "bucket", key, "us-east-1", **options)
+
+
+async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+@pytest.mark.parametrize("sizes", [(), (3,), (5 << 20, 1), (5 << 20, 5 << 20, 7)])
+async def test_a_stream_becomes_one_object_however_many_pieces_it_has(
+    moto_server: S3Server, sizes: tuple[int, ...]
+) -> None:
+    pieces = [os.urandom(size_bytes) for size_bytes in sizes]
+    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+        etag = await writer(client, exits, "another").beside("streamed").stream(pieces_of(*pieces))
+    stored = moto_server.client.get_object(Bucket="bucket", Key="streamed")
+    assert stored["ETag"] == etag
+    assert stored["Body"].read() == b"".join(pieces)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_a_stream_that_breaks_off_leaves_nothing_behind(moto_server: S3Server, count: int) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield bytes(5 << 20)
+        raise OSError("the disk is gone")
+
+    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+        with pytest.raises(OSError, match="the disk is gone"):
+            await writer(client, exits, "broken").stream(broken())
+    assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="broken")
+    assert not moto_server.client.list_multipart_uploads(Bucket="bucket").get("Uploads")
+
+
+@pytest.mark.parametrize("sizes", [(3,), (5 << 20, 1)])
+async def test_a_key_of_kms_is_named_whenever_an_object_is_made(moto_server: S3Server, sizes: tuple[int, ...]) -> None:
+    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+        await writer(client, exits, "secret", kms_key_id="alias/models").stream(pieces_of(*map(bytes, sizes)))
+    stored = moto_server.client.head_object(Bucket="bucket", Key="secret")
+    assert (stored["ServerSideEncryption"], stored["SSEKMSKeyId"]) == ("aws:kms", "alias/models")
+
+
+@pytest.mark.parametrize("action", [WrongEtag('"another"'), WrongLength(1)])
+async def test_another_object_in_the_place_of_the_written_one_is_an_error(action: Action) -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="conditional")) as server:
+        server.faults.add(FaultRule(action=action, operation="HeadObject"))
+        async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
+            with pytest.raises(ServiceError, match="'s3://bucket/key' is not what was written"):
+                await writer(client, exits, "key").stream(pieces_of(b"data"))
+
+
+async def test_what_may_not_be_read_again_counts_as_written() -> None:
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="conditional")) as server:
+        rule = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="HeadObject"))
+        async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
+            await writer(client, exits, "key").stream(pieces_of(b"data"))
+            assert server.faults.hits(rule) == 1
+            server.faults.clear()
+            assert (await client.head("bucket", "key")).size_bytes == 4
