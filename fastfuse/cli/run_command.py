@@ -86,7 +86,7 @@ def run(
             metavar="I/N",
             rich_help_panel=_JOB,
             help="Which of the job's N hosts this is, from 1. Left out, SM_HOSTS, RANK and WORLD_SIZE, or what Slurm "
-            "or Kubernetes set says so; else there is one.",
+            "or Kubernetes set says so; else there is one, and a job of more instances is refused.",
         ),
     ] = None,
     shard_by: Annotated[

@@ -1,13 +1,25 @@
 import json
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.description.channel import Cluster, InstanceGroup, RequestedGroup, TrainingJob
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.description.channel import (
+    Channel,
+    Cluster,
+    InputMode,
+    InstanceGroup,
+    RequestedGroup,
+    TrainingJob,
+)
 from fastfuse.sagemaker.description.cluster import find_cluster
 from tests.sagemaker.jobs import S3, job_of, request, source, with_field
 
 JOB = TrainingJob(channels=())
+_SHARDED = Channel(name="train", input_mode=InputMode.PIPE, source=S3Uri("bucket", ""), is_sharded=True)
 GROUPS = (
     RequestedGroup(name="data", instance_type="ml.c5.xlarge", count=2),
     RequestedGroup(name="spare", instance_type="ml.c5.xlarge", count=0),
@@ -148,8 +160,30 @@ def test_the_hosts_are_dealt_to_the_groups_by_their_numbers(host: int, group: st
 def test_groups_need_as_many_hosts_as_they_ask_for() -> None:
     job = TrainingJob(channels=(), groups=GROUPS)
     with pytest.raises(ConfigurationError, match=r"instance groups have 11 hosts, and there are 1$") as caught:
-        find_cluster(job, {})
+        find_cluster(job, {}, "1/1")
     assert caught.value.hint == "start it on 11 hosts, with --host 1/11 on the first"
+
+
+@pytest.mark.parametrize(
+    ("groups", "wanted"), [(GROUPS, 11), (GROUPS[:1], 2), ((replace(GROUPS[0], name="homogeneousCluster"),), 2)]
+)
+@pytest.mark.parametrize("environ", [{}, {"RANK": "", "WORLD_SIZE": ""}, {"WORLD_SIZE": "1"}])
+def test_a_job_of_several_instances_needs_to_know_which_of_them_this_is(
+    groups: tuple[RequestedGroup, ...], wanted: int, environ: dict[str, str]
+) -> None:
+    job = TrainingJob(channels=(), groups=groups)
+    with pytest.raises(ConfigurationError, match=rf"asks for {wanted} instances, and nothing says which") as caught:
+        find_cluster(job, environ)
+    assert f"--host 1/{wanted} on the first" in caught.value.hint
+    assert ("--host 1/1 to" in caught.value.hint) == (len(groups) == 1)
+    assert len(find_cluster(job, environ, f"1/{wanted}").hosts) == wanted
+
+
+def test_a_job_of_several_instances_may_run_on_as_many_hosts_as_are_named() -> None:
+    job = TrainingJob(channels=(), groups=GROUPS[:1])
+    for count in (1, 2, 3):
+        environ = {"NODE_RANK": "0", "NNODES": str(count)}
+        assert len(find_cluster(job, environ).hosts) == len(find_cluster(job, {}, f"1/{count}").hosts) == count
 
 
 def test_a_channel_is_sharded_over_the_hosts_of_its_groups() -> None:
@@ -194,3 +228,48 @@ def test_the_one_host_of_a_group_reads_all_of_the_groups_channel() -> None:
     tree = with_field(request(source()), (*S3, "InstanceGroupNames"), ["data"])
     job = job_of({**tree, "ResourceConfig": {"InstanceGroups": groups}})
     assert find_cluster(job, {}, "1/3").reads_all(job.channels[0])
+
+
+_COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+
+
+def is_refused(counts: list[int], hosts: int | None) -> bool:
+    """Return whether a job of instance groups with these counts cannot run on so many hosts; None: nobody says it.
+
+    ``InstanceCount`` is "the number of ML compute instances to use", and of several groups each has its own number
+    (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html). A job of one group runs here on
+    as many hosts as the user has.
+    """
+    if hosts is None:
+        return sum(counts) > 1 or (len(counts) > 1 and sum(counts) == 0)
+    return len(counts) > 1 and sum(counts) != hosts
+
+
+@given(_COUNTS, st.none() | st.integers(1, 8), st.booleans())
+def test_hosts_are_refused_as_a_model_of_the_apis_words_says(
+    counts: list[int], hosts: int | None, is_option: bool
+) -> None:
+    groups = tuple(RequestedGroup(name=f"g{at}", instance_type="x", count=count) for at, count in enumerate(counts))
+    job = TrainingJob(channels=(), groups=groups)
+
+    def seen_by(host: int) -> Cluster:
+        if hosts is None:
+            return find_cluster(job, {})
+        environ = {} if is_option else {"NODE_RANK": str(host), "NNODES": str(hosts)}
+        return find_cluster(job, environ, f"{host + 1}/{hosts}" if is_option else None)
+
+    if is_refused(counts, hosts):
+        with pytest.raises(ConfigurationError, match="instance") as caught:
+            seen_by(0)
+        assert "--host 1/" in caught.value.hint
+        return
+    clusters = [seen_by(host) for host in range(hosts or 1)]
+    assert len({cluster.current_host for cluster in clusters}) == len(clusters)
+    assert len({(cluster.hosts, cluster.instance_groups) for cluster in clusters}) == 1
+    if len(groups) > 1:
+        assert [len(group.hosts) for group in clusters[0].instance_groups] == counts
+    # Of a sharded channel of any groups, the hosts of these groups have every object once.
+    for name in (*(group.name for group in groups if group.count), None):
+        channel = replace(_SHARDED, instance_group_names=() if name is None else (name,))
+        shards = [shard for cluster in clusters if cluster.gets(channel) and (shard := cluster.shard(channel))]
+        assert sorted(at for shard in shards for at in shard.positions(range(20))) == list(range(20))

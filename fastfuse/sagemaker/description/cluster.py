@@ -7,9 +7,10 @@ One fastfuse runs on each host, so hosts count, not processes. The first of thes
 3. Variables that number hosts, of torchrun, Kubeflow, Slurm and Kubernetes' indexed Jobs, or ``NODE_RANK``.
 4. Variables that number processes, where each host has one: ``RANK``, and those of Slurm and Open MPI. ``RANK`` is
    divided by ``LOCAL_WORLD_SIZE``, for torchrun numbers a host's processes in a row.
-5. None: one host.
+5. None: one host, if the job asks for no more.
 
-A pair with one half missing is an error: hosts that each take themselves for the only one would each read everything.
+Hosts that each take themselves for the only one would each read everything, and train apart. So a pair with one half
+missing is an error, and so is a job of several instances of which nothing says which this is.
 """
 
 import json
@@ -53,10 +54,14 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
     """Return the hosts of `job` as this host sees them; `host` is the value of ``--host``.
 
     Raises:
-        ConfigurationError: values contradict each other or the job's instance groups.
+        ConfigurationError: values contradict each other or the job's instance groups, or do not say which of several
+            hosts this is.
     """
     # An empty variable counts as not set.
-    current, hosts = _named(host, {name: value for name, value in environ.items() if value})
+    named = _named(host, {name: value for name, value in environ.items() if value})
+    if named is None:
+        _check_alone(job)
+    current, hosts = named or _numbered(0, 1)
     groups = _dealt(job, hosts)
     own = next(group for group in groups if current in group.hosts)
     _check_groups(job, groups)
@@ -70,7 +75,8 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
     )
 
 
-def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return this host and all hosts; None if nothing names them."""
     if host is not None:
         match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", host, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -85,7 +91,22 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
         return _numbered(*_ranked(pair, environ))
     for pair in _PAIRS:
         _refuse_half(pair, environ)
-    return _numbered(0, 1)
+    return None
+
+
+def _check_alone(job: TrainingJob) -> None:
+    """Raise if the job asks for several instances."""
+    wanted = sum(group.count for group in job.groups)
+    if wanted <= 1:
+        return
+    has_groups = len(job.groups) > 1
+    alone = "" if has_groups else ", or with --host 1/1 to run the whole job here"
+    raise ConfigurationError(
+        f"the job asks for {wanted} instances, and nothing says which of them this host is",
+        hint=f"start fastfuse on each of them, with --host 1/{wanted} on the first{alone}; or let a launcher say it: "
+        "fastfuse knows the variables of torchrun, Slurm, Kubeflow, Open MPI and Kubernetes, NODE_RANK with NNODES, "
+        "and SM_HOSTS with SM_CURRENT_HOST",
+    )
 
 
 def _numbered(rank: int, count: int) -> tuple[str, tuple[str, ...]]:
