@@ -1,6 +1,7 @@
 """Whole descriptions, as they come from AWS's tools, from people and from the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, InputMode, RequestedGroup, TrainingJob
-from fastfuse.sagemaker.description.job import channels_job, parse_json_job, read_job
-from tests.sagemaker.jobs import job_of, refusal, request, source
+from fastfuse.sagemaker.description.job import channels_job, read_job
+from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, source, with_field
 
 # What `aws sagemaker describe-training-job` prints.
 ANSWER = {
@@ -84,15 +85,31 @@ def test_a_request_is_a_job() -> None:
 
 
 def test_an_array_of_channels_is_a_job_and_its_errors_name_the_array() -> None:
-    assert job_of(ANSWER["InputDataConfig"]) == TrainingJob(channels=(TRAIN,))
+    assert job_of(ANSWER["InputDataConfig"]) == TrainingJob(channels=(replace(TRAIN, is_mode_assumed=True),))
     error = refusal([source(), source("b", InputMode="x")])
     assert str(error).startswith("job.json:19:5: InputDataConfig[1].InputMode: is not one of")
 
 
-@pytest.mark.parametrize("mode", list(InputMode))
-def test_channels_without_a_mode_have_the_default(mode: InputMode) -> None:
-    data = json.dumps([source()]).encode()
-    assert parse_json_job(data, "job.json", default_mode=mode).channels[0].input_mode is mode
+def test_channels_alone_without_a_mode_are_mounted() -> None:
+    for job in (
+        job_of([source("a"), source("b", InputMode="Pipe")]),
+        channels_job(["a=s3://bucket/a/", "b=s3://bucket/b/,mode=Pipe"]),
+    ):
+        found = [(item.input_mode, item.is_mode_assumed) for item in job.channels]
+        assert found == [(InputMode.FAST_FILE, True), (InputMode.PIPE, False)]
+
+
+@pytest.mark.parametrize(
+    "specification", [ABSENT, {}, {"TrainingImage": "image"}, {"TrainingInputMode": None}], ids=str
+)
+def test_a_job_without_a_mode_is_refused_with_the_place_for_it(specification: object) -> None:
+    tree = with_field(request(source("a", InputMode="Pipe"), source("b")), ("AlgorithmSpecification",), specification)
+    error = refusal(tree)
+    message = "AlgorithmSpecification.TrainingInputMode: is missing, and InputDataConfig[1] ('b') has no InputMode"
+    assert message in str(error)
+    assert "File, FastFile or Pipe" in error.hint
+    tree["InputDataConfig"] = [source("a", InputMode="Pipe"), source("b", InputMode="FastFile")]
+    assert [item.input_mode for item in job_of(tree).channels] == [InputMode.PIPE, InputMode.FAST_FILE]
 
 
 @pytest.mark.parametrize(

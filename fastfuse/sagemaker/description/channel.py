@@ -54,6 +54,8 @@ class Channel:
 
     name: str
     input_mode: InputMode
+    # Nothing in the description says the mode.
+    is_mode_assumed: bool = False
     # The prefix, the manifest itself, or a directory in the place of a prefix.
     source: S3Uri | LocalDirectory
     source_kind: SourceKind = SourceKind.PREFIX

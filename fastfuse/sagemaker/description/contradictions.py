@@ -41,16 +41,17 @@ _AWS_HOST: Final = re.compile(
 )
 
 
-def job_of(request: Request, *, default_mode: InputMode) -> TrainingJob:
+def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
     """Make the job; channels without a mode get `default_mode`.
 
     Raises:
-        FieldError: fields contradict each other, or ask for what is not served here.
+        FieldError: fields contradict each other, or ask for what is not served here; or a channel has no mode.
     """
-    mode = request.AlgorithmSpecification.TrainingInputMode or default_mode
+    _check_has_mode(request, default_mode)
     groups = _groups(request.ResourceConfig) if request.ResourceConfig else ()
     channels = tuple(
-        _channel(("InputDataConfig", index), item, mode) for index, item in enumerate(request.InputDataConfig)
+        _channel(("InputDataConfig", index), item, request.AlgorithmSpecification.TrainingInputMode, default_mode)
+        for index, item in enumerate(request.InputDataConfig)
     )
     _check_names(channels)
     if request.ResourceConfig is not None:
@@ -65,13 +66,29 @@ def job_of(request: Request, *, default_mode: InputMode) -> TrainingJob:
     )
 
 
-def _channel(path: FieldPath, item: ChannelRequest, default_mode: InputMode) -> Channel:
-    mode = item.InputMode or default_mode
+def _check_has_mode(request: Request, default_mode: InputMode | None) -> None:
+    if request.AlgorithmSpecification.TrainingInputMode is not None or default_mode is not None:
+        return
+    for index, item in enumerate(request.InputDataConfig):
+        if item.InputMode is None:
+            raise FieldError(
+                ("AlgorithmSpecification", "TrainingInputMode"),
+                f"is missing, and InputDataConfig[{index}] ({item.ChannelName!r}) has no InputMode of its own",
+                hint="the API requires it: File, FastFile or Pipe, for every channel without an InputMode",
+            )
+
+
+def _channel(
+    path: FieldPath, item: ChannelRequest, job_mode: InputMode | None, default_mode: InputMode | None
+) -> Channel:
+    mode = item.InputMode or job_mode or default_mode
+    assert mode is not None
     source = _source(path, item)
     _check_mode(path, item, mode)
     channel = Channel(
         name=item.ChannelName,
         input_mode=mode,
+        is_mode_assumed=not (item.InputMode or job_mode),
         source=_uri(path, source) if isinstance(source, S3Source) else _directory(path, source),
         content_type=item.ContentType,
         is_gzip=item.CompressionType is CompressionType.GZIP,

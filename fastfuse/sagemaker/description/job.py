@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import InputMode, TrainingJob
@@ -14,13 +15,13 @@ from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree,
 from fastfuse.sagemaker.description.request import parse_request
 from fastfuse.sagemaker.description.spelling import from_options, path_text
 
-__all__ = ["DEFAULT_MODE", "channels_job", "parse_json_job", "read_job"]
+__all__ = ["channels_job", "parse_json_job", "read_job"]
 
-# For a description that names no mode.
-DEFAULT_MODE = InputMode.FAST_FILE
+# For channels alone: a whole job says its mode, as the API requires.
+_DEFAULT_MODE: Final = InputMode.FAST_FILE
 
 
-def read_job(path: Path, *, default_mode: InputMode = DEFAULT_MODE) -> TrainingJob:
+def read_job(path: Path) -> TrainingJob:
     """Read the job in a file.
 
     Raises:
@@ -28,10 +29,10 @@ def read_job(path: Path, *, default_mode: InputMode = DEFAULT_MODE) -> TrainingJ
     """
     data = read_bytes(path)
     name = str(path).encode(errors="backslashreplace").decode()
-    return parse_json_job(data, name, default_mode=default_mode)
+    return parse_json_job(data, name)
 
 
-def parse_json_job(data: bytes, name: str, *, default_mode: InputMode = DEFAULT_MODE) -> TrainingJob:
+def parse_json_job(data: bytes, name: str) -> TrainingJob:
     """Parse a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array.
 
     Raises:
@@ -41,7 +42,7 @@ def parse_json_job(data: bytes, name: str, *, default_mode: InputMode = DEFAULT_
     if isinstance(document.tree, list):
         tree: Tree = {"InputDataConfig": document.tree}
         # The array has no name in the file, and is the whole of it.
-        return _checked(tree, default_mode, lambda path: f"{document.place(path[1:])}: {path_text(path)}")
+        return _checked(tree, _DEFAULT_MODE, lambda path: f"{document.place(path[1:])}: {path_text(path)}")
     if not isinstance(document.tree, dict):
         raise ConfigurationError(
             f"{document.place(())}: not a job description",
@@ -52,20 +53,20 @@ def parse_json_job(data: bytes, name: str, *, default_mode: InputMode = DEFAULT_
             f"{document.place(())}: one channel, where a job or a list of channels is wanted",
             hint="put it between square brackets",
         )
-    return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {path_text(path)}")
+    return _checked(document.tree, None, lambda path: f"{document.place(path)}: {path_text(path)}")
 
 
-def channels_job(options: Sequence[str], *, default_mode: InputMode = DEFAULT_MODE) -> TrainingJob:
+def channels_job(options: Sequence[str]) -> TrainingJob:
     """Parse the values of ``--channel``, each ``name=s3://...[,option=value...]``.
 
     Raises:
         ConfigurationError: as `read_job`.
     """
     spelled = from_options(options)
-    return spelled.weigh(_checked(spelled.tree, default_mode, spelled.path_text))
+    return spelled.weigh(_checked(spelled.tree, _DEFAULT_MODE, spelled.path_text))
 
 
-def _checked(tree: Tree, default_mode: InputMode, place: Callable[[FieldPath], str]) -> TrainingJob:
+def _checked(tree: Tree, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
     try:
         return job_of(parse_request(tree), default_mode=default_mode)
     except FieldError as error:

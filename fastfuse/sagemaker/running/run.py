@@ -77,6 +77,9 @@ class _Run:
         channels = self._settings.channels
         names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
         self._phases.enter(Phase.STARTING, f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}")
+        if assumed := [channel for channel in channels if channel.is_mode_assumed]:
+            names = ", ".join(channel.name for channel in assumed)
+            self._phases.say(f"No InputMode is given for {names}: {assumed[0].input_mode} is taken")
         try:
             outcome = self._run_and_take_down()
         except FastfuseError as error:

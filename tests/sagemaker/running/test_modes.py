@@ -88,6 +88,14 @@ def test_the_config_files_are_there_before_the_command(server: LoopbackServer) -
         assert list(json.loads(job.output)) == ["train"]
 
 
+def test_the_mode_of_channels_that_say_none_is_told(server: LoopbackServer) -> None:
+    channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
+    del channels[0]["InputMode"]
+    with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
+        assert job.wait() == 0, job.log
+        assert job.log.count("Starting - No InputMode is given for train: FastFile is taken\n") == 1
+
+
 def test_the_console_tells_phases_bytes_requests_and_cost(server: LoopbackServer) -> None:
     channels = [channel("train", mode, "train/") | {"ChannelName": mode} for mode in MODES]
     with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
