@@ -9,7 +9,10 @@ SageMaker promises each host "approximately 1/n" of the objects and says no more
   parts differ by no more than the largest object, and the largest part is at most 4/3 of what the best division has
   (R. Graham, "Bounds on multiprocessing timing anomalies", 1969).
 
-Either way the parts have no object in common, have all objects together, and are the same wherever they are made.
+Objects that are dealt out anew in each epoch (`pipe.sequence`) come shuffled: then their order is the given one instead
+of that of keys, by bytes they are dealt out in it, not from the largest on, and the 4/3 become 2.
+
+In every case the parts have no object in common, have all objects together, and are the same wherever they are made.
 """
 
 import heapq
@@ -58,14 +61,17 @@ class Shard:
     def __str__(self) -> str:
         return f"part {self.index + 1}/{self.count} by {'bytes' if self.by_bytes else 'count'}"
 
-    def positions(self, sizes_bytes: Sequence[int]) -> Sequence[int]:
-        """Return the ascending positions of the part's objects; `sizes_bytes` are in the order of keys."""
+    def positions(self, sizes_bytes: Sequence[int], *, are_shuffled: bool = False) -> Sequence[int]:
+        """Return the ascending positions of the part's objects; `sizes_bytes` are in the order of keys, or shuffled."""
         if not self.by_bytes:
             return range(self.index, len(sizes_bytes), self.count)
         parts = [0] * len(sizes_bytes)
         loads = list(range(self.count))
-        # The sort is stable also in reverse: equal sizes stay in the order of keys.
-        for position in sorted(range(len(sizes_bytes)), key=sizes_bytes.__getitem__, reverse=True):
+        order: Sequence[int] = range(len(sizes_bytes))
+        if not are_shuffled:
+            # The sort is stable also in reverse: equal sizes stay in the order of keys.
+            order = sorted(order, key=sizes_bytes.__getitem__, reverse=True)
+        for position in order:
             lightest = loads[0]
             parts[position] = lightest & _NUMBER_MASK
             heapq.heapreplace(loads, lightest + (sizes_bytes[position] << _BYTES_SHIFT) + _ONE_OBJECT)

@@ -74,6 +74,17 @@ class Channel:
     memory_weight: float = 1.0
 
     @property
+    def is_dealt_anew(self) -> bool:
+        """Return whether every host gets another part of the channel in each epoch.
+
+        "In a multi-node training job when ShuffleConfig is combined with S3DataDistributionType of ShardedByS3Key, the
+        data is shuffled across nodes so that the content sent to a particular node on the first epoch might be sent to
+        a different node on the second epoch"
+        (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ShuffleConfig.html).
+        """
+        return self.is_sharded and self.shuffle_seed is not None and self.input_mode is InputMode.PIPE
+
+    @property
     def is_key_name_prefix(self) -> bool:
         """Return whether the channel gets every key that begins with the prefix, not only one folder or object.
 

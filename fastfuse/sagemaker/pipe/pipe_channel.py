@@ -12,6 +12,7 @@ import trio
 
 from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.index.snapshot import open_snapshot
+from fastfuse.index.sources.shard import Shard
 from fastfuse.malloc import tune_malloc
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
@@ -35,6 +36,8 @@ class PipeSettings:
     """One channel in Pipe mode, and what its stream may use."""
 
     channel: Channel
+    # This host's part, taken anew of the whole channel in each epoch; None: the snapshot holds what is streamed.
+    shard: Shard | None = None
     # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...
     directory: Path
     # No symbolic link below it is followed; None: the directory before `directory`.
@@ -89,7 +92,8 @@ def stream_channel(
     tune_malloc()
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    channel = _Channel(sequence_of(table, settings.channel), settings, connection, report, guard, begin_fd)
+    sequence = sequence_of(table, settings.channel, settings.shard)
+    channel = _Channel(sequence, settings, connection, report, guard, begin_fd)
     gc.freeze()
     trio.run(_run_until_told, channel, ready)
     if channel.failure is not None:

@@ -1,6 +1,9 @@
 """The content of an epoch, in order: the objects of a table, or the lines of an augmented manifest. Pure.
 
 Each manifest line comes from the filtered manifest that the index carries: checked, with the attributes asked for.
+
+A channel that is sharded and shuffled is dealt out to the hosts anew in each epoch: all hosts have the whole table and
+make the same permutation of it, and each takes its part of that.
 """
 
 import json
@@ -15,6 +18,7 @@ from fastfuse.index.inodes.columns import are_objects
 from fastfuse.index.inodes.selection import key_order
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.origin import SourceKind
+from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.shuffle import shuffled
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
@@ -129,9 +133,18 @@ def source_order(table: InodeTable) -> Inodes:
     return rows + 1 if inodes is None else inodes[rows].astype("int64")
 
 
-def epoch_order(items: Inodes, seed: int | None, epoch: int) -> Inodes:
-    """Return `items` in the order of this epoch."""
-    return items if seed is None else items[shuffled(len(items), seed, epoch)]
+def epoch_order(
+    items: Inodes, seed: int | None, epoch: int, shard: Shard | None = None, sizes_bytes: Inodes | None = None
+) -> Inodes:
+    """Return `items`, or the part `shard` of them, in the order of `epoch`; `sizes_bytes` serve a part by bytes."""
+    if seed is None:
+        return items
+    order = shuffled(len(items), seed, epoch)
+    if shard is None:
+        return items[order]
+    sizes = range(len(items)) if sizes_bytes is None else sizes_bytes[order].tolist()
+    own: Inodes = order[np.array(shard.positions(sizes, are_shuffled=True), "int64")]
+    return items[own]
 
 
 def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
@@ -154,33 +167,45 @@ def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
 class Objects:
     """One object after the other, as the source orders them; the same for the same epoch."""
 
-    def __init__(self, table: InodeTable, channel: Channel) -> None:
+    def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
         self._seed = channel.shuffle_seed
+        self._shard = shard
         self._inodes = source_order(table)
+        # In the order of the inodes.
+        self._sizes_bytes: Inodes | None = None
+        if shard is not None and shard.by_bytes:
+            rows = [table.row(inode) for inode in self._inodes.tolist()]
+            self._sizes_bytes = table.columns["sizes"][rows].astype("int64")
 
     def items(self, epoch: int) -> Iterator[Item]:
         yield from self.files(epoch)
 
     def files(self, epoch: int) -> Iterator[File]:
-        for inode in epoch_order(self._inodes, self._seed, epoch):
+        for inode in epoch_order(self._inodes, self._seed, epoch, self._shard, self._sizes_bytes):
             yield File(int(inode), self.table.ref(int(inode)))
 
 
 class Lines:
     """One line of the table's manifest after the other, attribute by attribute; the same for the same epoch."""
 
-    def __init__(self, table: InodeTable, channel: Channel) -> None:
+    def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
         self._seed = channel.shuffle_seed
+        self._shard = shard
         self._names = channel.attribute_names
         self._path, self._text = _manifest(table)
         ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
         # The offset of each line, and the end; every line ends with a newline.
         self._starts = np.concatenate([[0], ends + 1]).astype("int64")
+        self._lines = np.arange(len(ends))
+        # Of the objects that each line refers to.
+        self._sizes_bytes: Inodes | None = None
+        if shard is not None and shard.by_bytes:
+            self._sizes_bytes = np.array([self._size_bytes(line) for line in self._lines.tolist()], "int64")
 
     def items(self, epoch: int) -> Iterator[Item]:
-        for line in epoch_order(np.arange(len(self._starts) - 1), self._seed, epoch):
+        for line in epoch_order(self._lines, self._seed, epoch, self._shard, self._sizes_bytes):
             for attribute in self._attributes(int(line)):
                 yield attribute.text if attribute.uri is None else self._file(attribute.uri, int(line))
 
@@ -191,6 +216,10 @@ class Lines:
                     yield item
         except SourceError:
             return
+
+    def _size_bytes(self, line: int) -> int:
+        uris = (attribute.uri for attribute in self._attributes(line))
+        return sum(self._file(uri, line).ref.size_bytes for uri in uris if uri is not None)
 
     def _attributes(self, line: int) -> list[Attribute]:
         text = bytes(self._text[self._starts[line] : self._starts[line + 1]])
@@ -223,15 +252,14 @@ def _manifest(table: InodeTable) -> tuple[str, memoryview]:
     )
 
 
-def sequence_of(table: InodeTable, channel: Channel) -> Objects | Lines:
-    """Return the sequence that `channel` wants of `table`.
+def sequence_of(table: InodeTable, channel: Channel, shard: Shard | None = None) -> Objects | Lines:
+    """Return the sequence that `channel` wants of `table`; with `shard`, of that part of each epoch.
 
     Raises:
         ConfigurationError: an object is too long for a record, or the table has no augmented manifest.
     """
-    sequence = (
-        Lines(table, channel) if channel.source_kind is SourceKind.AUGMENTED_MANIFEST else Objects(table, channel)
-    )
+    kind = Lines if channel.source_kind is SourceKind.AUGMENTED_MANIFEST else Objects
+    sequence = kind(table, channel, shard)
     if channel.wraps_records and not channel.is_gzip:
         _check_records(table)
     return sequence

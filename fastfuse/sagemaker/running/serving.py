@@ -15,6 +15,7 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
@@ -101,15 +102,20 @@ class ChannelTask:
         return self.settings.memory_target_bytes[self.channel.name]
 
     @property
+    def shard(self) -> Shard | None:
+        """This host's part of a sharded channel: the same in every epoch unless the channel is dealt out anew."""
+        return self.settings.cluster.shard(self.channel, by_bytes=self.settings.shard_by_bytes)
+
+    @property
     def origin(self) -> IndexOrigin:
-        """The origin of this host's index of the channel."""
+        """The origin of this host's index of the channel: of all of it if it is dealt out anew in each epoch."""
         channel, settings = self.channel, self.settings
         return replace(
             settings.origin,
             kind=channel.source_kind,
             is_key_name_prefix=channel.is_key_name_prefix,
             attribute_names=channel.attribute_names,
-            shard=settings.cluster.shard(channel, by_bytes=settings.shard_by_bytes),
+            shard=None if channel.is_dealt_anew else self.shard,
         )
 
 
@@ -190,7 +196,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
 
 
 def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    channel, paths = task.channel, task.settings.paths
+    channel, paths, shard = task.channel, task.settings.paths, task.shard if task.channel.is_dealt_anew else None
     _remove_mountpoint(paths.channel(channel.name))
     snapshot_fd, file_count = _index(task, counters)
     are_local = isinstance(channel.source, LocalDirectory)
@@ -198,6 +204,8 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
 
     def ready() -> None:
         what = f"files of {channel.source}" if are_local else "objects"
+        if shard is not None:
+            what += f", dealt out to {shard.count} hosts anew in each epoch,"
         tell(ready=f"{file_count:,} {what} through {paths.channel(channel.name)}_0")
 
     def report(progress: PipeProgress) -> None:
@@ -208,6 +216,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
 
     settings = PipeSettings(
         channel=channel,
+        shard=shard,
         directory=paths.data,
         base=paths.base,
         memory_target_bytes=task.memory_target_bytes,

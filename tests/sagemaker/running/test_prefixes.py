@@ -18,14 +18,14 @@ OBJECTS = {key: b"" if key.endswith("/") else f"{key}\n".encode() for key in KEY
 SIZES = {key: len(data) for key, data in OBJECTS.items()}
 PREFIXES = ("data/train-01", "data/train-0", "data/train-01/", "set/train", "set/train/", "one/only.csv", "")
 
-# Prints of each channel the content of each file by its path, or that of the first epoch.
+# Prints of each channel the content of each file by its path, or that of the first two epochs.
 CONTENTS = """
 import json, os
 config, found = json.loads(os.environ["SM_INPUT_DATA_CONFIG"]), {}
 for name in json.loads(os.environ["SM_CHANNELS"]):
     place = os.environ["SM_CHANNEL_" + name.upper()]
     if config[name]["TrainingInputMode"] == "Pipe":
-        found[name] = {"": open(place + "_0").read()}
+        found[name] = {epoch: open(f"{place}_{epoch}").read() for epoch in "01"}
     else:
         paths = [os.path.join(top, file) for top, _, files in os.walk(place) for file in files]
         found[name] = {os.path.relpath(path, place): open(path).read() for path in paths}
@@ -67,7 +67,7 @@ def test_pipe_mode_streams_every_key_that_begins_with_the_prefix(server: Loopbac
     found, _ = contents(server, [*channels.values()])
     for prefix, described in channels.items():
         expected = "".join(f"{key}\n" for key in matching(KEYS, prefix) if SIZES[key])
-        assert found[described["ChannelName"]] == {"": expected}
+        assert found[described["ChannelName"]] == {"0": expected, "1": expected}
 
 
 def test_fast_file_mode_shows_the_folder_and_warns_where_the_other_modes_deliver_more(server: LoopbackServer) -> None:
@@ -95,7 +95,10 @@ def test_hosts_divide_every_key_that_begins_with_the_prefix(server: LoopbackServ
     for each in channels:
         each["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
     keys = [key for key in matching(KEYS, "data/train-01") if SIZES[key]]
-    for host in (1, 2):
-        found, _ = contents(server, channels, "--host", f"{host}/2")
-        for share in found.values():
-            assert sorted("".join(share.values()).splitlines()) == keys[host - 1 :: 2]
+    hosts = [contents(server, channels, "--host", f"{host}/2")[0] for host in (1, 2)]
+    for host, found in enumerate(hosts):
+        assert sorted("".join(found["File"].values()).splitlines()) == keys[host::2]
+    # Shuffled, they divide each epoch anew.
+    epochs = [[found["Pipe"][epoch].splitlines() for found in hosts] for epoch in "01"]
+    assert [sorted(shares[0] + shares[1]) for shares in epochs] == [keys] * 2
+    assert sorted(epochs[0][0]) != sorted(epochs[1][0])
