@@ -100,7 +100,9 @@ def test_channels_alone_without_a_mode_are_mounted() -> None:
 
 
 @pytest.mark.parametrize(
-    "specification", [ABSENT, {}, {"TrainingImage": "image"}, {"TrainingInputMode": None}], ids=str
+    "specification",
+    [ABSENT, {}, {"TrainingImage": "image"}, {"TrainingInputMode": None}],
+    ids=["absent", "empty", "image only", "null"],
 )
 def test_a_job_without_a_mode_is_refused_with_the_place_for_it(specification: object) -> None:
     tree = with_field(request(source("a", InputMode="Pipe"), source("b")), ("AlgorithmSpecification",), specification)
