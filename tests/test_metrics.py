@@ -35,6 +35,7 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_errors": ("counter", "errno", ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")),
     "fastfuse_handler_failures": ("counter", "", ("",)),
     "fastfuse_blocked_seconds": ("counter", "", ("",)),
+    "fastfuse_stalled_seconds": ("counter", "", ("",)),
     "fastfuse_waiting_reads": ("gauge", "", ("",)),
     "fastfuse_draining": ("gauge", "", ("",)),
     "fastfuse_pool_bytes": ("gauge", "", ("",)),

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Collection
@@ -167,7 +168,8 @@ def test_a_worker_that_hangs_is_replaced_and_the_log_says_what_it_was_doing() ->
         here.server.faults.clear()
         assert reader.result(PATIENCE_S) == data["file"]
         assert (here.path / "other").read_bytes() == data["other"]
-        assert "the worker does not answer: it hung for 6 s (state T); it is killed" in here.mount.log
+        # The supervisor looks once a second, or less often on a busy machine.
+        assert re.search(r"the worker does not answer: it hung for \d+ s \(state T\); it is killed", here.mount.log)
         assert f"hung worker {pid}: thread {pid}: state T, in " in here.mount.log
         assert here.mount.log.count("; starting another") == 1
 
