@@ -79,6 +79,16 @@ def run(
             "be root.",
         ),
     ] = Path("/opt/ml"),
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            envvar="FASTFUSE_KEEP",
+            rich_help_panel=_JOB,
+            help="Begin with what an earlier run left there: downloaded files, model, output, checkpoints. Left out, "
+            "they are moved to runs/ below it.",
+        ),
+    ] = False,
     host: Annotated[
         str | None,
         typer.Option(
@@ -185,6 +195,7 @@ def run(
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
         shard_by_bytes=shard_by is options.ShardBy.BYTES,
         allow_other=allow_other,
+        keeps=keep,
         grace_s=grace_s,
         command=tuple(command or ()),
         stop_timeout_s=stop_timeout,

@@ -22,6 +22,7 @@ from fastfuse.sagemaker.running.channels import ChannelProcess
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
+from fastfuse.sagemaker.script.earlier import put_aside
 from fastfuse.sagemaker.script.environment import count_gpus, script_environment
 from fastfuse.sagemaker.script.files import claim_base_dir, write_job_files
 from fastfuse.sagemaker.script.training import CommandProcess, adopt_orphans, find_command, ignored_signals
@@ -98,9 +99,13 @@ class _Run:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
         claimed_fd = claim_base_dir(settings.paths)
-        write_job_files(settings.job, settings.cluster, settings.paths)
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
+        name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
+        aside = put_aside(settings.paths, name, keeps=settings.keeps)
+        if aside is not None:
+            self._phases.say(f"What the earlier run left is in {aside}")
+        write_job_files(settings.job, settings.cluster, settings.paths)
         # They stay blocked until the end: a late signal must not replace the exit code.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         adopt_orphans()

@@ -58,6 +58,8 @@ class RunSettings:
     part_size_bytes: int
     shard_by_bytes: bool = False
     allow_other: bool = False
+    # Begin with what an earlier run left below the base directory.
+    keeps: bool = False
     # How long a stopping mount lets open files be read.
     grace_s: float = 30.0
     # Without a command the channels stay up until we are told to stop.
@@ -242,7 +244,7 @@ def _remove_mountpoint(place: Path) -> None:
 
 
 def _is_full(message: str) -> MountError:
-    return MountError(message, hint="File mode keeps what it has downloaded: remove it, or give another --base-dir")
+    return MountError(message, hint="remove it, or begin without --keep, or give another --base-dir")
 
 
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:

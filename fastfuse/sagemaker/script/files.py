@@ -18,6 +18,7 @@ from fastfuse.sagemaker.script.directories import open_directory
 
 __all__ = [
     "BASE_DIR",
+    "FREE_SPACE",
     "JobPaths",
     "_cannot_make",
     "claim_base_dir",
@@ -25,6 +26,8 @@ __all__ = [
     "resource_config",
     "write_job_files",
 ]
+
+FREE_SPACE: Final = "free some space"
 
 # Where SageMaker puts everything.
 BASE_DIR: Final = Path("/opt/ml")
@@ -111,7 +114,7 @@ def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
     """Return the error for a path below the base directory that cannot be made."""
     message = f"{str(path)!r} cannot be made: {error.strerror}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DiskError(message, hint="free some space")
+        return DiskError(message, hint=FREE_SPACE)
     if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST}:
         return ConfigurationError(message, hint="remove it, or name another directory with --base-dir")
     return ConfigurationError(message, hint="run as root, or name a directory of yours with --base-dir")

@@ -114,7 +114,7 @@ def test_two_channels_that_fit_alone_and_not_together_end_the_run_before_the_sec
         assert "the job's other channels" in job.log
         server.faults.remove(rule)
     with (
-        small_disk(tmp_path / "larger", size_bytes=3 * SIZE_BYTES) as base,
+        small_disk(tmp_path / "larger", size_bytes=3 * SIZE_BYTES + MIB) as base,
         running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job,
     ):
         assert job.wait() == 0, job.log
@@ -234,7 +234,7 @@ def test_a_link_in_the_place_of_a_channel_is_not_followed(
     planted = base / "input/data" / place
     planted.parent.mkdir(parents=True)
     planted.symlink_to(elsewhere)
-    with running(server.endpoint_url, [channel("data", mode, "data/")], base=base) as job:
+    with running(server.endpoint_url, [channel("data", mode, "data/")], "--keep", base=base) as job:
         assert job.wait() != 0
         assert f"{planted} is a symbolic link, and none below " in job.log
     assert not any(elsewhere.iterdir())

@@ -45,7 +45,7 @@ def test_a_script_reads_the_same_bytes_whatever_the_mode(server: LoopbackServer,
 def test_files_that_were_downloaded_are_not_fetched_again(server: LoopbackServer, tmp_path: Path) -> None:
     channels = [channel("train", "File", "train/")]
     for _ in range(2):
-        with running(server.endpoint_url, channels, base=tmp_path, command=script(CHECKSUMS)) as job:
+        with running(server.endpoint_url, channels, "--keep", base=tmp_path, command=script(CHECKSUMS)) as job:
             assert job.wait() == 0, job.log
             assert checksums(job) == {"train": TRAIN}
     gets = [record.key for record in server.requests if record.operation == "GetObject"]
@@ -57,7 +57,7 @@ def test_files_that_are_none_of_the_channels_are_told_and_left_alone(server: Loo
     other = tmp_path / "input" / "data" / "train" / "of-another-dataset"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"x")
-    with running(server.endpoint_url, [channel("train", "File")], base=tmp_path, command=("true",)) as job:
+    with running(server.endpoint_url, [channel("train", "File")], "--keep", base=tmp_path, command=("true",)) as job:
         assert job.wait() == 0
         assert "train holds 1 files that are none of the channel's" in job.log
         assert other.read_bytes() == b"x"
@@ -244,10 +244,37 @@ def test_what_file_mode_has_downloaded_is_neither_mounted_over_nor_left_beside_a
 ) -> None:
     (tmp_path / "input/data/train").mkdir(parents=True)
     (tmp_path / "input/data/train/a").write_bytes(b"mine")
-    with running(server.endpoint_url, [channel("train", mode, "train/")], base=tmp_path) as job:
+    with running(server.endpoint_url, [channel("train", mode, "train/")], "--keep", base=tmp_path) as job:
         assert job.wait() == 5
         assert f"channel train: {what}" in job.log
-        assert "hint: File mode keeps what it has downloaded" in job.log
+        assert "hint: remove it, or begin without --keep" in job.log
+
+
+def test_each_run_begins_with_empty_directories_whatever_its_mode(server: LoopbackServer, tmp_path: Path) -> None:
+    leaving = """
+import os
+print(sorted(name for top in ("model", "output/data", "checkpoints") for name in os.listdir(os.path.join(BASE, top))))
+print(sorted(os.listdir(os.path.join(BASE, "input/data/train"))), flush=True)
+open(os.path.join(BASE, "model/weights"), "w").close()
+"""
+    for number, mode in enumerate(("File", "FastFile", "File")):
+        command = script(f"BASE = {str(tmp_path)!r}{leaving}")
+        with running(server.endpoint_url, [channel("train", mode, "train/")], base=tmp_path, command=command) as job:
+            assert job.wait() == 0, job.log
+            assert job.output == "[]\n['a', 'b']\n"
+            assert ("What the earlier run left is in " in job.log) == (number > 0)
+    left = sorted(str(path.relative_to(tmp_path / "runs")) for path in tmp_path.glob("runs/*/*/*"))
+    # Of two runs that began in the same second, the second has a number in its name.
+    assert [name.partition("/")[2] for name in left] == ["input/data", "model/weights", "model/weights"]
+
+
+def test_a_base_directory_with_files_of_somebody_else_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "theirs").write_bytes(b"x")
+    with running(server.endpoint_url, [channel("train", "FastFile", "train/")], base=tmp_path) as job:
+        assert job.wait() == 2
+        assert f"{tmp_path}/model has files that no run of fastfuse left there" in job.log
+    assert (tmp_path / "model" / "theirs").read_bytes() == b"x"
 
 
 def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer) -> None:

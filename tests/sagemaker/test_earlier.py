@@ -1,0 +1,102 @@
+"""What an earlier run left: it is moved aside whole, or kept, and nothing of anybody else's is touched."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.script.earlier import put_aside
+from fastfuse.sagemaker.script.files import JobPaths
+
+LEFT = ("input/data/train/a", "input/data/test/deep/b", "model/weights", "output/data/plot", "checkpoints/1")
+
+
+def fill(base: Path, *names: str) -> None:
+    for name in names:
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text(name)
+
+
+def files(base: Path) -> set[str]:
+    return {str(path.relative_to(base)) for path in base.rglob("*") if not path.is_dir()} - {".fastfuse-run"}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> JobPaths:
+    return JobPaths(tmp_path)
+
+
+def test_a_first_run_finds_nothing_to_move(paths: JobPaths) -> None:
+    for directory in (paths.data / "train", paths.model, paths.output_data):
+        directory.mkdir(parents=True)
+    assert put_aside(paths, "job-1", keeps=False) is None
+    assert files(paths.base) == set()
+
+
+def test_files_move_to_the_name_of_the_run_that_left_them(paths: JobPaths) -> None:
+    put_aside(paths, "job-1", keeps=False)
+    fill(paths.base, *LEFT, "code/train.py", "input/config/hyperparameters.json")
+    assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "job-1"
+    stays = {"code/train.py", "input/config/hyperparameters.json"}
+    assert files(paths.base) == {f"runs/job-1/{name}" for name in LEFT} | stays
+    fill(paths.base, "model/weights")
+    assert put_aside(paths, "job-1", keeps=False) == paths.base / "runs" / "job-2"
+    assert put_aside(paths, "job-1", keeps=False) is None
+
+
+def test_runs_of_one_name_stay_apart(paths: JobPaths) -> None:
+    put_aside(paths, "job", keeps=False)
+    for number in (1, 2, 3):
+        fill(paths.base, "model/weights")
+        suffix = "" if number == 1 else f"-{number}"
+        assert put_aside(paths, "job", keeps=False) == paths.base / "runs" / f"job{suffix}"
+    assert len(files(paths.base)) == 3
+
+
+def test_a_run_that_keeps_moves_nothing_and_its_files_have_its_name(paths: JobPaths) -> None:
+    fill(paths.base, *LEFT)
+    assert put_aside(paths, "job-2", keeps=True) is None
+    assert files(paths.base) == set(LEFT)
+    assert put_aside(paths, "job-3", keeps=False) == paths.base / "runs" / "job-2"
+
+
+def test_files_that_no_run_left_are_not_moved(paths: JobPaths) -> None:
+    fill(paths.base, "model/weights")
+    with pytest.raises(ConfigurationError, match="model has files that no run of fastfuse left there"):
+        put_aside(paths, "job", keeps=False)
+    assert files(paths.base) == {"model/weights"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"name": "../../etc"}', '{"name": ""}', '{"name": 1.5}', "\x00", "[" * 5000]
+)
+def test_a_name_that_is_none_leads_nowhere_else(paths: JobPaths, text: str) -> None:
+    (paths.base / ".fastfuse-run").write_text(text)
+    fill(paths.base, "model/weights")
+    assert put_aside(paths, "job", keeps=False) == paths.base / "runs" / "earlier"
+    assert files(paths.base) == {"runs/earlier/model/weights"}
+
+
+def test_links_are_moved_and_not_followed(paths: JobPaths, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    fill(elsewhere, "mine")
+    put_aside(paths, "job-1", keeps=False)
+    paths.data.mkdir(parents=True)
+    (paths.data / "train").symlink_to(elsewhere)
+    assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "job-1"
+    assert os.readlink(paths.base / "runs/job-1/input/data/train") == str(elsewhere)
+    assert files(elsewhere) == {"mine"}
+
+
+def test_nothing_is_written_behind_a_link_below_the_base_directory(
+    paths: JobPaths, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    put_aside(paths, "job-1", keeps=False)
+    fill(paths.base, "model/weights")
+    (paths.base / "runs").symlink_to(elsewhere)
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        put_aside(paths, "job-2", keeps=False)
+    assert files(elsewhere) == set()
+    assert (paths.base / "model/weights").exists()
