@@ -93,6 +93,7 @@ def test_an_array_of_channels_is_a_job_and_its_errors_name_the_array() -> None:
 def test_channels_alone_without_a_mode_are_mounted() -> None:
     for job in (
         job_of([source("a"), source("b", InputMode="Pipe")]),
+        job_of({"InputDataConfig": [source("a"), source("b", InputMode="Pipe")]}),
         channels_job(["a=s3://bucket/a/", "b=s3://bucket/b/,mode=Pipe"]),
     ):
         found = [(item.input_mode, item.is_mode_assumed) for item in job.channels]

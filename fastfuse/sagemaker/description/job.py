@@ -53,7 +53,8 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
             f"{document.place(())}: one channel, where a job or a list of channels is wanted",
             hint="put it between square brackets",
         )
-    return _checked(document.tree, None, lambda path: f"{document.place(path)}: {path_text(path)}")
+    default_mode = _DEFAULT_MODE if document.tree.keys() == {"InputDataConfig"} else None
+    return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {path_text(path)}")
 
 
 def channels_job(options: Sequence[str]) -> TrainingJob:
