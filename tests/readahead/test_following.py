@@ -13,6 +13,9 @@ from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
 from tests.readahead.simulation import SimulatedService
 
+# What is ahead goes by the seconds that reads take, which are those of the machine otherwise.
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 # As in a job: whole files are expected from the first on.
 CONFIG = replace(SMALL, first_window_bytes=256 * KIB)
 SIZE_BYTES = 400 * KIB
