@@ -13,41 +13,44 @@ from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
 from tests.readahead.simulation import SimulatedService
 
-# What is ahead goes by the seconds that reads take, which are those of the machine otherwise.
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 # As in a job: whole files are expected from the first on.
 CONFIG = replace(SMALL, first_window_bytes=256 * KIB)
 SIZE_BYTES = 400 * KIB
+# What is ahead goes by the rate of a reader: here 16 MB/s, on a virtual clock.
+_READ_S = 1e-3
 
 
 def shards(count: int) -> list[ObjectRef]:
     return [listed(f"shard-{index:02}", SIZE_BYTES) for index in range(count)]
 
 
-async def read_until(engine: ReadEngine, inode: int, ref: ObjectRef, end: int = SIZE_BYTES) -> None:
+async def read_until(
+    engine: ReadEngine, inode: int, ref: ObjectRef, end: int = SIZE_BYTES, read_s: float = _READ_S
+) -> None:
     data = b""
     while len(data) < end:
         data += await engine.read(inode, ref, len(data), 16 * KIB)
+        await trio.sleep(read_s)
         await settled()
     assert data == content(ref)[: len(data)]
     engine.release(inode)
     await settled()
 
 
-async def read_all(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int]) -> None:
+async def read_all(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int], read_s: float = _READ_S) -> None:
     for row in rows:
-        await read_until(engine, row + 1, refs[row])
+        await read_until(engine, row + 1, refs[row], read_s=read_s)
 
 
 async def begin_and_leave(engine: ReadEngine, refs: list[ObjectRef], rows: Iterable[int]) -> None:
     for row in rows:
         await engine.read(row + 1, refs[row], 0, 4 * KIB)
+        await trio.sleep(_READ_S)
         engine.release(row + 1)
         await settled()
 
 
-async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends() -> None:
+async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends(autojump_clock: MockClock) -> None:
     refs, reader = shards(6), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await read_all(engine, refs, [2])
@@ -61,7 +64,9 @@ async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends() -> N
 
 
 @pytest.mark.parametrize("directories", [0, 2])
-async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other_was_begun(directories: int) -> None:
+async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other_was_begun(
+    autojump_clock: MockClock, directories: int
+) -> None:
     refs, reader = [None] * directories + shards(4), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         first = refs[directories]
@@ -76,7 +81,7 @@ async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_eac
     refs, reader = shards(8), ScriptedReader()
     ample = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=16 * MIB)
     async with running(reader, replace(ample, max_parts_in_flight=64), Files(refs)) as engine:
-        await read_all(engine, refs, [0, 1])
+        await read_all(engine, refs, [0, 1], read_s=0)
         # Of 1,000 KiB ahead of the end of the second: two files at least, and some of the third.
         assert [len(reader.ranges(f"shard-0{row}")) for row in (2, 3)] == [7, 7]
         assert reader.ranges("shard-04")
@@ -130,7 +135,7 @@ async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for
     config = replace(CONFIG, first_window_bytes=1800 * KIB, max_window_bytes=4 * MIB, memory_limit_bytes=32 * MIB)
     async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
         for step in range(2):
-            await read_all(engine, refs, range(step, 8 * readers, 8))
+            await read_all(engine, refs, range(step, 8 * readers, 8), read_s=0)
         assert engine.statistics().streams > 2 * readers
         elsewhere = range(8 * readers + 1, len(refs), 2)
         await begin_and_leave(engine, refs, elsewhere[:8])
@@ -140,7 +145,7 @@ async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for
         engine.check_invariants()
 
 
-async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead() -> None:
+async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead(autojump_clock: MockClock) -> None:
     refs, reader = shards(24), ScriptedReader()
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
     async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
@@ -176,21 +181,21 @@ async def test_readers_of_short_shards_have_ahead_what_they_take_in_the_time_of_
     assert most_bytes < (512 if bytes_per_s > 1e9 else 192) * MIB
 
 
-async def test_behind_the_last_file_there_is_nothing() -> None:
+async def test_behind_the_last_file_there_is_nothing(autojump_clock: MockClock) -> None:
     refs, reader = shards(3), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await read_all(engine, refs, [0, 1, 2])
     assert sum(end - start for _, start, end in reader.gets) == 3 * SIZE_BYTES
 
 
-async def test_files_in_no_order_are_not_followed_by_others() -> None:
+async def test_files_in_no_order_are_not_followed_by_others(autojump_clock: MockClock) -> None:
     refs, reader = shards(8), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await read_all(engine, refs, [6, 3, 0, 5, 2])
     assert {key for key, _, _ in reader.gets} == {f"shard-{row:02}" for row in (6, 3, 0, 5, 2)}
 
 
-async def test_who_stops_in_the_middle_of_a_file_has_fetched_nothing_of_the_next() -> None:
+async def test_who_stops_in_the_middle_of_a_file_has_fetched_nothing_of_the_next(autojump_clock: MockClock) -> None:
     refs, reader = shards(4), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await read_all(engine, refs, [0])
@@ -199,7 +204,7 @@ async def test_who_stops_in_the_middle_of_a_file_has_fetched_nothing_of_the_next
     assert reader.ranges("shard-02") == []
 
 
-async def test_what_is_not_begun_is_released_after_sixteen_others() -> None:
+async def test_what_is_not_begun_is_released_after_sixteen_others(autojump_clock: MockClock) -> None:
     refs, reader = shards(40), ScriptedReader()
     async with running(reader, CONFIG, Files(refs)) as engine:
         await read_all(engine, refs, [1, 2])
@@ -211,14 +216,16 @@ async def test_what_is_not_begun_is_released_after_sixteen_others() -> None:
         engine.check_invariants()
 
 
-async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed() -> None:
+async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(autojump_clock: MockClock) -> None:
     refs, reader = shards(4), ScriptedReader()
     async with running(reader, SMALL, Files(refs)) as engine:
         await read_all(engine, refs, [0, 1])
     assert reader.ranges("shard-02") == []
 
 
-async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_begins_one() -> None:
+async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_begins_one(
+    autojump_clock: MockClock,
+) -> None:
     refs, reader = [None, *shards(6)], ScriptedReader()
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
     async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
@@ -237,7 +244,9 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybod
 
 
 @pytest.mark.parametrize("first", ["small", "archived"])
-async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read_ahead(first: str) -> None:
+async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read_ahead(
+    autojump_clock: MockClock, first: str
+) -> None:
     refs, reader = shards(3), ScriptedReader()
     refs[0] = listed("first", 10 * KIB) if first == "small" else replace(refs[0], storage_class="GLACIER")
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
@@ -247,7 +256,9 @@ async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read
     assert not reader.gets
 
 
-async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_are_whole() -> None:
+async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_are_whole(
+    autojump_clock: MockClock,
+) -> None:
     refs, reader = [listed(name, 12 * MIB) for name in ("first", "second")], ScriptedReader()
     config = ReadaheadConfig(
         part_size_bytes=2 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB, expects_every_file=True
@@ -260,7 +271,7 @@ async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_ar
     assert sizes[1] == [2 * MIB] * 4
 
 
-async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near() -> None:
+async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near(autojump_clock: MockClock) -> None:
     refs, reader = [listed(name, 20 * MIB) for name in ("first", "second")], ScriptedReader()
     config = ReadaheadConfig(part_size_bytes=4 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB)
     async with running(reader, config, Files(refs)) as engine:
@@ -270,7 +281,7 @@ async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near() -
     assert sizes == [2 * MIB] * 3 + [3 * MIB] * 4 + [2 * MIB]
 
 
-async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at() -> None:
+async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at(autojump_clock: MockClock) -> None:
     reader = ScriptedReader()
     reader.holds = lambda _key, _start, _end: True
     config = replace(CONFIG, expects_every_file=True)
@@ -282,7 +293,7 @@ async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at() -> None
         reader.let_go()
 
 
-async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read() -> None:
+async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read(autojump_clock: MockClock) -> None:
     refs, reader = shards(3), ScriptedReader()
     reader.holds = lambda _key, _start, _end: True
     config = replace(CONFIG, expects_every_file=True)
@@ -296,7 +307,7 @@ async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read() -> 
         reader.let_go()
 
 
-async def test_what_was_fetched_ahead_and_is_read_now_is_not_released() -> None:
+async def test_what_was_fetched_ahead_and_is_read_now_is_not_released(autojump_clock: MockClock) -> None:
     refs, reader = shards(40), ScriptedReader()
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
@@ -306,7 +317,7 @@ async def test_what_was_fetched_ahead_and_is_read_now_is_not_released() -> None:
         engine.release(1)
 
 
-async def test_nothing_is_fetched_where_files_may_be_left_out() -> None:
+async def test_nothing_is_fetched_where_files_may_be_left_out(autojump_clock: MockClock) -> None:
     reader = ScriptedReader()
     async with running(reader, CONFIG, Files(shards(3))) as engine:
         engine.begin()
@@ -314,7 +325,7 @@ async def test_nothing_is_fetched_where_files_may_be_left_out() -> None:
     assert not reader.gets
 
 
-async def test_what_was_fetched_ahead_is_released_when_sixteen_others_were_begun() -> None:
+async def test_what_was_fetched_ahead_is_released_when_sixteen_others_were_begun(autojump_clock: MockClock) -> None:
     refs, reader = shards(20), ScriptedReader()
     async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
         engine.begin()
@@ -325,7 +336,9 @@ async def test_what_was_fetched_ahead_is_released_when_sixteen_others_were_begun
         engine.check_invariants()
 
 
-async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more() -> None:
+async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more(
+    autojump_clock: MockClock,
+) -> None:
     """A few pages were dropped at its beginning: no sign that all of it is wanted."""
     refs, reader = [listed(name, 96 * MIB) for name in ("first", "other")], ScriptedReader()
     config = ReadaheadConfig(first_window_bytes=48 * MIB, memory_limit_bytes=64 * MIB)
