@@ -30,7 +30,7 @@ FLOORS: Mapping[str, set[str]] = {
         "cli": f"__init__ advise demo hints sagemaker mount index s3 {LEAVES}",
         "demo": f"cli mount index s3 testing {LEAVES}",
         "advise": f"index s3 {LEAVES}",
-        "sagemaker": f"mount index readahead s3 {LEAVES}",
+        "sagemaker": f"__init__ mount index readahead s3 {LEAVES}",
         "mount": f"__init__ index readahead s3 {LEAVES}",
         "hints": "errors mount",
         "testing": "errors objects sizes",

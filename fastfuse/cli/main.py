@@ -218,7 +218,7 @@ def mount(
 app.command(cls=Command, epilog=cli_run.EPILOG, context_settings={"allow_interspersed_args": False})(cli_run.run)
 
 
-def _serve(settings: MountSettings, ready: Callable[[], None] | None) -> int:
+def _serve(settings: MountSettings, ready: Callable[[int], None] | None) -> int:
     with startup.loading():
         from fastfuse.mount import supervisor
     return supervisor.run(settings, ready=ready)
@@ -228,7 +228,7 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
     startup = daemon.fork()
     ready = False
 
-    def on_ready() -> None:
+    def on_ready(_: int) -> None:
         nonlocal ready
         ready = True
         startup.ready()

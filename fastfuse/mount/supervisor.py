@@ -65,20 +65,20 @@ _T = TypeVar("_T")
 def run(
     settings: MountSettings,
     *,
-    ready: Callable[[], None] | None = None,
+    ready: Callable[[int], None] | None = None,
     counters: Counters | None = None,
     begin_fd: int | None = None,
 ) -> int:
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
-    `ready` is called once the first read would work (clause L1). A process that made `counters` before it forked this
-    one can read them. If every file will be read, the first large ones are prefetched, but not before `begin_fd` is
-    readable, if it is given.
+    `ready` is called once the first read would work (clause L1), with a descriptor of the index. A process that made
+    `counters` before it forked this one can read them. If every file will be read, the first large ones are prefetched,
+    but not before `begin_fd` is readable, if it is given.
 
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
     """
-    return Supervisor(settings, counters, begin_fd).run(ready or (lambda: None))
+    return Supervisor(settings, counters, begin_fd).run(ready or (lambda _: None))
 
 
 class Supervisor:
@@ -123,7 +123,7 @@ class Supervisor:
         self._keys = KeyFinder(self._s3, self._fork)
         self._refresher = Refresher(settings.source, settings.origin, self._s3, self._counters, self._fork)
 
-    def run(self, ready: Callable[[], None]) -> int:
+    def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         keep_memory_private()
         settings = self._settings
@@ -143,7 +143,7 @@ class Supervisor:
                 _log.info("mounted %s at %s", settings.source, self._mountpoint)
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._mountpoint}")
-                ready()
+                ready(self._snapshot_fd)
                 self._serve()
             finally:
                 exit_code = self._take_down()

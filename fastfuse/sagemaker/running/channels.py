@@ -16,6 +16,8 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.mount.children import fork_child, heard
 from fastfuse.sagemaker.description.channel import Channel, InputMode
+from fastfuse.sagemaker.outputs.lineage import Listing
+from fastfuse.sagemaker.outputs.record import ChannelAccount
 from fastfuse.sagemaker.running.budget import Usage
 from fastfuse.sagemaker.running.phases import Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
@@ -70,6 +72,7 @@ class ChannelProcess:
         self.is_ready = False
         self.is_stopping = False
         self.error: FastfuseError | None = None
+        self._listing: Listing | None = None
         # Read here even after a death.
         self._counters = Counters()
         self._told, self._log = LinePipe(), LinePipe()
@@ -144,6 +147,10 @@ class ChannelProcess:
             lists=indexing if is_listed else 0,
         )
 
+    def account(self) -> ChannelAccount:
+        """Return what the record of the job says of the channel."""
+        return ChannelAccount(channel=self.channel, usage=self.usage(), listing=self._listing)
+
     def _take(self, told: list[bytes], log: list[bytes], phases: Phases) -> None:
         for line in log:
             phases.relay(line)
@@ -156,6 +163,8 @@ class ChannelProcess:
     def _hear(self, message: dict[str, Any], phases: Phases) -> None:
         if "progress" in message:
             phases.download(self.channel.name, *message["progress"])
+        if "listing" in message:
+            self._listing = Listing(**message["listing"])
         if "ready" in message:
             self.is_ready = True
             phases.say(f"{self.channel.name} ({self.channel.input_mode}): {message['ready']}")

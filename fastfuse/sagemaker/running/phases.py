@@ -74,6 +74,12 @@ class Phases:
         """Return the seconds of the phases that are over."""
         return ", ".join(f"{phase} {took_s:.1f} s" for phase, took_s in self._took_s.items())
 
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase until now."""
+        assert self._now is not None
+        now = {self._now: self._took_s.get(self._now, 0.0) + time.monotonic() - self._since_s}
+        return {phase.value: took_s for phase, took_s in (self._took_s | now).items()}
+
     def relay(self, line: bytes) -> None:
         """Print a line of a channel's process on standard error."""
         self._write(line.decode(errors="backslashreplace"))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.description.channel import InputMode
 from fastfuse.sagemaker.download import disk_claims
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.running.channels import ChannelProcess
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
@@ -65,6 +66,7 @@ class _Run:
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
+        self._started_at = time.time()
         self._has_terminal = os.isatty(2)
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
@@ -99,6 +101,25 @@ class _Run:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
         claimed_fd = claim_base_dir(settings.paths)
+        try:
+            self._make_place()
+            try:
+                outcome = self._run_in_place(program)
+            except FastfuseError as error:
+                self._record(_Outcome(Phase.FAILED, str(error), error.exit_code))
+                raise
+            self._record(outcome)
+            return outcome
+        finally:
+            os.close(claimed_fd)
+
+    def _make_place(self) -> None:
+        """Make the base directory ready for this job, and keep what an earlier one left.
+
+        Raises:
+            FastfuseError: it cannot be, and nothing there was changed that is not ours.
+        """
+        settings = self._settings
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
         name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
@@ -106,6 +127,32 @@ class _Run:
         if aside is not None:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)
+
+    def _record(self, outcome: _Outcome) -> None:
+        """Write the record of the job, and print why the script failed if it has said so."""
+        settings = self._settings
+        is_script = outcome.exit_code != 0 and self._command is not None
+        failure = read_failure(settings.paths, self._started_at) if is_script else ""
+        if failure:
+            self._phases.say(f"the script's failure: {failure}")
+        ending = Ending(
+            status=outcome.phase.value,
+            secondary_status=outcome.phase.value,
+            exit_code=outcome.exit_code,
+            started_at=self._started_at,
+            phase_s=self._phases.seconds(),
+            failure_reason=failure or (outcome.text if outcome.phase is Phase.FAILED else ""),
+        )
+        accounts = [channel.account() for channel in self._channels]
+        record = job_record(settings.job, settings.cluster, ending, accounts, ended_at=time.time())
+        try:
+            write_record(record, settings.paths)
+        except OSError as error:
+            _log.error("%s cannot be written: %s", settings.paths.output / RECORD_NAME, error.strerror)
+
+    def _run_in_place(self, program: str) -> _Outcome:
+        """Run the job in the base directory, which is ours."""
+        settings = self._settings
         # They stay blocked until the end: a late signal must not replace the exit code.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         adopt_orphans()
@@ -137,7 +184,6 @@ class _Run:
             for guard in guards.values():
                 guard.close()
             os.close(begin_fd)
-            os.close(claimed_fd)
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of the command: our own and the job's."""

@@ -1,7 +1,7 @@
 """The work of one channel's process: index, then mount, download or stream, and report to the parent.
 
-A message is a line of JSON: ``{"ready": ...}``, ``{"progress": ...}`` of a download, or an error as `mount.children`
-writes it. Counters are in memory that parent and child share.
+A message is a line of JSON: ``{"listing": ...}``, ``{"ready": ...}``, ``{"progress": ...}`` of a download, or an error
+as `mount.children` writes it. Counters are in memory that parent and child share.
 """
 
 import json
@@ -9,12 +9,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
@@ -35,6 +36,7 @@ from fastfuse.sagemaker.download import (
 )
 from fastfuse.sagemaker.local.file_listing import index_files
 from fastfuse.sagemaker.local.keeping import keep_in_place
+from fastfuse.sagemaker.outputs.lineage import listing_of
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
 from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
@@ -151,6 +153,10 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     return snapshot_fd, report.files
 
 
+def _listing(snapshot_fd: int) -> dict[str, object]:
+    return asdict(listing_of(open_snapshot(snapshot_fd)))
+
+
 def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     del counters  # nothing is read here
     channel, paths, origin = task.channel, task.settings.paths, task.origin
@@ -168,6 +174,7 @@ def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> i
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.settings.paths.channel(task.channel.name)
     snapshot_fd, _ = _index(task, counters)
+    tell(listing=_listing(snapshot_fd))
     gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
 
     def report(progress: DownloadReport) -> None:
@@ -201,6 +208,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     channel, paths, shard = task.channel, task.settings.paths, task.shard if task.channel.is_dealt_anew else None
     _remove_mountpoint(paths.channel(channel.name))
     snapshot_fd, file_count = _index(task, counters)
+    tell(listing=_listing(snapshot_fd))
     are_local = isinstance(channel.source, LocalDirectory)
     gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
 
@@ -279,7 +287,8 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         grace_s=task.settings.grace_s,
     )
 
-    def ready() -> None:
+    def ready(snapshot_fd: int) -> None:
+        tell(listing=_listing(snapshot_fd))
         files = counters.get("fastfuse_table_files")
         tell(ready=f"{files:,} objects at {place}")
 

@@ -24,6 +24,7 @@ __all__ = [
     "claim_base_dir",
     "input_data_config",
     "resource_config",
+    "write_file",
     "write_job_files",
 ]
 
@@ -103,7 +104,7 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
         config_fd = open_directory(paths.config, paths.base)
         try:
             for name, content in files.items():
-                _write(config_fd, name, json.dumps(content, separators=(",", ":")))
+                write_file(config_fd, name, json.dumps(content, separators=(",", ":")))
         finally:
             os.close(config_fd)
     except OSError as error:
@@ -120,7 +121,8 @@ def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
     return ConfigurationError(message, hint="run as root, or name a directory of yours with --base-dir")
 
 
-def _write(directory_fd: int, name: str, text: str) -> None:
+def write_file(directory_fd: int, name: str, text: str) -> None:
+    """Put a file in place whole, or not at all."""
     hidden = f".{name}.{os.urandom(8).hex()}"
     # The script may be another user's.
     made = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory_fd)

@@ -1,0 +1,137 @@
+"""The record of a job: ``output/job-record.json``, the lineage that SageMaker would keep.
+
+docs/USAGE.md describes its fields. Names are those of SageMaker's API where it has one.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fastfuse import __version__
+from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
+from fastfuse.sagemaker.outputs.lineage import Listing
+from fastfuse.sagemaker.running.budget import Usage
+from fastfuse.sagemaker.script.directories import open_directory
+from fastfuse.sagemaker.script.files import JobPaths, write_file
+
+__all__ = ["RECORD_NAME", "ChannelAccount", "Ending", "job_record", "read_failure", "write_record"]
+
+RECORD_NAME: Final = "job-record.json"
+# Of the record's fields; a change that breaks a reader makes it another.
+_FORMAT: Final = 1
+# As many as SageMaker shows.
+_FAILURE_CHARACTERS: Final = 1024
+_MAX_CHARACTER_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelAccount:
+    """A channel, and what this host had of it."""
+
+    channel: Channel
+    usage: Usage
+    # None: the channel was not listed, or is a directory that the script itself reads.
+    listing: Listing | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The end of a run: its last phase, with the seconds of those before."""
+
+    # ``Completed``, ``Failed`` or ``Stopped``.
+    status: str
+    # The status, or what SageMaker calls a special one.
+    secondary_status: str
+    exit_code: int
+    started_at: float
+    phase_s: Mapping[str, float]
+    # Empty for a job that did not fail.
+    failure_reason: str = ""
+
+
+def job_record(
+    job: TrainingJob, cluster: Cluster, ending: Ending, channels: Sequence[ChannelAccount], *, ended_at: float
+) -> dict[str, object]:
+    """Return the record as JSON."""
+    failure = {"FailureReason": ending.failure_reason} if ending.failure_reason else {}
+    return {
+        "RecordFormat": _FORMAT,
+        "FastfuseVersion": __version__,
+        "TrainingJobName": job.name or None,
+        "TrainingJobArn": job.arn or None,
+        "CurrentHost": cluster.current_host,
+        "Hosts": list(cluster.hosts),
+        "TrainingJobStatus": ending.status,
+        "SecondaryStatus": ending.secondary_status,
+        "ExitCode": ending.exit_code,
+        **failure,
+        "StartTime": _utc(ending.started_at),
+        "EndTime": _utc(ended_at),
+        "PhaseSeconds": {name: round(took_s, 3) for name, took_s in ending.phase_s.items()},
+        "Channels": {account.channel.name: _channel(account, cluster) for account in channels},
+    }
+
+
+def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
+    channel, usage, listing = account.channel, account.usage, account.listing
+    shard = cluster.shard(channel)
+    listed = {}
+    if listing is not None:
+        listed = {"Objects": listing.objects, "Bytes": listing.total_bytes, "ListingSha256": listing.sha256}
+    return {
+        "InputMode": channel.input_mode.value,
+        "Source": str(channel.source),
+        "SourceType": channel.source_kind.value,
+        "ShuffleSeed": channel.shuffle_seed,
+        "Shard": None if shard is None else {"Index": shard.index, "Count": shard.count},
+        **listed,
+        "BytesRead": usage.fetched_bytes,
+        "GetRequests": usage.gets,
+        "ListRequests": usage.lists,
+        "CostUsd": usage.cost_usd,
+    }
+
+
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def write_record(record: Mapping[str, object], paths: JobPaths) -> bytes:
+    """Put the record in place whole, beside the outputs, and return its bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = json.dumps(record, indent=2) + "\n"
+    output_fd = open_directory(paths.output, paths.base)
+    try:
+        write_file(output_fd, RECORD_NAME, text)
+    finally:
+        os.close(output_fd)
+    return text.encode()
+
+
+def read_failure(paths: JobPaths, since: float = 0.0) -> str:
+    """Return what the script has written to ``output/failure`` `since` then, at most 1,024 characters, or "".
+
+    Control characters but newlines and tabs are replaced, because the text is printed.
+    """
+    try:
+        output_fd = open_directory(paths.output, paths.base)
+        try:
+            # Neither a link nor a FIFO leads anywhere.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with os.fdopen(os.open("failure", flags, dir_fd=output_fd), "rb") as file:
+                # A run that keeps what was there does not fail for an earlier one's reason.
+                if os.fstat(file.fileno()).st_mtime < since:
+                    return ""
+                data = file.read(_FAILURE_CHARACTERS * _MAX_CHARACTER_BYTES)
+        finally:
+            os.close(output_fd)
+    except OSError:
+        return ""
+    text = data.decode(errors="replace").strip()[:_FAILURE_CHARACTERS]
+    return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -1,0 +1,96 @@
+"""The record of a job, and the reason that a script gives for its failure."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse import __version__
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, read_failure
+from fastfuse.sagemaker.script.files import JobPaths
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from tests.sagemaker.running.jobs import BUCKET, Job, channel, running, script
+from tests.semantics.leftovers import nothing_is_left
+
+__all__ = ["nothing_is_left"]
+
+CHANNELS = [channel("f", "File", "data/"), channel("m", "FastFile", "data/"), channel("p", "Pipe", "data/")]
+READ_ALL = """
+import os
+for name, path in (("f", "/x"), ("m", "/x"), ("p", "_0")):
+    open(os.environ["SM_CHANNEL_" + name.upper()] + path, "rb").read()
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({BUCKET: MemoryObjects({"data/x": bytes(1000)})}) as running_server:
+        yield running_server
+
+
+def record_of(job: Job) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((job.base / "output" / RECORD_NAME).read_text())
+    return record
+
+
+def test_a_job_leaves_a_record_with_what_each_channel_held_and_cost(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, CHANNELS, command=script(READ_ALL)) as job:
+        assert job.wait() == 0, job.log
+        record = record_of(job)
+    assert record["FastfuseVersion"] == __version__
+    assert (record["TrainingJobStatus"], record["SecondaryStatus"], record["ExitCode"]) == ("Completed",) * 2 + (0,)
+    assert "FailureReason" not in record
+    assert {"Starting", "Downloading", "Training"} <= record["PhaseSeconds"].keys()
+    assert record["StartTime"] <= record["EndTime"]
+    assert {name: entry["InputMode"] for name, entry in record["Channels"].items()} == {
+        "f": "File",
+        "m": "FastFile",
+        "p": "Pipe",
+    }
+    for entry in record["Channels"].values():
+        assert (entry["Source"], entry["Objects"], entry["Bytes"]) == ("s3://bucket/data/", 1, 1000)
+        assert entry["BytesRead"] >= 1000
+        assert entry["GetRequests"] >= 1
+        assert entry["CostUsd"] > 0
+    assert len({entry["ListingSha256"] for entry in record["Channels"].values()}) == 1
+
+
+def test_a_script_that_fails_says_why_on_the_screen_and_in_the_record(server: LoopbackServer) -> None:
+    text = "import os, sys; open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('no labels'); sys.exit(7)"
+    with running(server.endpoint_url, [CHANNELS[0]], command=script(text)) as job:
+        assert job.wait() == 7
+        assert "the script's failure: no labels" in job.log
+        record = record_of(job)
+    assert (record["TrainingJobStatus"], record["ExitCode"]) == ("Failed", 7)
+    assert record["FailureReason"] == "no labels"
+
+
+def test_a_job_that_cannot_be_prepared_has_a_record_too(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
+    with running(server.endpoint_url, [CHANNELS[0]], command=script("")) as job:
+        assert job.wait() == 3
+        record = record_of(job)
+    assert (record["TrainingJobStatus"], record["ExitCode"]) == ("Failed", 3)
+    assert "channel f: " in record["FailureReason"]
+    assert "ListingSha256" not in record["Channels"]["f"]
+
+
+def test_a_failure_is_cut_and_has_no_control_characters(tmp_path: Path) -> None:
+    paths = JobPaths(tmp_path)
+    assert read_failure(paths) == ""
+    (tmp_path / "output" / "failure").write_bytes(b"\x1b[31mred\n\xff" + "ü".encode() * 2000)
+    assert read_failure(paths) == ("\ufffd[31mred\n\ufffd" + "ü" * 2000)[:1024]
+    assert read_failure(paths, since=(tmp_path / "output" / "failure").stat().st_mtime + 1) == ""
+
+
+def test_a_failure_that_is_a_link_or_a_fifo_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "output" / "failure").symlink_to(tmp_path / "secret")
+    assert read_failure(JobPaths(tmp_path)) == ""
+    (tmp_path / "output" / "failure").unlink()
+    os.mkfifo(tmp_path / "output" / "failure")
+    assert read_failure(JobPaths(tmp_path)) == ""
