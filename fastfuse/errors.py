@@ -23,6 +23,7 @@ __all__ = [
     "ObjectArchivedError",
     "ObjectChangedError",
     "ObjectDeniedError",
+    "OutputError",
     "PoisonedReadError",
     "ReadError",
     "ServiceError",
@@ -109,6 +110,12 @@ class DiskError(FastfuseError):
     """The host's disk does not take what is downloaded: it is full, read-only, or something is in the way."""
 
     exit_code = 5
+
+
+class OutputError(FastfuseError):
+    """What a job has made did not get into S3; the message names the directory where it still lies."""
+
+    exit_code = 6
 
 
 class ReadError(FastfuseError):

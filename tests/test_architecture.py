@@ -114,7 +114,8 @@ PURE = {
         "sagemaker.pipe.encodings",
         "sagemaker.pipe.sequence",
     ),
-    *("sagemaker.description.request", "sagemaker.description.spelling"),
+    "sagemaker.outputs.places",
+    *("sagemaker.description.ending", "sagemaker.description.request", "sagemaker.description.spelling"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

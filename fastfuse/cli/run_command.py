@@ -197,7 +197,7 @@ def run(
         allow_other=allow_other,
         keeps=keep,
         grace_s=grace_s,
-        command=tuple(command or ()),
+        command=tuple(command or described.command),
         stop_timeout_s=stop_timeout,
         environment=context.obj,
         is_json=logs.json,

@@ -6,7 +6,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import HTTPClientError
 
 from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
@@ -214,3 +216,20 @@ async def test_what_may_not_be_read_again_counts_as_written() -> None:
             assert server.faults.hits(rule) == 1
             server.faults.clear()
             assert (await client.head("bucket", "key")).size_bytes == 4
+
+
+async def test_a_body_goes_in_large_chunks_whatever_bytes_it_has(
+    moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    async def note(_: object, request: AWSPreparedRequest) -> None:
+        sizes.extend([len(chunk) async for chunk in request.body])
+        raise HTTPClientError(error=ValueError("sent"))
+
+    monkeypatch.setattr(HttpxSession, "send", note)
+    os.write(fd, b"\n" * (3 << 18))
+    async with opened(moto_server.endpoint_url) as client:
+        with pytest.raises(ServiceError):
+            await upload(client, fd, "bucket", "newlines")
+    assert sizes[:3] == [1 << 18] * 3

@@ -13,10 +13,12 @@ from fastfuse.sagemaker.description.request import (
     ChannelRequest,
     FileSystemSource,
     GroupRequest,
+    OutputRequest,
     Request,
     ResourceRequest,
     S3Source,
     SourceRequest,
+    StoppingRequest,
 )
 
 
@@ -39,6 +41,8 @@ def service() -> dict[str, Any]:
         (AlgorithmRequest, ("AlgorithmSpecification",)),
         (ResourceRequest, ("ResourceConfig",)),
         (GroupRequest, ("InstanceGroup",)),
+        (OutputRequest, ("OutputDataConfig",)),
+        (StoppingRequest, ("StoppingCondition",)),
     ],
 )
 def test_every_field_that_the_api_has_is_known(shape: type[BaseModel], names: tuple[str, ...]) -> None:

@@ -75,7 +75,7 @@ def test_without_a_terminal_a_download_is_told_seldom(capsys: pytest.CaptureFixt
     phases.enter(Phase.DOWNLOADING, "x")
     capsys.readouterr()
     for done_bytes in range(100):
-        phases.download("train", done_bytes, 100)
+        phases.progress("train", done_bytes, 100)
     assert capsys.readouterr().err == ""
 
 
@@ -84,14 +84,14 @@ def test_on_a_terminal_that_cannot_redraw_a_download_is_told_in_lines(monkeypatc
     phases = Phases(is_json=False)
     with stderr_on_terminal(monkeypatch, "dumb") as fd:
         phases.enter(Phase.DOWNLOADING, "x")
-        phases.download("train", 50, 100)
+        phases.progress("train", 50, 100)
         read_until(fd, b" Downloading - train: 50 B of 100 B (50%)\r\n")
 
 
 def test_the_lines_of_channels_stay_as_they_are_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     phases = Phases(is_json=False)
     with stderr_on_terminal(monkeypatch, "xterm") as fd:
-        phases.download("train", 50, 100)
+        phases.progress("train", 50, 100)
         phases.relay(b"key :dog:[bold]")
         phases.finish_bar()
         assert b"train " in read_until(fd, b"\x1b[2Kkey :dog:[bold]\r\n")

@@ -14,7 +14,9 @@ __all__ = [
     "Cluster",
     "InputMode",
     "InstanceGroup",
+    "Limits",
     "LocalDirectory",
+    "OutputConfig",
     "RequestedGroup",
     "TrainingJob",
 ]
@@ -163,6 +165,27 @@ class RequestedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """``OutputDataConfig``: where model and output of the job go, and how."""
+
+    # The prefix of the job's own, which ends in ``output/``.
+    place: S3Uri
+    # Empty: the bucket's default encryption.
+    kms_key_id: str = ""
+    # ``GZIP``: one archive for each directory; else every file is an object.
+    is_compressed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """``StoppingCondition``; None: no limit."""
+
+    runtime_s: int | None = None
+    # From the request for a spot instance to the end of the job; nobody waits for one here.
+    wait_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
     """A job description, checked."""
 
@@ -176,3 +199,8 @@ class TrainingJob:
     # Left out of repr: people put tokens there.
     hyperparameters: dict[str, str] = field(default_factory=dict, repr=False)
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    # None: what the job makes stays on this host.
+    output: OutputConfig | None = None
+    limits: Limits = Limits()
+    # ``ContainerEntrypoint`` and ``ContainerArguments``; left out of repr, for people put tokens there.
+    command: tuple[str, ...] = field(default=(), repr=False)

@@ -22,6 +22,7 @@ __all__ = [
     "DataDistribution",
     "FileSystemAccess",
     "FileSystemSource",
+    "OutputCompression",
     "RecordWrapper",
     "Request",
     "ResourceRequest",
@@ -45,6 +46,11 @@ class DataDistribution(StrEnum):
     SHARDED = "ShardedByS3Key"
 
 
+class OutputCompression(StrEnum):
+    GZIP = "GZIP"
+    NONE = "NONE"
+
+
 class FileSystemAccess(StrEnum):
     READ_ONLY = "ro"
     READ_WRITE = "rw"
@@ -60,6 +66,7 @@ _Mode = Annotated[InputMode, Field(strict=False)]
 _Kind = Annotated[SourceKind, Field(strict=False)]
 _Distribution = Annotated[DataDistribution, Field(strict=False)]
 _Compression = Annotated[CompressionType, Field(strict=False)]
+_OutputCompression = Annotated[OutputCompression, Field(strict=False)]
 _Wrapper = Annotated[RecordWrapper, Field(strict=False)]
 _Access = Annotated[FileSystemAccess, Field(strict=False)]
 _FileSystem = Annotated[FileSystemType, Field(strict=False)]
@@ -73,6 +80,9 @@ _VariableName = Annotated[str, Field(max_length=512, pattern=r"^[a-zA-Z_][a-zA-Z
 _VariableValue = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
 _Long = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Seconds = Annotated[int, Field(ge=1, lt=2**31)]
+# Of a command; no NUL can stand in one.
+_Word = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 
 
 def _names(words: str) -> frozenset[str]:
@@ -135,11 +145,12 @@ class ChannelRequest(_Shape):
 
 class AlgorithmRequest(_Shape):
     ignored = _names("""
-        AlgorithmName ContainerArguments ContainerEntrypoint EnableSageMakerMetricsTimeSeries MetricDefinitions
-        TrainingImage TrainingImageConfig
+        AlgorithmName EnableSageMakerMetricsTimeSeries MetricDefinitions TrainingImage TrainingImageConfig
     """)
 
     TrainingInputMode: _Mode | None = None
+    ContainerEntrypoint: Annotated[tuple[_Word, ...], Field(min_length=1, max_length=100, strict=False)] | None = None
+    ContainerArguments: Annotated[tuple[_Word, ...], Field(min_length=1, max_length=100, strict=False)] | None = None
 
 
 class GroupRequest(_Shape):
@@ -159,16 +170,30 @@ class ResourceRequest(_Shape):
     InstanceGroups: Annotated[tuple[GroupRequest, ...], Field(max_length=5, strict=False)] = ()
 
 
+class OutputRequest(_Shape):
+    S3OutputPath: Annotated[str, Field(max_length=1024)]
+    KmsKeyId: Annotated[str, Field(max_length=2048, pattern=r"^[a-zA-Z0-9:/_-]*$")] | None = None
+    CompressionType: _OutputCompression = OutputCompression.GZIP
+
+
+class StoppingRequest(_Shape):
+    # The wait for instances.
+    ignored = frozenset({"MaxPendingTimeInSeconds"})
+
+    MaxRuntimeInSeconds: _Seconds | None = None
+    MaxWaitTimeInSeconds: _Seconds | None = None
+
+
 class Request(_Shape):
     ignored = _names("""
         AutoMLJobArn BillableTimeInSeconds BillableTokenCount CheckpointConfig CreationTime DebugHookConfig
         DebugRuleConfigurations DebugRuleEvaluationStatuses EnableInterContainerTrafficEncryption
         EnableManagedSpotTraining EnableNetworkIsolation ExperimentConfig FailureReason FinalMetricDataList
         InfraCheckConfig LabelingJobArn LastModifiedTime MlflowConfig MlflowDetails ModelArtifacts
-        ModelPackageConfig OutputDataConfig OutputModelPackageArn ProfilerConfig ProfilerRuleConfigurations
+        ModelPackageConfig OutputModelPackageArn ProfilerConfig ProfilerRuleConfigurations
         ProfilerRuleEvaluationStatuses ProfilingStatus ProgressInfo RemoteDebugConfig ResponseMetadata
         RetryStrategy RoleArn SecondaryStatus SecondaryStatusTransitions ServerlessJobConfig
-        SessionChainingConfig StoppingCondition Tags TensorBoardOutputConfig TrainingEndTime TrainingJobStatus
+        SessionChainingConfig Tags TensorBoardOutputConfig TrainingEndTime TrainingJobStatus
         TrainingStartTime TrainingTimeInSeconds TuningJobArn VpcConfig WarmPoolStatus
     """)
 
@@ -177,6 +202,8 @@ class Request(_Shape):
     TrainingJobArn: str | None = None
     AlgorithmSpecification: AlgorithmRequest = AlgorithmRequest()
     ResourceConfig: ResourceRequest | None = None
+    OutputDataConfig: OutputRequest | None = None
+    StoppingCondition: StoppingRequest | None = None
     HyperParameters: Annotated[dict[_ParameterName, _ParameterValue], Field(max_length=100)] = {}
     Environment: Annotated[dict[_VariableName, _VariableValue], Field(max_length=100)] = {}
 
@@ -234,6 +261,7 @@ _REQUIRED: Final = {
     "InputDataConfig": "it is the list of the job's channels; a job without channels needs no fastfuse",
     "S3DataType": "one of S3Prefix, ManifestFile and AugmentedManifestFile",
     "S3Uri": "write it as s3://BUCKET/PREFIX",
+    "S3OutputPath": "write it as s3://BUCKET/PREFIX",
     "DataSource": "it says where the data of the channel is: an S3DataSource or a FileSystemDataSource",
 }
 
@@ -264,4 +292,6 @@ _SHAPES: Final[dict[str, type[_Shape]]] = {
     "AlgorithmSpecification": AlgorithmRequest,
     "ResourceConfig": ResourceRequest,
     "InstanceGroups": GroupRequest,
+    "OutputDataConfig": OutputRequest,
+    "StoppingCondition": StoppingRequest,
 }

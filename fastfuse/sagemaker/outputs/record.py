@@ -7,17 +7,18 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fastfuse import __version__
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 from fastfuse.sagemaker.outputs.lineage import Listing
 from fastfuse.sagemaker.running.budget import Usage
 from fastfuse.sagemaker.script.directories import open_directory
 from fastfuse.sagemaker.script.files import JobPaths, write_file
 
-__all__ = ["RECORD_NAME", "ChannelAccount", "Ending", "job_record", "read_failure", "write_record"]
+__all__ = ["RECORD_NAME", "Artifact", "ChannelAccount", "Ending", "job_record", "read_failure", "write_record"]
 
 RECORD_NAME: Final = "job-record.json"
 # Of the record's fields; a change that breaks a reader makes it another.
@@ -38,6 +39,18 @@ class ChannelAccount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """Something that the job has made, as S3 holds it."""
+
+    uri: S3Uri
+    files: int
+    # Of the files.
+    total_bytes: int
+    # Of the archive; empty for a prefix.
+    etag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """The end of a run: its last phase, with the seconds of those before."""
 
@@ -50,6 +63,8 @@ class Ending:
     phase_s: Mapping[str, float]
     # Empty for a job that did not fail.
     failure_reason: str = ""
+    # By name: ``model`` and ``output``.
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
 
 
 def job_record(
@@ -71,6 +86,7 @@ def job_record(
         "StartTime": _utc(ending.started_at),
         "EndTime": _utc(ended_at),
         "PhaseSeconds": {name: round(took_s, 3) for name, took_s in ending.phase_s.items()},
+        "Artifacts": {name: _artifact(artifact) for name, artifact in ending.artifacts.items()},
         "Channels": {account.channel.name: _channel(account, cluster) for account in channels},
     }
 
@@ -93,6 +109,11 @@ def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
         "ListRequests": usage.lists,
         "CostUsd": usage.cost_usd,
     }
+
+
+def _artifact(artifact: Artifact) -> dict[str, object]:
+    etag = {"ETag": artifact.etag} if artifact.etag else {}
+    return {"S3Uri": str(artifact.uri), "Files": artifact.files, "Bytes": artifact.total_bytes, **etag}
 
 
 def _utc(at: float) -> str:

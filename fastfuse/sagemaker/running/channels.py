@@ -162,7 +162,7 @@ class ChannelProcess:
 
     def _hear(self, message: dict[str, Any], phases: Phases) -> None:
         if "progress" in message:
-            phases.download(self.channel.name, *message["progress"])
+            phases.progress(self.channel.name, *message["progress"])
         if "listing" in message:
             self._listing = Listing(**message["listing"])
         if "ready" in message:

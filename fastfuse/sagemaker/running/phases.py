@@ -1,8 +1,7 @@
-"""The phases of a job with their seconds, as SageMaker's console prints them, and the progress of downloads.
+"""The phases of a job with their seconds, as SageMaker's console prints them, and the progress of transfers.
 
 Names and UTC times are those of ``SecondaryStatusTransitions``
-(https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html), without Uploading: what
-the command writes stays on this host.
+(https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html).
 
 On a terminal a bar is drawn; lines of the channels' processes pass through here so as not to break it. Nothing here
 starts a thread, because the caller forks.
@@ -36,9 +35,16 @@ class Phase(StrEnum):
     DOWNLOADING = "Downloading"
     TRAINING = "Training"
     STOPPING = "Stopping"
+    UPLOADING = "Uploading"
     COMPLETED = "Completed"
     FAILED = "Failed"
     STOPPED = "Stopped"
+    MAX_RUNTIME_EXCEEDED = "MaxRuntimeExceeded"
+
+    @property
+    def status(self) -> str:
+        """The ``TrainingJobStatus`` of a job that ended so."""
+        return "Stopped" if self is Phase.MAX_RUNTIME_EXCEEDED else self.value
 
 
 class Phases:
@@ -84,16 +90,16 @@ class Phases:
         """Print a line of a channel's process on standard error."""
         self._write(line.decode(errors="backslashreplace"))
 
-    def download(self, channel: str, done_bytes: int, total_bytes: int) -> None:
-        """Show how far a download is."""
+    def progress(self, name: str, done_bytes: int, total_bytes: int) -> None:
+        """Show how far a download or an upload is."""
         if not self._is_json and can_redraw(Console(stderr=True)):
-            self._draw(channel, done_bytes, total_bytes)
+            self._draw(name, done_bytes, total_bytes)
             return
         now_s = time.monotonic()
-        if now_s - self._told_s.setdefault(channel, now_s) >= _LINE_EVERY_S:
-            self._told_s[channel] = now_s
+        if now_s - self._told_s.setdefault(name, now_s) >= _LINE_EVERY_S:
+            self._told_s[name] = now_s
             percent = f" ({done_bytes / total_bytes:.0%})" if total_bytes else ""
-            self.say(f"{channel}: {format_size(done_bytes)} of {format_size(total_bytes)}{percent}")
+            self.say(f"{name}: {format_size(done_bytes)} of {format_size(total_bytes)}{percent}")
 
     def finish_bar(self) -> None:
         """Remove the bar until there is something to draw again."""
@@ -102,7 +108,7 @@ class Phases:
             self._bar = None
             self._tasks.clear()
 
-    def _draw(self, channel: str, done_bytes: int, total_bytes: int) -> None:
+    def _draw(self, name: str, done_bytes: int, total_bytes: int) -> None:
         if self._bar is None:
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
             self._bar = Progress(
@@ -114,9 +120,9 @@ class Phases:
                 redirect_stderr=False,
             )
             self._bar.start()
-        if channel not in self._tasks:
-            self._tasks[channel] = self._bar.add_task(channel, total=total_bytes)
-        self._bar.update(self._tasks[channel], completed=done_bytes, total=total_bytes)
+        if name not in self._tasks:
+            self._tasks[name] = self._bar.add_task(name, total=total_bytes)
+        self._bar.update(self._tasks[name], completed=done_bytes, total=total_bytes)
         self._bar.refresh()
 
     def _write(self, line: str) -> None:

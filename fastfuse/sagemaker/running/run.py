@@ -3,21 +3,25 @@
 It is small and has one thread, because it forks for as long as it lives. Its signals are blocked and taken one at a
 time; children announce what they say by a signal, too (SIGIO).
 
-States: starting -> downloading -> training -> stopping -> gone. A channel that fails before the command starts ends the
-run. A failure later does not disturb other channels: the command itself sees a mount's errors. A FIFO cannot carry an
-error, so the command is told to stop when a stream fails.
+States: starting -> downloading -> training -> stopping -> uploading -> gone. A channel that fails before the command
+starts ends the run. A failure later does not disturb other channels: the command itself sees a mount's errors. A FIFO
+cannot carry an error, so the command is told to stop when a stream fails.
 """
 
 import logging
+import math
 import os
 import signal
 import time
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
-from fastfuse.sagemaker.description.channel import InputMode
+from fastfuse.sagemaker.description.channel import InputMode, OutputConfig
 from fastfuse.sagemaker.download import disk_claims
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_record, read_failure, write_record
+from fastfuse.sagemaker.outputs.places import model_uri, output_uri, record_uri
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, Artifact, Ending, job_record, read_failure, write_record
+from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask
+from fastfuse.sagemaker.outputs.uploader import Uploader
 from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.running.channels import ChannelProcess
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
@@ -57,6 +61,8 @@ class _Outcome(NamedTuple):
     phase: Phase
     text: str
     exit_code: int
+    # Raised in the end.
+    error: FastfuseError | None = None
 
 
 class _Run:
@@ -74,12 +80,26 @@ class _Run:
         self._stopped_by: signal.Signals | None = None
         # Channels that ended by themselves and were logged.
         self._lost: set[str] = set()
+        runtime_s = settings.job.limits.runtime_s
+        # MaxRuntimeInSeconds counts from the start, downloads included, as SageMaker's TrainingStartTime.
+        self._end_at_s = math.inf if runtime_s is None else time.monotonic() + runtime_s
+        # The limit was over before a signal told us to stop.
+        self._is_out_of_time = False
+        # Everything was ready: from then on the job may have made something.
+        self._was_ready = False
+        self._uploader: Uploader | None = None
+        # What S3 holds of the job, by name.
+        self._artifacts: dict[str, Artifact] = {}
 
     def run(self) -> int:
         """Run the job; see the function `run`."""
         channels = self._settings.channels
         names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
         self._phases.enter(Phase.STARTING, f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}")
+        if self._settings.job.output is not None:
+            self._phases.say(f"Model and output go to {self._settings.job.output.place} at the end")
+        elif self._settings.job.arn:
+            self._phases.say("The job ran in SageMaker: its model is not replaced, and nothing is uploaded")
         if assumed := [channel for channel in channels if channel.is_mode_assumed]:
             names = ", ".join(channel.name for channel in assumed)
             self._phases.say(f"No InputMode is given for {names}: {assumed[0].input_mode} is taken")
@@ -89,6 +109,8 @@ class _Run:
             self._say_end(Phase.FAILED, str(error))
             raise
         self._say_end(outcome.phase, outcome.text)
+        if outcome.error is not None:
+            raise outcome.error
         return outcome.exit_code
 
     def _say_end(self, phase: Phase, text: str) -> None:
@@ -129,26 +151,33 @@ class _Run:
         write_job_files(settings.job, settings.cluster, settings.paths)
 
     def _record(self, outcome: _Outcome) -> None:
-        """Write the record of the job, and print why the script failed if it has said so."""
+        """Write the record of the job, here and beside its outputs, and print why the script says it failed."""
         settings = self._settings
         is_script = outcome.exit_code != 0 and self._command is not None
         failure = read_failure(settings.paths, self._started_at) if is_script else ""
         if failure:
             self._phases.say(f"the script's failure: {failure}")
         ending = Ending(
-            status=outcome.phase.value,
+            status=outcome.phase.status,
             secondary_status=outcome.phase.value,
             exit_code=outcome.exit_code,
             started_at=self._started_at,
             phase_s=self._phases.seconds(),
             failure_reason=failure or (outcome.text if outcome.phase is Phase.FAILED else ""),
+            artifacts=self._artifacts,
         )
         accounts = [channel.account() for channel in self._channels]
         record = job_record(settings.job, settings.cluster, ending, accounts, ended_at=time.time())
+        place = settings.paths.output / RECORD_NAME
         try:
-            write_record(record, settings.paths)
+            data = write_record(record, settings.paths)
         except OSError as error:
-            _log.error("%s cannot be written: %s", settings.paths.output / RECORD_NAME, error.strerror)
+            _log.error("%s cannot be written: %s", place, error.strerror)
+            return
+        if settings.job.output is not None and self._was_ready:
+            uri = record_uri(settings.job.output, settings.cluster)
+            for lost in self._send(settings.job.output, Outgoing(name="record", place=place, uri=uri, data=data)):
+                _log.error("%s", lost)
 
     def _run_in_place(self, program: str) -> _Outcome:
         """Run the job in the base directory, which is ours."""
@@ -170,20 +199,28 @@ class _Run:
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # Meanwhile, for a driver with many GPUs takes seconds to answer.
             environment = self._environment() if settings.command else {}
-            if not self._get_ready():
-                assert self._stopped_by is not None
-                text = f"by {self._stopped_by.name} before everything was ready"
-                return _Outcome(Phase.STOPPED, text, 128 + self._stopped_by)
-            os.eventfd_write(begin_fd, 1)
-            if not settings.command:
-                return self._stay_up()
-            return self._train(program, environment)
+            outcome = self._run_to_the_end(program, environment, begin_fd)
+            return self._upload(outcome) if self._was_ready else outcome
         finally:
-            self._take_down()
             self._guardian.dismiss()
             for guard in guards.values():
                 guard.close()
             os.close(begin_fd)
+
+    def _run_to_the_end(self, program: str, environment: dict[str, str], begin_fd: int) -> _Outcome:
+        """Get ready, run the command and take the channels down."""
+        try:
+            if not self._get_ready():
+                number = self._stopped_by or signal.SIGTERM
+                phase, how = self._stop_reason()
+                return _Outcome(phase, f"{how} before everything was ready", 128 + number)
+            self._was_ready = True
+            os.eventfd_write(begin_fd, 1)
+            return self._train(program, environment) if self._settings.command else self._stay_up()
+        except FastfuseError as error:
+            return _Outcome(Phase.FAILED, str(error), error.exit_code, error)
+        finally:
+            self._take_down()
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of the command: our own and the job's."""
@@ -204,11 +241,30 @@ class _Run:
             FastfuseError: a channel cannot be prepared.
         """
         while not all(channel.is_ready for channel in self._channels):
-            self._take_signal(_LOOK_EVERY_S)
+            self._take_signal(self._look_again_s)
             self._raise_first(self._failures())
-            if self._stopped_by is not None:
+            if self._must_stop():
                 return False
         return True
+
+    def _must_stop(self) -> bool:
+        """Return whether a signal, or else the clock, ends the job."""
+        if self._stopped_by is None and time.monotonic() >= self._end_at_s:
+            self._is_out_of_time = True
+        return self._stopped_by is not None or self._is_out_of_time
+
+    @property
+    def _look_again_s(self) -> float:
+        """The longest wait for a signal: until the next look around, or until the job has to end."""
+        return max(0.0, min(_LOOK_EVERY_S, self._end_at_s - time.monotonic()))
+
+    def _stop_reason(self) -> tuple[Phase, str]:
+        """Return how a job ends that `_must_stop`."""
+        if self._is_out_of_time:
+            limit_s = self._settings.job.limits.runtime_s
+            return Phase.MAX_RUNTIME_EXCEEDED, f"after MaxRuntimeInSeconds, which is {limit_s}"
+        assert self._stopped_by is not None
+        return Phase.STOPPED, f"by {self._stopped_by.name}"
 
     def _train(self, program: str, environment: dict[str, str]) -> _Outcome:
         """Run the command from its start to its end.
@@ -223,7 +279,10 @@ class _Run:
         self._guardian.heed(command.pid)
         broken: list[FastfuseError] = []
         while not command.is_over:
-            self._take_signal(_LOOK_EVERY_S if command.left_s is None else min(command.left_s, _LOOK_EVERY_S))
+            self._take_signal(self._look_again_s if command.left_s is None else min(command.left_s, _LOOK_EVERY_S))
+            if command.left_s is None and self._must_stop():
+                self._phases.say(f"The command is told to end {self._stop_reason()[1]}")
+                command.stop(signal.SIGTERM, settings.stop_timeout_s)
             self._note_losses()
             if not broken and (broken := self._failures(InputMode.PIPE)):
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
@@ -234,9 +293,9 @@ class _Run:
         while leftovers.press():
             self._take_signal(_LOOK_EVERY_S)
         self._raise_first(broken)
-        if self._stopped_by is not None:
-            text = f"by {self._stopped_by.name}: {command.describe_end()}"
-            return _Outcome(Phase.STOPPED, text, command.exit_code)
+        if self._stopped_by is not None or self._is_out_of_time:
+            phase, how = self._stop_reason()
+            return _Outcome(phase, f"{how}: {command.describe_end()}", command.exit_code)
         phase = Phase.FAILED if command.exit_code else Phase.COMPLETED
         return _Outcome(phase, command.describe_end(), command.exit_code)
 
@@ -247,12 +306,12 @@ class _Run:
             FastfuseError: a channel failed meanwhile; the others were served to their end.
         """
         self._phases.enter(Phase.TRAINING, "All channels are ready; SIGTERM or Ctrl-C ends it")
-        while self._stopped_by is None and any(channel.exit_code is None for channel in self._channels):
-            self._take_signal(_LOOK_EVERY_S)
+        while not self._must_stop() and any(channel.exit_code is None for channel in self._channels):
+            self._take_signal(self._look_again_s)
             self._note_losses()
         self._raise_first(self._failures())
-        if self._stopped_by is not None:
-            return _Outcome(Phase.STOPPED, f"by {self._stopped_by.name}", 0)
+        if self._must_stop():
+            return _Outcome(*self._stop_reason(), 0)
         return _Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
 
     def _take_signal(self, timeout_s: float) -> bool:
@@ -264,6 +323,8 @@ class _Run:
         self._reap()
         for channel in self._channels:
             channel.listen(self._phases)
+        if self._uploader is not None:
+            self._uploader.listen(self._phases)
         if caught is None or caught.si_signo in {signal.SIGCHLD, signal.SIGIO}:
             return False
         number = signal.Signals(caught.si_signo)
@@ -293,6 +354,8 @@ class _Run:
             for channel in self._channels:
                 if channel.pid == pid:
                     channel.ended(exit_code, self._phases)
+            if self._uploader is not None and self._uploader.pid == pid:
+                self._uploader.ended(exit_code, self._phases)
 
     def _failures(self, mode: InputMode | None = None) -> list[FastfuseError]:
         failed = [channel for channel in self._channels if mode in {None, channel.channel.input_mode}]
@@ -333,3 +396,47 @@ class _Run:
                 elif is_told_again:  # do not wait for open files
                     channel.stop()
         sweep(self._settings.channels, self._settings.paths.data)
+
+    def _upload(self, outcome: _Outcome) -> _Outcome:
+        """Send what the job has made to S3, however it ended; return an outcome with the error if that fails."""
+        settings = self._settings
+        config, cluster, paths = settings.job.output, settings.cluster, settings.paths
+        if config is None:
+            return outcome
+        self._phases.enter(Phase.UPLOADING, f"Uploading model and output to {config.place}")
+        failures = self._send(
+            config,
+            Outgoing(name="model", place=paths.model, uri=model_uri(config, cluster)),
+            Outgoing(name="output", place=paths.output_data, uri=output_uri(config, cluster)),
+        )
+        if not failures:
+            return outcome
+        if outcome.error is not None:
+            failures.append(outcome.error)
+        for failure in failures[1:]:
+            _log.error("%s", failure)
+        # Whatever the command returned: the log has it.
+        self._phases.say(f"{outcome.phase}: {outcome.text}")
+        return _Outcome(Phase.FAILED, str(failures[0]), failures[0].exit_code, failures[0])
+
+    def _send(self, config: OutputConfig, *outgoing: Outgoing) -> list[FastfuseError]:
+        """Send to S3 until everything is there or has failed; a second signal ends it. Return what has failed."""
+        settings = self._settings
+        task = SendTask(
+            outgoing=outgoing, base=settings.paths.base, connection=settings.connection, kms_key_id=config.kms_key_id
+        )
+        uploader = self._uploader = Uploader(task)
+        kill_at_s = math.inf
+        signals = 0
+        while uploader.exit_code is None:
+            if self._take_signal(_LOOK_EVERY_S):
+                signals += 1
+                if signals == 1:
+                    self._phases.say("The upload goes on; another signal ends it")
+                else:
+                    uploader.stop()
+                    kill_at_s = min(kill_at_s, time.monotonic() + _TAKE_DOWN_S)
+            if time.monotonic() >= kill_at_s:
+                uploader.kill()
+        self._artifacts |= uploader.artifacts()
+        return [*uploader.failures().values()]

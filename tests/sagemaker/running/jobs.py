@@ -112,7 +112,7 @@ class Job:
 @contextmanager
 def running(
     endpoint_url: str,
-    channels: Sequence[Mapping[str, Any]],
+    description: Sequence[Mapping[str, Any]] | Mapping[str, Any],
     *options: str,
     command: Script = (),
     base: Path | None = None,
@@ -121,7 +121,7 @@ def running(
     """Start a job, in a session of its own on `terminal` if one is given; what still runs at the end is stopped."""
     with tempfile.TemporaryDirectory(prefix="job-") as name:
         directory = Path(name)
-        (directory / "job.json").write_text(json.dumps(channels))
+        (directory / "job.json").write_text(json.dumps(description))
         place = base or directory / "ml"
         arguments = [sys.executable, "-m", "fastfuse", "run", "--job", str(directory / "job.json")]
         arguments += ["--base-dir", str(place), "--endpoint-url", endpoint_url, "--region", "us-east-1"]

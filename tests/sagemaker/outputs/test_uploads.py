@@ -1,0 +1,183 @@
+"""What a job has made is in S3 when it ends, whole, however it ended; or an error says where it still lies."""
+
+import io
+import json
+import os
+import signal
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
+from tests.mount.waiting import wait_until
+from tests.sagemaker.jobs import request, source
+from tests.sagemaker.outputs.test_record import record_of
+from tests.sagemaker.running.jobs import BUCKET, Job, running, script
+from tests.semantics.leftovers import nothing_is_left
+from tests.servers import S3Server
+
+__all__ = ["nothing_is_left"]
+
+MAKE = """
+import os, sys, time
+model, output = os.environ["SM_MODEL_DIR"], os.environ["SM_OUTPUT_DATA_DIR"]
+os.mkdir(model + "/code")
+open(model + "/weights", "wb").write(bytes(range(256)) * 5000)
+open(model + "/code/infer.py", "w").write("pass")
+open(output + "/metrics.json", "w").write("{}")
+"""
+
+
+def job_of(bucket: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    train = source("train", InputMode="FastFile")
+    train["DataSource"] = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/train/"}}
+    return request(train, **{"OutputDataConfig": {"S3OutputPath": f"s3://{bucket}/models"}, **fields})
+
+
+def in_archive(data: bytes) -> dict[str, bytes | None]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        files = {member.name: archive.extractfile(member) for member in archive}
+        return {name: None if file is None else file.read() for name, file in files.items()}
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    config = ServerConfig(writes="unconditional")
+    with LoopbackServer({BUCKET: MemoryObjects({"train/x": b"data"})}, config) as running_server:
+        yield running_server
+
+
+class Stored:
+    """The objects of a job in a server that is not ours."""
+
+    def __init__(self, server: S3Server, name: str) -> None:
+        self._server = server
+        self._prefix = f"models/{name}/output/"
+        server.client.put_object(Bucket=server.bucket, Key="train/x", Body=b"data")
+
+    def names(self) -> list[str]:
+        listed = self._server.client.list_objects_v2(Bucket=self._server.bucket, Prefix=self._prefix)
+        return [entry["Key"].removeprefix(self._prefix) for entry in listed.get("Contents", ())]
+
+    def get(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._server.client.get_object(Bucket=self._server.bucket, Key=self._prefix + name)
+        return found
+
+
+def test_model_output_and_record_are_in_s3_when_the_job_ends(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "whole")
+    text = MAKE + "os.symlink('weights', model + '/latest')"
+    description = job_of(moto_server.bucket, TrainingJobName="whole")
+    with running(moto_server.endpoint_url, description, command=script(text)) as job:
+        assert job.wait() == 0, job.log
+        assert " Uploading - " in job.log
+        record = (job.base / "output/job-record.json").read_bytes()
+    assert stored.names() == ["job-record.json", "model.tar.gz", "output.tar.gz"]
+    model = stored.get("model.tar.gz")
+    assert in_archive(model["Body"].read()) == {
+        "code": None,
+        "code/infer.py": b"pass",
+        "latest": bytes(range(256)) * 5000,
+        "weights": bytes(range(256)) * 5000,
+    }
+    assert in_archive(stored.get("output.tar.gz")["Body"].read()) == {"metrics.json": b"{}"}
+    assert stored.get("job-record.json")["Body"].read() == record
+    told = json.loads(record)
+    assert told["Artifacts"]["model"] == {
+        "S3Uri": f"s3://{moto_server.bucket}/models/whole/output/model.tar.gz",
+        "Files": 3,
+        "Bytes": 1_280_004,
+        "ETag": model["ETag"],
+    }
+    assert told["PhaseSeconds"]["Uploading"] > 0
+
+
+def test_uncompressed_outputs_are_objects_and_encrypted_with_the_key(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "plain")
+    config = {"S3OutputPath": f"s3://{moto_server.bucket}/models/", "CompressionType": "NONE", "KmsKeyId": "alias/k"}
+    description = job_of(moto_server.bucket, TrainingJobName="plain", OutputDataConfig=config)
+    with running(moto_server.endpoint_url, description, command=script(MAKE)) as job:
+        assert job.wait() == 0, job.log
+    assert stored.names() == ["job-record.json", "model/code/infer.py", "model/weights", "output.tar.gz"]
+    weights = stored.get("model/weights")
+    assert weights["Body"].read() == bytes(range(256)) * 5000
+    assert (weights["ServerSideEncryption"], weights["SSEKMSKeyId"]) == ("aws:kms", "alias/k")
+
+
+def test_what_a_failed_job_has_made_is_uploaded_too(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "failed")
+    description = job_of(moto_server.bucket, TrainingJobName="failed")
+    with running(moto_server.endpoint_url, description, command=script(MAKE + "sys.exit(7)")) as job:
+        assert job.wait() == 7, job.log
+    assert "weights" in in_archive(stored.get("model.tar.gz")["Body"].read())
+    assert json.loads(stored.get("job-record.json")["Body"].read())["TrainingJobStatus"] == "Failed"
+
+
+def test_a_job_that_made_nothing_leaves_its_record_alone(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "nothing")
+    description = job_of(moto_server.bucket, TrainingJobName="nothing")
+    with running(moto_server.endpoint_url, description, command=script("")) as job:
+        assert job.wait() == 0, job.log
+        assert "/model is empty, and nothing is uploaded" in job.log
+    assert stored.names() == ["job-record.json"]
+
+
+def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "long")
+    limit = {"MaxRuntimeInSeconds": 1}
+    description = job_of(moto_server.bucket, TrainingJobName="long", StoppingCondition=limit)
+    text = MAKE + "import signal; signal.pause()"
+    with running(moto_server.endpoint_url, description, command=script(text)) as job:
+        assert job.wait() == 128 + signal.SIGTERM, job.log
+        assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 1: " in job.log
+        record = record_of(job)
+    assert (record["TrainingJobStatus"], record["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
+    assert "model.tar.gz" in stored.names()
+
+
+def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject"))
+    with running(server.endpoint_url, job_of(BUCKET), command=script(MAKE)) as job:
+        assert job.wait() == 6, job.log
+        message = f"the model is not in S3 at s3://{BUCKET}/models/a-job/output/model.tar.gz, and still lies in "
+        assert f"fastfuse: error: {message}{job.base}/model: " in job.log
+        assert "the output is not in S3 at " in job.log
+        record = record_of(job)
+        assert (job.base / "model/weights").stat().st_size == 1_280_000
+    assert (record["TrainingJobStatus"], record["ExitCode"], record["Artifacts"]) == ("Failed", 6, {})
+    assert message in record["FailureReason"]
+
+
+def uploader_of(job: Job) -> int:
+    """The process that is busy with a PUT: the newest child of the run's."""
+    path = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
+
+    def started(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+    return max(map(int, path.read_text().split()), key=started)
+
+
+def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
+    with running(server.endpoint_url, job_of(BUCKET), command=script(MAKE)) as job:
+        wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
+        os.kill(uploader_of(job), signal.SIGKILL)
+        server.faults.clear()
+        assert job.wait() == 6, job.log
+        assert "the process that uploads was killed by signal 9" in job.log
+
+
+def test_a_second_signal_ends_an_upload(server: LoopbackServer) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
+    with running(server.endpoint_url, job_of(BUCKET), command=script(MAKE)) as job:
+        wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
+        job.process.send_signal(signal.SIGTERM)
+        job.wait_for_log("The upload goes on; another signal ends it")
+        server.faults.clear()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 6, job.log
+        assert "the upload was told to stop" in job.log

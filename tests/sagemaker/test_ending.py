@@ -1,0 +1,63 @@
+"""What a job asks for beside its data: the place of its model, its limits and its command."""
+
+import pytest
+
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.description.channel import Limits, OutputConfig
+from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, with_field
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix"), [("s3://b", ""), ("s3://b/", ""), ("s3://b/models", "models/"), ("s3://b/models/", "models/")]
+)
+def test_outputs_go_below_a_prefix_of_the_jobs_own(path: str, prefix: str) -> None:
+    job = job_of(request(OutputDataConfig={"S3OutputPath": path}))
+    assert job.output == OutputConfig(place=S3Uri("b", f"{prefix}a-job/output/"))
+
+
+def test_encryption_and_compression_are_those_of_the_request() -> None:
+    config = {"S3OutputPath": "s3://b/p", "KmsKeyId": "alias/k", "CompressionType": "NONE"}
+    job = job_of(request(OutputDataConfig=config))
+    assert job.output is not None
+    assert (job.output.kms_key_id, job.output.is_compressed) == ("alias/k", False)
+
+
+def test_a_job_without_output_data_config_uploads_nothing() -> None:
+    assert job_of(with_field(request(), ("OutputDataConfig",), ABSENT)).output is None
+
+
+def test_the_model_of_a_job_that_sagemaker_ran_is_not_replaced() -> None:
+    answer = request(TrainingJobArn="arn:aws:sagemaker:us-east-1:123456789012:training-job/a-job")
+    assert job_of(answer).output is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("OutputDataConfig", "S3OutputPath"), "/models", "is not an S3 URI"),
+        (("OutputDataConfig", "S3OutputPath"), ABSENT, "OutputDataConfig.S3OutputPath: is missing"),
+        (("OutputDataConfig", "CompressionType"), "Gzip", "OutputDataConfig.CompressionType: is not one of"),
+        (("OutputDataConfig", "KmsKeyId"), "a key", "OutputDataConfig.KmsKeyId: has characters"),
+        (("OutputDataConfig", "KmsKey"), "k", "OutputDataConfig.KmsKey: is not a field of the API"),
+        (("TrainingJobName",), ABSENT, "TrainingJobName: is missing"),
+        (("StoppingCondition", "MaxRuntimeInSeconds"), 0, "is out of the range"),
+        (("StoppingCondition", "MaxWaitTimeInSeconds"), 86399, "which it includes, is 86400"),
+        (("AlgorithmSpecification", "ContainerEntrypoint"), [], "is empty"),
+        (("AlgorithmSpecification", "ContainerEntrypoint"), ["a\0b"], "has characters"),
+    ],
+)
+def test_what_the_api_would_refuse_is_refused(path: tuple[str, ...], value: object, message: str) -> None:
+    assert message in str(refusal(with_field(request(), path, value)))
+
+
+def test_limits_are_those_of_the_stopping_condition() -> None:
+    condition = {"MaxRuntimeInSeconds": 5, "MaxWaitTimeInSeconds": 5, "MaxPendingTimeInSeconds": 7200}
+    assert job_of(request(StoppingCondition=condition)).limits == Limits(runtime_s=5, wait_s=5)
+    assert job_of(with_field(request(), ("StoppingCondition",), ABSENT)).limits == Limits()
+
+
+def test_the_command_is_entrypoint_and_arguments() -> None:
+    tree = with_field(request(), ("AlgorithmSpecification", "ContainerArguments"), ["--epochs", "3"])
+    assert job_of(tree).command == ()
+    tree = with_field(tree, ("AlgorithmSpecification", "ContainerEntrypoint"), ["python", "train.py"])
+    assert job_of(tree).command == ("python", "train.py", "--epochs", "3")
