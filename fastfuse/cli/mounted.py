@@ -1,4 +1,4 @@
-"""The commands for mounts that there are: unmount, refresh, status, stats and hint."""
+"""The commands for mounts that there are: unmount, refresh, status, stats, trace and hint."""
 
 import io
 import os
@@ -10,7 +10,7 @@ import typer
 from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["hint", "refresh", "stats", "status", "unmount"]
+__all__ = ["hint", "refresh", "stats", "status", "trace", "unmount"]
 
 
 def unmount(
@@ -78,6 +78,33 @@ def stats(
 
     try:
         return command.stats(Path(os.path.abspath(mountpoint)), every_s=interval, count=count)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def trace(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    *,
+    path: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Only files whose path below the mount matches; * is also any /.")
+    ] = None,
+    process: Annotated[
+        str | None, typer.Option(metavar="NAME|ID", help="Only what processes of this name, or this thread, read.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, metavar="N", help="Only every Nth request.")] = 1,
+    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each line as JSON.")] = False,
+) -> int:
+    """Print a line for each read that the kernel asks a mount for, as it is answered, until Ctrl-C.
+
+    Reads that the page cache serves never reach the mount. A trace that is not read fast enough loses lines, and says
+    how many; it delays no reader.
+    """
+    from fastfuse.cli import trace_command as command
+
+    chosen = command.Choice(path, process, sample)
+    try:
+        return command.trace(Path(os.path.abspath(mountpoint)), chosen, count=count, as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -14,7 +14,7 @@ from fastfuse.mount.control import ask_status, entry_of
 from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.sizes import MIB, format_size
 
-__all__ = ["stats", "status"]
+__all__ = ["plain", "stats", "status"]
 
 # 78 columns with the time.
 _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
@@ -69,14 +69,14 @@ def _asked(entry: MountEntry) -> dict[str, Any]:
 
 
 def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
-    yield f"{_plain(one['mountpoint'])}  {_plain(one['source'])}"
+    yield f"{plain(one['mountpoint'])}  {plain(one['source'])}"
     if "counters" not in one:
-        yield f"  state     {one['state']}: {_plain(one['reason'])}"
+        yield f"  state     {one['state']}: {plain(one['reason'])}"
         return
     counters, rates = one["counters"], one["rates"]
     yield f"  state     {one['state']}, mounted for {_duration(now - one['mounted_at'])}, process {one['pid']}"
     if trouble := one["trouble"]:
-        failures = ", ".join(f"{count} × {_plain(kind)}" for kind, count in trouble["failures"].items())
+        failures = ", ".join(f"{count} × {plain(kind)}" for kind, count in trouble["failures"].items())
         since = _duration(now - trouble["since"])
         yield f"  trouble   for {since}: {failures}; {trouble['requests']} requests are tried again"
     listed_ago = _duration(now - counters["fastfuse_listed_timestamp_seconds"])
@@ -91,7 +91,7 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     replaced = f", replaced {respawns} times ({hangs} hung)" if respawns else ""
     yield f"  worker    process {one['worker_pid']}{replaced}"
     for at, text in one["errors"]:
-        yield f"  error     {_moment(at)} {_plain(text)}"
+        yield f"  error     {_moment(at)} {plain(text)}"
 
 
 def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float) -> str:
@@ -132,6 +132,6 @@ def _moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return `text` without what a terminal would obey: keys may hold anything."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

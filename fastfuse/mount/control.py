@@ -10,8 +10,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from fastfuse.mount.sockets import addresses, control_prefix, peer_uid, raise_si
 __all__ = [
     "REFRESH",
     "STATUS",
+    "TRACE",
     "ControlSocket",
     "RefreshReport",
     "ask_status",
@@ -32,6 +33,7 @@ __all__ = [
     "report_of",
     "request_refresh",
     "send_answer",
+    "watching",
 ]
 
 _log = logging.getLogger(__name__)
@@ -39,7 +41,8 @@ _log = logging.getLogger(__name__)
 PROTOCOL: Final = 1
 REFRESH: Final = "refresh"
 STATUS: Final = "status"
-REQUESTS: Final = (REFRESH, STATUS)
+TRACE: Final = "trace"
+REQUESTS: Final = (REFRESH, STATUS, TRACE)
 
 _BACKLOG = 16
 _MOST_REQUEST_BYTES = 4096
@@ -80,8 +83,11 @@ class ControlSocket:
         # Clients that have not said yet what they want, and until when they may.
         self._silent: list[tuple[socket.socket, float]] = []
 
-    def requests(self) -> Iterator[tuple[str, socket.socket]]:
-        """Yield each request that has come, one of `REQUESTS`, and the connection on which to answer it."""
+    def requests(self) -> Iterator[tuple[Mapping[str, Any], socket.socket]]:
+        """Yield each request that has come, and the connection on which to answer it.
+
+        Its ``request`` is one of `REQUESTS`; the rest is as the client sent it.
+        """
         self._accept()
         silent, self._silent = self._silent, []
         for connection, until_s in silent:
@@ -165,6 +171,29 @@ def ask_status(entry: MountEntry) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def watching(entry: MountEntry, asked: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+    """Ask a mount to be told what its worker does; yield what it tells, until that worker ends.
+
+    Raises:
+        MountError: it is not yours, does not answer, is of another version, or has no worker now.
+    """
+    for connection in _connections(entry, asked, within_s=_STATUS_WITHIN_S):
+        with connection.makefile("rb") as told:
+            try:
+                first = told.readline()
+                found = bool(first) and heard(first)["fastfuse"] == PROTOCOL
+            except OSError:
+                continue
+            except (ValueError, TypeError, KeyError, RecursionError):
+                found = False
+            if found:
+                connection.settimeout(None)
+                yield map(json.loads, told)
+                return
+    raise _no_answer(entry)
+
+
 def entry_of(mountpoint: Path) -> MountEntry:
     """Return the mount of fastfuse at `mountpoint`.
 
@@ -196,36 +225,41 @@ def report_of(answer: bytes) -> RefreshReport:
     return found
 
 
-def _request_of(line: bytes) -> str:
-    """Return what a client asks for, or "" for what is no request of this version."""
+def _request_of(line: bytes) -> Mapping[str, Any]:
+    """Return what a client asks for; nothing for what is no request of this version."""
     try:
-        found = json.loads(line)
-        known = found["request"] if found["fastfuse"] == PROTOCOL and line.endswith(b"\n") else ""
+        found: dict[str, Any] = json.loads(line)
+        is_known = found["fastfuse"] == PROTOCOL and found["request"] in REQUESTS and line.endswith(b"\n")
     except (ValueError, TypeError, KeyError, RecursionError):
-        return ""
-    return known if known in REQUESTS else ""
+        return {}
+    return found if is_known else {}
 
 
 def _ask(entry: MountEntry, request: str, *, within_s: float | None) -> bytes:
     """Return what the mount answers; it may say nothing for `within_s`."""
-    for address in addresses(control_prefix(entry.device)):
-        answer = _ask_at(address, {0, entry.owner_uid}, request, within_s)
+    for connection in _connections(entry, {"request": request}, within_s=within_s):
+        answer = bytearray()
+        with suppress(ConnectionError, TimeoutError):
+            while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:
+                answer += received
         if answer:
-            return answer
-    raise MountError(
+            return bytes(answer)
+    raise _no_answer(entry)
+
+
+def _no_answer(entry: MountEntry) -> MountError:
+    return MountError(
         f"the mount at {entry.path} does not answer",
         hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
     )
 
 
-def _ask_at(address: str, trusted_uids: set[int | None], request: str, within_s: float | None) -> bytes:
-    """Connect to `address` and return what is sent there; nothing if none of `trusted_uids` listens."""
-    answer = bytearray()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError, TimeoutError):
-        connection.settimeout(within_s)
-        connection.connect(address)
-        if peer_uid(connection) in trusted_uids:
-            connection.sendall(json.dumps({"fastfuse": PROTOCOL, "request": request}).encode() + b"\n")
-            while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:
-                answer += received
-    return bytes(answer)
+def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float | None) -> Iterator[socket.socket]:
+    """Yield a connection to each socket of the mount at which its user or root listens, once `asked` is sent."""
+    for address in addresses(control_prefix(entry.device)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError, TimeoutError):
+            connection.settimeout(within_s)
+            connection.connect(address)
+            if peer_uid(connection) in {0, entry.owner_uid}:
+                connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")
+                yield connection

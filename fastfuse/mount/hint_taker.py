@@ -18,7 +18,7 @@ from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.mount.sockets import REFUSED, SERVED, TAKEN, PathTooLongError, hint_prefix, listen, peer_uid, split_paths
 
-__all__ = ["Announcements", "HintTaker", "listen_for_hints"]
+__all__ = ["Announcements", "HintTaker", "cancel_when_gone", "listen_for_hints"]
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class HintTaker:
         try:
             with connection:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_cancel_when_gone, connection, nursery.cancel_scope)
+                    nursery.start_soon(cancel_when_gone, connection, nursery.cancel_scope)
                     is_whole = await self._take(connection, order)
                     nursery.cancel_scope.cancel()
         except Exception:  # noqa: BLE001 - a hint must not end the worker
@@ -192,7 +192,7 @@ class HintTaker:
         return inode
 
 
-async def _cancel_when_gone(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+async def cancel_when_gone(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
     """Cancel `scope` when the client hangs up, even if bytes that it sent are not received yet."""
     with select.epoll() as hangup:
         hangup.register(connection.fileno(), 0)  # EPOLLHUP is reported without being asked for: epoll_ctl(2)

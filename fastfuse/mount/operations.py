@@ -27,6 +27,7 @@ from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.in_hand import Read, ReadsInHand
 from fastfuse.mount.session import InitialisedOperations
+from fastfuse.mount.watching import WatchedReads
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 
@@ -142,6 +143,8 @@ class MountOperations(InitialisedOperations):
         self._failures = RepeatedFailures(_log)
         # The last reads that failed, each with its time in seconds since 1970.
         self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
+        # Set while somebody watches the reads.
+        self.watched: WatchedReads | None = None
         # Reads under way, and since when there was one without a pause.
         self._waiting = 0
         self._stalled_since_s = 0.0
@@ -224,6 +227,8 @@ class MountOperations(InitialisedOperations):
         """Do nothing: comes only where files are opened here."""
 
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
+        if self.watched is not None:
+            return self.replies.hand_over(await self.watched.read(fh, off, size, self._read))
         return self.replies.hand_over(await self._read(fh & _INODE_MASK, off, size))
 
     @_answered

@@ -18,7 +18,7 @@ from typing import Protocol
 
 __all__ = [
     *("MAX_PATH_BYTES", "REFUSED", "SERVED", "TAKEN", "PathTooLongError", "addresses", "control_prefix"),
-    *("hint_prefix", "listen", "peer_uid", "raise_sigio", "split_paths"),
+    *("hint_prefix", "listen", "peer_uid", "raise_no_sigio", "raise_sigio", "split_paths"),
 ]
 
 SERVED = b"+"
@@ -69,6 +69,11 @@ def raise_sigio(end: socket.socket) -> None:
     """Have whatever arrives at `end` be a SIGIO of this process."""
     fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def raise_no_sigio(end: socket.socket) -> None:
+    """Undo `raise_sigio`, before another process takes `end` over."""
+    fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def addresses(prefix: str) -> list[str]:

@@ -9,7 +9,6 @@ States: listing -> mounting -> serving -> draining -> gone. A worker's death is 
 Refreshes run beside `serving`, in processes of their own.
 """
 
-import json
 import logging
 import os
 import signal
@@ -22,9 +21,10 @@ from typing import Any, TypeVar
 
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
+from fastfuse.mount.answers import is_answered
 from fastfuse.mount.board import Board
 from fastfuse.mount.children import NoRoomError, error_message, fork_child, wait_child
-from fastfuse.mount.control import STATUS, ControlSocket, send_answer
+from fastfuse.mount.control import ControlSocket, send_answer
 from fastfuse.mount.deaths import DeathRecord
 from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import listen_for_hints
@@ -258,10 +258,10 @@ class Supervisor:
             self._go_on_with_refresh()
 
     def _answer_requests(self) -> None:
-        for request, asking in self._control.requests() if self._control is not None else ():
-            if request == STATUS:
-                send_answer(asking, json.dumps(self._status()).encode())
-            elif self._is_stopping:
+        for asked, asking in self._control.requests() if self._control is not None else ():
+            if is_answered(asked, asking, self._worker, self._status):
+                continue
+            if self._is_stopping:
                 send_answer(asking, error_message(MountError("the mount stops")))
             else:
                 self._refresher.want(self._snapshot_fd, asking)

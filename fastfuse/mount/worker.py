@@ -9,13 +9,16 @@ or a loop of our own, gained nothing through a whole mount (docs/MEASUREMENTS.md
 
 import faulthandler
 import gc
+import json
 import logging
 import os
+import select
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -34,6 +37,7 @@ from fastfuse.mount.key_finder import ask_for_keys
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.privileges import become_nobody
 from fastfuse.mount.replies import threads_for
+from fastfuse.mount.watching import WatchedReads
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers
@@ -41,7 +45,15 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.trimmed import Trimmer, private_bytes
 
-__all__ = ["READY", "WorkerTask", "hand_over_log_file", "hand_over_table", "has_taken_table", "run_worker"]
+__all__ = [
+    "READY",
+    "WorkerTask",
+    "hand_over_log_file",
+    "hand_over_request",
+    "hand_over_table",
+    "has_taken_table",
+    "run_worker",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +64,9 @@ READY = b"{}"
 _SWAPPED = b"swapped"
 
 # What comes with a descriptor through that socket says which it is.
-_TABLE, _LOG_FILE = b"t", b"l"
+_TABLE, _LOG_FILE, _REQUEST = b"t", b"l", b"r"
+# The longest is a client's request (mount.control).
+_MOST_MESSAGE_BYTES = 8192
 
 # With all tasks busy pyfuse3 serves no other file (D6). This is more than the kernel's background requests
 # (mount/session.py) and a thread for each reader of any sane data loader.
@@ -103,6 +117,15 @@ def hand_over_table(tables: socket.socket, snapshot_fd: int) -> bool:
     return False
 
 
+def hand_over_request(tables: socket.socket, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
+    """Pass a client's connection, and what it asked, to the worker. Return False if none can take it; never wait."""
+    with suppress(OSError):
+        if select.select([], [tables], [], 0)[1]:
+            socket.send_fds(tables, [_REQUEST + json.dumps(asked).encode()], [connection.fileno()])
+            return True
+    return False
+
+
 def has_taken_table(tables: socket.socket) -> bool:
     """Return whether the worker at the other end of `tables`, which are readable, answers from the last table."""
     with suppress(OSError):
@@ -147,7 +170,7 @@ async def _serve(task: WorkerTask) -> None:
         nursery.start_soon(_beat, engine, operations, counters)
         nursery.start_soon(_show, task.board, operations, retries)
         nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, nursery.cancel_scope)
-        nursery.start_soon(_take_tables, task.tables, operations)
+        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
@@ -185,14 +208,20 @@ async def _prepare(client: S3Client, bucket: str) -> None:
         await client.prepare(bucket)
 
 
-async def _take_tables(tables: socket.socket, operations: MountOperations) -> None:
+async def _take_handed_over(
+    tables: socket.socket, operations: MountOperations, watched: WatchedReads, nursery: trio.Nursery
+) -> None:
     while True:
         await trio.lowlevel.wait_readable(tables)
-        what, descriptors, _, _ = socket.recv_fds(tables, 1, 1)
+        message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
         if not descriptors:
             return  # the supervisor is dead, and this process follows
+        what, told = message[:1], message[1:]
         if what == _LOG_FILE:
             log.go_on_in(descriptors[0])
+            continue
+        if what == _REQUEST:
+            nursery.start_soon(watched.serve, socket.socket(fileno=descriptors[0]), json.loads(told))
             continue
         operations.swap(open_snapshot(descriptors[0]).table)
         os.close(descriptors[0])

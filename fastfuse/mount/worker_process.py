@@ -10,15 +10,17 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from fastfuse.errors import ServiceError
 from fastfuse.metrics import Counters
 from fastfuse.mount.children import wait_child
 from fastfuse.mount.hang_report import cpu_and_state, hang_report
 from fastfuse.mount.heartbeat import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
-from fastfuse.mount.worker import READY, hand_over_log_file, hand_over_table, has_taken_table
+from fastfuse.mount.sockets import raise_no_sigio
+from fastfuse.mount.worker import READY, hand_over_log_file, hand_over_request, hand_over_table, has_taken_table
 
 __all__ = ["WorkerProcess"]
 
@@ -82,6 +84,13 @@ class WorkerProcess:
                 return
             _log.warning("the worker does not take the new table")
         self.kill()
+
+    def take_request(self, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
+        """Have the worker answer a client from now on; return False if none can now. Never wait."""
+        if not self.pid or self.tables is None:
+            return False
+        raise_no_sigio(connection)
+        return hand_over_request(self.tables, connection, asked)
 
     def look_after(self) -> bool:
         """Hand over what the worker must know, and kill it if it hangs; return whether it did."""

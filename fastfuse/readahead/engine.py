@@ -89,7 +89,7 @@ class ReadEngine:
         stream = self._stream_of(inode, ref)
         if stream is None:
             is_small, is_whole = ref.size_bytes <= self._config.part_size_bytes, not offset and end == ref.size_bytes
-            is_found, is_missed = self._pool.is_guess(inode), is_small and not self._pool.holds(inode)
+            is_found, is_missed = self._pool.is_guess(inode), is_small and self._pool.file(inode) is None
             if is_whole and is_missed and self._pool.try_reserve(end):
                 return await self._read_whole(inode, ref)
             whole = self._pool.take_expected(inode, ref) if is_whole else None
@@ -110,6 +110,23 @@ class ReadEngine:
         if stream.is_done and self._streams.get(inode) is stream:
             self.release(inode)
         return data
+
+    def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
+        """Return how a read would find its bytes, and change nothing.
+
+        ``hit``: all are here. ``ahead``: the GETs of those that are missing were started before. ``waited``: the read
+        has to start one.
+        """
+        found, end = "hit", min(offset + size_bytes, ref.size_bytes)
+        file = self._pool.file(inode)
+        while offset < end:
+            part = file.at(offset) if file is not None and file.ref == ref else None
+            if part is None:
+                return "waited"
+            if part.data is None:
+                found = "ahead"
+            offset = part.end
+        return found
 
     def fetch(self, inode: int, ref: ObjectRef, start: int, end: int) -> bool:
         """Start the fetch of ``[start, end)``, which is certain to be read, as one part.

@@ -225,9 +225,9 @@ class PartPool:
         self.drop_expected(inode)
         return data
 
-    def holds(self, inode: int) -> bool:
-        """Return whether the file is being read, or parts of it are held or in flight."""
-        return inode in self._files
+    def file(self, inode: int) -> FileParts | None:
+        """Return the parts of a file that is being read, or that is held or in flight in part."""
+        return self._files.get(inode)
 
     def is_expected(self, inode: int) -> bool:
         """Return whether parts of the file are held or in flight, and it was not begun since."""

@@ -275,7 +275,7 @@ class Prefetcher:
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
-        return is_size and not self._pool.holds(inode) and not self._delivered.has(inode)
+        return is_size and self._pool.file(inode) is None and not self._delivered.has(inode)
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""

@@ -91,8 +91,8 @@ def test_a_connection_is_a_signal_and_so_is_what_it_says() -> None:
         assert list(control.requests()) == []
         connection.sendall(b'{"fastfuse": 1, "request": "status"}\n')
         assert heard.acquire(timeout=60)
-        ((request, asking),) = control.requests()
-        assert request == "status"
+        ((asked, asking),) = control.requests()
+        assert asked == {"fastfuse": 1, "request": "status"}
         send_answer(asking, b"{}")
         assert connection.recv(10) == b"{}"
         assert connection.recv(10) == b""
@@ -104,7 +104,7 @@ def test_requests_are_taken_together_and_each_once() -> None:
         first.sendall(b'{"fastfuse": 1, "request": "refresh"}\n')
         second.sendall(b'{"fastfuse": 1, "request": "status"}\n')
         found = list(control.requests())
-        assert [request for request, _ in found] == ["refresh", "status"]
+        assert [asked["request"] for asked, _ in found] == ["refresh", "status"]
         assert list(control.requests()) == []
         for _, asking in found:
             asking.close()

@@ -64,6 +64,23 @@ async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> No
         assert engine.statistics().streams == 0
 
 
+async def test_find_tells_how_a_read_would_find_its_bytes_and_changes_nothing() -> None:
+    ref, reader = listed("a", 256 * KIB), ScriptedReader()
+    reader.holds = lambda _key, start, _end: start == 64 * KIB
+    async with running(reader) as engine:
+        assert engine.fetch(1, ref, 0, 64 * KIB)
+        assert engine.fetch(1, ref, 64 * KIB, 128 * KIB)
+        await settled()
+        assert engine.find(1, ref, 0, 64 * KIB) == "hit"
+        assert engine.find(1, ref, 256 * KIB, 4096) == "hit"
+        assert engine.find(1, ref, 32 * KIB, 64 * KIB) == "ahead"
+        assert engine.find(1, ref, 96 * KIB, 64 * KIB) == "waited"
+        assert engine.find(2, listed("b", 4096), 0, 4096) == "waited"
+        assert engine.find(1, listed("a", 256 * KIB, etag='"v2"'), 0, 4096) == "waited"
+        assert len(reader.gets) == 2
+        assert engine.statistics().streams == 1
+
+
 async def test_a_fetch_on_command_is_refused_where_it_would_be_at_the_expense_of_others() -> None:
     reader = ScriptedReader()
     reader.holds = lambda _key, _start, _end: True

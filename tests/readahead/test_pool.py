@@ -217,7 +217,7 @@ def test_guesses_that_are_wrong_leave_and_expected_files_stay() -> None:
     pool.check_invariants()
     assert pool.statistics().held_bytes == PART
     assert pool.is_expected(10)
-    assert not pool.holds(11)
+    assert pool.file(11) is None
 
 
 def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() -> None:
@@ -378,7 +378,7 @@ def test_spent_parts_of_tiny_files_are_few_however_little_they_take() -> None:
         pool.spend(part)
         pool.close(file)
         pool.check_invariants()
-    found = [inode for inode in range(1, 1001) if pool.holds(inode)]
+    found = [inode for inode in range(1, 1001) if pool.file(inode) is not None]
     assert found == list(range(1001 - LIMIT // (64 * KIB), 1001))
 
 
@@ -609,7 +609,7 @@ class AnyUseOfThePool(RuleBasedStateMachine):
 
     @rule(inode=st.integers(0, 7), is_guess=st.booleans())
     def expect(self, inode: int, is_guess: bool) -> None:
-        if self.pool.holds(inode):
+        if self.pool.file(inode) is not None:
             assert self.pool.is_guess(inode) == bool(self.pool.adopt(inode))
         else:
             part = self.pool.try_expect(inode, self.ref(inode), PART, is_guess=is_guess)

@@ -1,0 +1,216 @@
+"""Shows a worker's reads to those who watch them: `fastfuse trace`.
+
+A watcher is a connection of the control socket that the supervisor has passed on. The read path pays for it only while
+there is one (`MountOperations.watched`). Nothing here waits for a watcher in a read: each read is noted in a queue of
+bounded length, which a task of its own writes out. What does not fit in the queue is counted, and the watcher is told.
+"""
+
+import errno
+import json
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any, NamedTuple, Protocol
+
+import trio
+
+from fastfuse.errors import FastfuseError, MountError
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.mount.children import error_message
+from fastfuse.mount.fuse import interposed, pyfuse3
+from fastfuse.mount.hint_taker import cancel_when_gone
+from fastfuse.objects import Buffer, ObjectRef
+
+__all__ = ["Access", "Trace", "WatchedReads", "process_name"]
+
+_log = logging.getLogger(__name__)
+
+_INODE_MASK = (1 << interposed.HANDLE_INODE_BITS) - 1
+_MOST_WATCHERS = 16
+# Reads that may wait to be written out, for each watcher: 2 MB.
+_MOST_PENDING = 16_384
+# Lines are made so many at a time, which takes a millisecond, and so long after the first.
+_BATCH_LINES = 128
+_GATHER_S = 0.02
+# A table raises these for an inode that a refresh has taken away, or for a damaged row.
+_NO_FILE = (FastfuseError, LookupError, ValueError)
+
+
+class Access(NamedTuple):
+    """One read of the kernel: `at` is its begin in seconds since 1970, `found` as `ReadEngine.find` says."""
+
+    at: float
+    pid: int
+    inode: int
+    offset: int
+    size_bytes: int
+    found: str
+    took_s: float
+    error: int
+
+
+class Engine(Protocol):
+    """The part of the read engine that tells how a read fares."""
+
+    def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
+        """Return ``hit``, ``ahead`` or ``waited``."""
+        ...
+
+
+class Watcher(Protocol):
+    """Who is told of each read."""
+
+    def note(self, access: Access) -> None:
+        """Take a read that has ended; never wait and never fail."""
+        ...
+
+
+class Serving(Protocol):
+    """The part of `MountOperations` that is used here."""
+
+    watched: "WatchedReads | None"
+
+    @property
+    def table(self) -> InodeTable: ...
+
+
+class WatchedReads:
+    """The watchers of one worker."""
+
+    def __init__(self, engine: Engine, operations: Serving) -> None:
+        self._engine = engine
+        self._operations = operations
+        self._watchers: list[Watcher] = []
+
+    async def read(
+        self, handle: int, offset: int, size_bytes: int, read: Callable[[int, int, int], Awaitable[Buffer]]
+    ) -> Buffer:
+        """Return what `read` does, and tell the watchers of it. The `handle` is as `mount.interposed` makes it."""
+        inode, at, began_s = handle & _INODE_MASK, time(), perf_counter()
+        found, number = self._find(inode, offset, size_bytes), 0
+        try:
+            return await read(inode, offset, size_bytes)
+        except pyfuse3.FUSEError as error:
+            number = error.errno
+            raise
+        finally:
+            took_s = perf_counter() - began_s
+            pid = handle >> interposed.HANDLE_INODE_BITS
+            access = Access(at, pid, inode, offset, size_bytes, found, took_s, number)
+            for watcher in self._watchers:
+                watcher.note(access)
+
+    async def serve(self, connection: socket.socket, asked: Mapping[str, Any]) -> None:
+        """Show the reads to a client, as it `asked`, until it hangs up. Nothing that it does ends the worker."""
+        with trio.socket.from_stdlib_socket(connection) as client, suppress(OSError):
+            sample = asked.get("sample", 1)
+            if type(sample) is not int or sample < 1 or len(self._watchers) >= _MOST_WATCHERS:
+                hint = f"'sample' is a number from 1 on, and at most {_MOST_WATCHERS} may watch"
+                await client.send(error_message(MountError("the reads are not shown", hint=hint)))
+                return
+            trace = Trace(self._path, sample)
+            self._watchers.append(trace)
+            self._operations.watched = self
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(cancel_when_gone, client, nursery.cancel_scope)
+                    await _send(client, b'{"fastfuse": 1}\n')
+                    while True:
+                        await _send(client, await trace.next_lines())
+            except* OSError:
+                pass  # it has hung up
+            except* Exception:  # noqa: BLE001 - a watcher must not end the worker
+                _log.exception("a watcher is shown no more for an unforeseen reason; the mount goes on")
+            finally:
+                self._watchers.remove(trace)
+                if not self._watchers:
+                    self._operations.watched = None
+
+    def _find(self, inode: int, offset: int, size_bytes: int) -> str:
+        try:
+            return self._engine.find(inode, self._operations.table.ref(inode), offset, size_bytes)
+        except _NO_FILE:
+            return "waited"
+
+    def _path(self, inode: int) -> str:
+        try:
+            return self._operations.table.path(inode)
+        except _NO_FILE:
+            return f"(inode {inode})"
+
+
+class Trace:
+    """The reads that wait to be shown to one watcher, and how many were lost."""
+
+    def __init__(self, path: Callable[[int], str], sample: int, *, most_pending: int = _MOST_PENDING) -> None:
+        """Show one of `sample` reads; `path` returns the path of an inode."""
+        self._path = path
+        self._sample = sample
+        self._most_pending = most_pending
+        self._pending: deque[Access] = deque()
+        self._seen = self._lost = 0
+        self._some = trio.Event()
+
+    def note(self, access: Access) -> None:
+        """Keep the read, or count it as lost if as many wait as may."""
+        self._seen += 1
+        if self._seen % self._sample:
+            return
+        if len(self._pending) >= self._most_pending:
+            self._lost += 1
+            return
+        self._pending.append(access)
+        self._some.set()
+
+    async def next_lines(self) -> bytes:
+        """Return lines of JSON, once there are some: of reads, and ``{"lost": N}`` where some are missing."""
+        if not self._pending:
+            self._some = trio.Event()
+            await self._some.wait()
+            await trio.sleep(_GATHER_S)
+        lost, self._lost = self._lost, 0
+        names: dict[int, str] = {}
+        lines = list(self._lines(names))
+        if lost:
+            lines.append(json.dumps({"lost": lost * self._sample}))
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def _lines(self, names: dict[int, str]) -> Iterator[str]:
+        for _ in range(min(_BATCH_LINES, len(self._pending))):
+            access = self._pending.popleft()
+            if access.pid not in names:
+                names[access.pid] = process_name(access.pid)
+            shown = {
+                "at": access.at,
+                "pid": access.pid,
+                "process": names[access.pid],
+                "path": self._path(access.inode),
+                "offset": access.offset,
+                "size": access.size_bytes,
+                "us": round(access.took_s * 1e6),
+                "found": access.found,
+            }
+            if access.error:
+                shown["errno"] = errno.errorcode.get(access.error, str(access.error))
+            yield json.dumps(shown)
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process or thread, or "" if it is gone, or in another namespace.
+
+    The name alone: the kernel would wait for the memory of the process to show its command line, and that process
+    may wait for this mount.
+    """
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n") if pid else ""
+    except OSError:
+        return ""
+
+
+async def _send(client: trio.socket.SocketType, data: bytes) -> None:
+    while data:
+        data = data[await client.send(data) :]

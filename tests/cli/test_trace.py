@@ -1,0 +1,136 @@
+"""``fastfuse trace`` of real mounts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse.cli.trace_command import Choice, line_of
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mount.waiting import wait_until
+from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
+from tests.terminals import terminal
+
+READ = {
+    "at": 0.25,
+    "pid": 4711,
+    "process": "py\x1bthon",
+    "path": "shards/a\n.tar",
+    "offset": 1 << 20,
+    "size": 131072,
+    "us": 1234,
+    "found": "waited",
+}
+
+
+def test_a_line_for_people_says_all_and_nothing_that_a_terminal_obeys() -> None:
+    line = line_of(READ)
+    assert line.split()[1:] == ["py\\x1bthon[4711]", "waited", "1048576", "131072", "1234", "shards/a\\n.tar"]
+    assert line.partition(" ")[0].endswith(".250000")
+    assert line_of({**READ, "errno": "EIO"}) == f"{line} EIO"
+    assert line_of({"lost": 1234}).startswith("(1,234 reads are not shown")
+    assert line_of({"replaced": True}) == "(the worker of the mount was replaced)"
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_shown"),
+    [
+        (Choice(), True),
+        (Choice(path="shards/*"), True),
+        (Choice(path="*.tar", process="4711"), True),
+        (Choice(path="*.TAR"), False),
+        (Choice(path="a*"), False),
+        (Choice(process="py\x1bthon"), True),
+        (Choice(process="471"), False),
+        (Choice(path="shards/*", process="cat"), False),
+    ],
+)
+def test_reads_are_chosen_by_path_and_process_and_losses_are_always_shown(choice: Choice, is_shown: bool) -> None:
+    assert choice.has(READ) is is_shown
+    assert choice.has({"lost": 1})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    objects = {f"data/{name}": name.encode() * 1000 for name in ("a", "sub/b", "c", "d")}
+    with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
+        yield server
+
+
+@contextmanager
+def traced(mount: Mount, *options: str) -> Iterator["subprocess.Popen[str]"]:
+    """A trace, once its connection is with the worker."""
+    command = [sys.executable, "-m", "fastfuse", "trace", str(mount.path), *options]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: is_watched(mount))
+        yield process
+        process.kill()
+
+
+def is_watched(mount: Mount) -> bool:
+    """Return whether the worker holds a connection of the control socket: its peer is no child of the mount."""
+    names = [os.readlink(entry) for entry in Path(f"/proc/{mount.worker()}/fd").iterdir() if entry.is_symlink()]
+    inodes = {name[8:-1] for name in names if name.startswith("socket:")}
+    lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return any(words[6] in inodes and "@fastfuse-" in words[-1] and words[5] == "03" for words in lines)
+
+
+pytestmark = pytest.mark.fuse
+
+
+def test_reads_of_a_mount_are_shown_until_it_ends(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, traced(mount, "--json") as trace:
+        assert trace.stdout is not None
+        (mount.path / "a").read_bytes()
+        read: dict[str, Any] = json.loads(trace.stdout.readline())
+        assert (read["path"], read["offset"], read["found"], read["pid"]) == ("a", 0, "waited", os.getpid())
+        assert read["process"] == Path("/proc/self/comm").read_text().rstrip("\n")
+        assert read["size"] >= 1000
+        assert read["us"] > 0
+        os.kill(mount.worker(), signal.SIGKILL)
+        # The worker that follows is asked for the trace, too.
+        assert json.loads(trace.stdout.readline()) == {"replaced": True}
+        (mount.path / "sub/b").read_bytes()
+        assert json.loads(trace.stdout.readline())["path"] == "sub/b"
+        assert mount.stop() == 0
+        assert trace.wait(60) == 0
+
+
+def test_reads_are_filtered_and_a_trace_ends_after_its_count(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        options = ("--path", "[cd]", "--process", str(os.getpid()), "--count", "1")
+        with traced(mount, *options) as trace:
+            for name in ("a", "d"):
+                (mount.path / name).read_bytes()
+            heading, line = trace.communicate(timeout=60)[0].splitlines()
+            assert (heading.split()[0], line.split()[-1]) == ("time", "d")
+            assert trace.returncode == 0
+        wait_until(lambda: not is_watched(mount))
+        assert mount.stop() == 0
+
+
+def test_a_trace_that_is_stopped_delays_nobody_and_ctrl_c_ends_one(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        with traced(mount) as trace:
+            os.kill(trace.pid, signal.SIGSTOP)
+            for name in ("a", "c", "d"):
+                assert (mount.path / name).read_bytes() == name.encode() * 1000
+        with terminal("trace", str(mount.path), columns=80) as screen:
+            screen.read_until("path\r\n")
+            screen.interrupt()
+            assert screen.finished() == 130
+            assert "Traceback" not in screen.output
+        assert mount.stop() == 0
+
+
+def test_where_nothing_is_mounted(tmp_path: Path) -> None:
+    done = run_fastfuse("trace", str(tmp_path), "--json")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert f"nothing of fastfuse is mounted at {tmp_path}" in done.stderr
