@@ -89,9 +89,10 @@ async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
             await reads.read(HANDLE, offset or 1, 0, read)
         shown: list[dict[str, Any]] = []
         rest = b""
-        while sum(line.get("lost", 1) for line in shown) < count:
-            *lines, rest = (rest + await client.receive_some()).split(b"\n")
-            shown += map(json.loads, lines)
+        with trio.fail_after(60):
+            while sum(line.get("lost", 1) for line in shown) < count:
+                *lines, rest = (rest + await client.receive_some()).split(b"\n")
+                shown += map(json.loads, lines)
         assert sum(line.get("lost", 1) for line in shown) == count
         assert 0 < max(line.get("lost", 0) for line in shown) < count
 
