@@ -115,7 +115,8 @@ PURE = {
         "sagemaker.pipe.sequence",
     ),
     "sagemaker.outputs.places",
-    *("sagemaker.description.ending", "sagemaker.description.request", "sagemaker.description.spelling"),
+    *("sagemaker.description.ending", "sagemaker.description.fields", "sagemaker.description.request"),
+    "sagemaker.description.spelling",
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

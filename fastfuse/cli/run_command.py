@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastfuse import log
-from fastfuse.cli import options, startup
+from fastfuse.cli import messages, options, startup
 from fastfuse.cli.config import job_memory_bytes, parse_part_size
 from fastfuse.cli.index_options import index_origin
 from fastfuse.errors import ConfigurationError
@@ -68,6 +68,14 @@ def run(
             "/mnt/efs. Can be repeated.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            rich_help_panel=_JOB,
+            help="Print what becomes of each field that the job gives, and run nothing.",
+        ),
+    ] = False,
     base_dir: Annotated[
         Path,
         typer.Option(
@@ -175,7 +183,11 @@ def run(
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
-    described = located(_described(job, channel or ()), file_system or ())
+    asked = _described(job, channel or ())
+    if explain:
+        messages.say("\n".join(map(str, asked.fields)))
+        return 0
+    described = located(asked, file_system or ())
     cluster = find_cluster(described, os.environ, host=host)
     channels = [item for item in described.channels if cluster.gets(item)]
     shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)

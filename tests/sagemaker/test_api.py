@@ -1,10 +1,3 @@
-import gzip
-import json
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import botocore
 import pytest
 from pydantic import BaseModel
 
@@ -20,14 +13,7 @@ from fastfuse.sagemaker.description.request import (
     SourceRequest,
     StoppingRequest,
 )
-
-
-@cache
-def service() -> dict[str, Any]:
-    """The service's own description, as botocore ships it."""
-    path = Path(botocore.__file__).parent / "data/sagemaker/2017-07-24/service-2.json.gz"
-    shapes: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))["shapes"]
-    return shapes
+from tests.sagemaker.models import shapes
 
 
 @pytest.mark.parametrize(
@@ -47,9 +33,9 @@ def service() -> dict[str, Any]:
 )
 def test_every_field_that_the_api_has_is_known(shape: type[BaseModel], names: tuple[str, ...]) -> None:
     known = shape.model_fields.keys() | shape.ignored  # type: ignore[attr-defined]
-    assert {field for name in names for field in service()[name]["members"]} <= known
+    assert {field for name in names for field in shapes()[name]["members"]} <= known
 
 
 def test_no_field_is_known_that_the_api_has_not() -> None:
-    answers = service()["CreateTrainingJobRequest"]["members"] | service()["DescribeTrainingJobResponse"]["members"]
+    answers = shapes()["CreateTrainingJobRequest"]["members"] | shapes()["DescribeTrainingJobResponse"]["members"]
     assert Request.model_fields.keys() | Request.ignored == answers.keys() | {"ResponseMetadata"}

@@ -7,6 +7,7 @@ from typing import Final
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.description.fields import Field
 
 __all__ = [
     "HOMOGENEOUS",
@@ -204,3 +205,5 @@ class TrainingJob:
     limits: Limits = Limits()
     # ``ContainerEntrypoint`` and ``ContainerArguments``; left out of repr, for people put tokens there.
     command: tuple[str, ...] = field(default=(), repr=False)
+    # What becomes of each field that the description gives.
+    fields: tuple[Field, ...] = field(default=(), compare=False)

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import InputMode, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
 from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree, read_bytes, read_json
+from fastfuse.sagemaker.description.fields import given_fields
 from fastfuse.sagemaker.description.request import parse_request
 from fastfuse.sagemaker.description.spelling import from_options, path_text
 
@@ -69,6 +71,7 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
 
 def _checked(tree: Tree, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
     try:
-        return job_of(parse_request(tree), default_mode=default_mode)
+        job = job_of(parse_request(tree), default_mode=default_mode)
     except FieldError as error:
         raise ConfigurationError(f"{place(error.path)}: {error}", hint=error.hint) from error
+    return replace(job, fields=given_fields(tree))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
 from fastfuse.sagemaker.description.channel import InputMode, OutputConfig
+from fastfuse.sagemaker.description.fields import Handling
 from fastfuse.sagemaker.download import disk_claims
 from fastfuse.sagemaker.outputs.places import model_uri, output_uri, record_uri
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Artifact, Ending, job_record, read_failure, write_record
@@ -100,6 +101,9 @@ class _Run:
             self._phases.say(f"Model and output go to {self._settings.job.output.place} at the end")
         elif self._settings.job.arn:
             self._phases.say("The job ran in SageMaker: its model is not replaced, and nothing is uploaded")
+        for field in self._settings.job.fields:
+            if field.handling is not Handling.DONE:
+                self._phases.say(str(field))
         if assumed := [channel for channel in channels if channel.is_mode_assumed]:
             names = ", ".join(channel.name for channel in assumed)
             self._phases.say(f"No InputMode is given for {names}: {assumed[0].input_mode} is taken")

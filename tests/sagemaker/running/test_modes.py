@@ -148,6 +148,8 @@ def test_a_mounted_channel_that_is_to_be_shuffled_is_warned_of_with_what_to_use(
     channels = [channel("train", mode, "train/", ShuffleConfig={"Seed": 7})]
     with running(server.endpoint_url, channels, command=script("")) as job:
         assert job.wait() == 0, job.log
+        told = re.findall(r"Starting - (\S+): (?:done differently|not done here) \(", job.log)
+        assert told == ["InputDataConfig.ShuffleConfig"]
         warning = "channel train: ShuffleConfig has no effect in FastFile mode."
         assert job.log.count(warning) == (mode == "FastFile")
         assert ("fastfuse.hints.order or fastfuse.hints.HintedSampler" in job.log) == (mode == "FastFile")

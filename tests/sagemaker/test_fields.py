@@ -1,0 +1,107 @@
+"""Every field of a job has its row: in the model of the API, in the code and in the docs."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.sagemaker.description.fields import FIELDS, Handling, given_fields
+from tests.docs.blocks import ROOT
+from tests.mounting import ENVIRONMENT
+from tests.sagemaker.jobs import job_of, request, source, with_field
+from tests.sagemaker.models import shapes
+
+
+def members(shape: str = "CreateTrainingJobRequest", path: str = "") -> Iterator[tuple[str, str]]:
+    """The path of each member, and the shape of what it holds."""
+    for name, member in shapes()[shape]["members"].items():
+        held = member["shape"]
+        if shapes()[held]["type"] == "list":
+            held = shapes()[held]["member"]["shape"]
+        yield f"{path}{name}", held
+
+
+def uncovered(shape: str = "CreateTrainingJobRequest", path: str = "") -> Iterator[str]:
+    """The members that have no row and no rows for each of their own members."""
+    rows = {field.path for field in FIELDS}
+    for name, held in members(shape, path):
+        has_rows_below = any(row.startswith(f"{name}.") for row in rows)
+        if has_rows_below and name not in rows and shapes()[held]["type"] == "structure":
+            yield from uncovered(held, f"{name}.")
+        elif has_rows_below or name not in rows:
+            yield name
+
+
+def exists(path: str) -> bool:
+    shape, top = "CreateTrainingJobRequest", ""
+    for name in path.split("."):
+        found = dict(members(shape, top)).get(f"{top}{name}")
+        if found is None:
+            return False
+        shape, top = found, f"{top}{name}."
+    return True
+
+
+def test_every_member_of_the_api_has_a_row() -> None:
+    assert list(uncovered()) == []
+
+
+def test_a_member_that_the_api_gets_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape in ("CreateTrainingJobRequest", "Channel", "S3DataSource", "InstanceGroup", "OutputDataConfig"):
+        grown = shapes()[shape]["members"] | {"NewField": {"shape": "String"}}
+        monkeypatch.setitem(shapes()[shape], "members", grown)
+    assert sorted(uncovered()) == [
+        "InputDataConfig.DataSource.S3DataSource.NewField",
+        "InputDataConfig.NewField",
+        "NewField",
+        "OutputDataConfig.NewField",
+        "ResourceConfig.InstanceGroups.NewField",
+    ]
+
+
+def test_every_row_is_of_a_field_that_the_api_has() -> None:
+    # SageMaker gives the ARN in its answers, and the script finds it.
+    assert [field.path for field in FIELDS if not exists(field.path)] == ["TrainingJobArn"]
+    assert len({field.path for field in FIELDS}) == len(FIELDS)
+
+
+@pytest.mark.parametrize("nothing", [None, False, "", [], {}, [{}], {"Subnets": []}])
+def test_a_field_that_asks_for_nothing_is_not_told(nothing: object) -> None:
+    assert given_fields({"VpcConfig": nothing, "Unknown": None}) == ()
+
+
+def test_a_field_is_found_in_any_channel() -> None:
+    second = with_field(source("second"), ("DataSource", "S3DataSource", "HubAccessConfig"), {"HubContentArn": "arn"})
+    told = {field.path for field in job_of(request(source(), second)).fields}
+    assert "InputDataConfig.DataSource.S3DataSource.HubAccessConfig" in told
+    assert "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig" not in told
+
+
+def test_fields_of_an_answer_are_told_together() -> None:
+    *_, last = job_of(request(BillableTimeInSeconds=3, TrainingJobStatus="Completed", ProfilingStatus=None)).fields
+    assert (last.path, last.handling) == ("BillableTimeInSeconds, TrainingJobStatus", Handling.NOT_DONE)
+
+
+def test_channels_alone_have_fields_too() -> None:
+    assert all(field.path.startswith("InputDataConfig.") for field in job_of([source()]).fields)
+
+
+def test_explain_prints_a_line_for_each_field_and_runs_nothing(tmp_path: Path) -> None:
+    job = request(VpcConfig={"Subnets": ["subnet-1"]}, EnableNetworkIsolation=False)
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "fastfuse", "run", "--job", "job.json", "--explain", "--", "touch", "x"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "VpcConfig: not done here (the network is that of this host)" in lines
+    assert "TrainingJobName: done" in lines
+    assert len(lines) == len(job_of(job).fields)
+    assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
+
+
+def test_the_page_of_fields_has_every_row() -> None:
+    rows = "".join(f"| `{field.path}` | {field.handling} | {field.note} |\n" for field in FIELDS)
+    assert rows in (ROOT / "docs/JOB_FIELDS.md").read_text()
