@@ -4,6 +4,7 @@ from pydantic import BaseModel
 from fastfuse.sagemaker.description.request import (
     AlgorithmRequest,
     ChannelRequest,
+    CheckpointRequest,
     FileSystemSource,
     GroupRequest,
     OutputRequest,
@@ -12,6 +13,7 @@ from fastfuse.sagemaker.description.request import (
     S3Source,
     SourceRequest,
     StoppingRequest,
+    TensorBoardRequest,
 )
 from tests.sagemaker.models import shapes
 
@@ -29,6 +31,8 @@ from tests.sagemaker.models import shapes
         (GroupRequest, ("InstanceGroup",)),
         (OutputRequest, ("OutputDataConfig",)),
         (StoppingRequest, ("StoppingCondition",)),
+        (CheckpointRequest, ("CheckpointConfig",)),
+        (TensorBoardRequest, ("TensorBoardOutputConfig",)),
     ],
 )
 def test_every_field_that_the_api_has_is_known(shape: type[BaseModel], names: tuple[str, ...]) -> None:

@@ -1,9 +1,12 @@
 """What a job asks for beside its data: the place of its model, its limits and its command."""
 
+from pathlib import Path
+
 import pytest
 
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import Limits, OutputConfig
+from fastfuse.sagemaker.description.channel import Limits, OutputConfig, SyncedDirectory
+from fastfuse.sagemaker.script.files import JobPaths
 from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, with_field
 
 
@@ -31,9 +34,41 @@ def test_the_model_of_a_job_that_sagemaker_ran_is_not_replaced() -> None:
     assert job_of(answer).output is None
 
 
+def test_checkpoints_and_logs_have_the_places_of_the_api() -> None:
+    job = job_of(request(CheckpointConfig={"S3Uri": "s3://b/c"}, TensorBoardOutputConfig={"S3OutputPath": "s3://b"}))
+    logs = SyncedDirectory(
+        name="tensorboard",
+        local_path="/opt/ml/output/tensorboard",
+        place=S3Uri("b", "a-job/tensorboard-output/"),
+        are_checkpoints=False,
+    )
+    checkpoints = SyncedDirectory(
+        name="checkpoints", local_path="/opt/ml/checkpoints", place=S3Uri("b", "c/"), are_checkpoints=True
+    )
+    assert job.synced == (checkpoints, logs)
+    assert JobPaths(Path("/base")).of(logs.local_path) == Path("/base/output/tensorboard")
+
+
+def test_checkpoints_may_lie_anywhere_but_where_a_job_has_its_data() -> None:
+    [synced] = job_of(request(CheckpointConfig={"S3Uri": "s3://b", "LocalPath": "/tmp//c/"})).synced
+    assert (synced.local_path, synced.place) == ("/tmp/c", S3Uri("b", ""))
+    assert JobPaths(Path("/base")).of(synced.local_path) == Path("/tmp/c")
+
+
+def test_nothing_of_a_job_that_sagemaker_ran_is_sent() -> None:
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/a-job"
+    assert job_of(request(TrainingJobArn=arn, CheckpointConfig={"S3Uri": "s3://b/c"})).synced == ()
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
+        (("CheckpointConfig",), {"LocalPath": "/opt/ml/checkpoints"}, "CheckpointConfig.S3Uri: is missing"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/"}, "is no place for files that go to S3"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/input/x"}, "is no place for files"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/tmp/../opt"}, "is no place for files"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "relative"}, "LocalPath: has characters"),
+        (("TensorBoardOutputConfig",), {"S3OutputPath": "b"}, "is not an S3 URI"),
         (("OutputDataConfig", "S3OutputPath"), "/models", "is not an S3 URI"),
         (("OutputDataConfig", "S3OutputPath"), ABSENT, "OutputDataConfig.S3OutputPath: is missing"),
         (("OutputDataConfig", "CompressionType"), "Gzip", "OutputDataConfig.CompressionType: is not one of"),

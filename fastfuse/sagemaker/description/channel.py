@@ -19,6 +19,7 @@ __all__ = [
     "LocalDirectory",
     "OutputConfig",
     "RequestedGroup",
+    "SyncedDirectory",
     "TrainingJob",
 ]
 
@@ -178,6 +179,20 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SyncedDirectory:
+    """``CheckpointConfig`` or ``TensorBoardOutputConfig``: a directory whose files go to S3 while the job runs."""
+
+    # As messages call it.
+    name: str
+    # In SageMaker's container; what is below ``/opt/ml`` is below the base directory here.
+    local_path: str
+    # The prefix, which ends in "/" unless it is the whole bucket.
+    place: S3Uri
+    # What S3 has is there before the command starts, and a file is sent once it is complete. A log is sent as it grows.
+    are_checkpoints: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """``StoppingCondition``; None: no limit."""
 
@@ -202,6 +217,7 @@ class TrainingJob:
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     # None: what the job makes stays on this host.
     output: OutputConfig | None = None
+    synced: tuple[SyncedDirectory, ...] = ()
     limits: Limits = Limits()
     # ``ContainerEntrypoint`` and ``ContainerArguments``; left out of repr, for people put tokens there.
     command: tuple[str, ...] = field(default=(), repr=False)

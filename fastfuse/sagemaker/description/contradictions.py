@@ -18,7 +18,7 @@ from fastfuse.sagemaker.description.channel import (
     TrainingJob,
 )
 from fastfuse.sagemaker.description.document import FieldError, FieldPath
-from fastfuse.sagemaker.description.ending import command_of, limits_of, output_of
+from fastfuse.sagemaker.description.ending import command_of, limits_of, output_of, synced_of
 from fastfuse.sagemaker.description.request import (
     ChannelRequest,
     CompressionType,
@@ -65,6 +65,7 @@ def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
         hyperparameters=dict(request.HyperParameters),
         environment=dict(request.Environment),
         output=output_of(request),
+        synced=synced_of(request),
         limits=limits_of(request),
         command=command_of(request),
     )

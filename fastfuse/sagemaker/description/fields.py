@@ -109,8 +109,7 @@ FIELDS: Final = (
     *_rows(Handling.NOT_DONE, "whatever is mounted there is read", "FileSystemType", _FILE_SYSTEM),
     *_rows(Handling.NOT_DONE, "the job is refused: give the S3 prefix", "DatasetSource", f"{_CHANNEL}.DataSource"),
     *_rows(Handling.DONE, "", "S3OutputPath KmsKeyId CompressionType", "OutputDataConfig"),
-    *_rows(Handling.NOT_DONE, "nothing is restored from there or uploaded to it", "CheckpointConfig"),
-    *_rows(Handling.NOT_DONE, "nothing is uploaded", "TensorBoardOutputConfig"),
+    *_rows(Handling.DONE, "", "CheckpointConfig TensorBoardOutputConfig"),
     *_rows(Handling.DONE, "", "MaxRuntimeInSeconds", _LIMITS),
     *_rows(Handling.NOT_DONE, "nobody waits for an instance", "MaxWaitTimeInSeconds MaxPendingTimeInSeconds", _LIMITS),
     *_rows(

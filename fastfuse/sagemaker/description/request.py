@@ -81,6 +81,7 @@ _VariableValue = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
 _Long = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _Seconds = Annotated[int, Field(ge=1, lt=2**31)]
+_LocalPath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
 # Of a command; no NUL can stand in one.
 _Word = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 
@@ -176,6 +177,16 @@ class OutputRequest(_Shape):
     CompressionType: _OutputCompression = OutputCompression.GZIP
 
 
+class CheckpointRequest(_Shape):
+    S3Uri: Annotated[str, Field(max_length=1024)]
+    LocalPath: _LocalPath | None = None
+
+
+class TensorBoardRequest(_Shape):
+    S3OutputPath: Annotated[str, Field(max_length=1024)]
+    LocalPath: _LocalPath | None = None
+
+
 class StoppingRequest(_Shape):
     # The wait for instances.
     ignored = frozenset({"MaxPendingTimeInSeconds"})
@@ -186,14 +197,14 @@ class StoppingRequest(_Shape):
 
 class Request(_Shape):
     ignored = _names("""
-        AutoMLJobArn BillableTimeInSeconds BillableTokenCount CheckpointConfig CreationTime DebugHookConfig
+        AutoMLJobArn BillableTimeInSeconds BillableTokenCount CreationTime DebugHookConfig
         DebugRuleConfigurations DebugRuleEvaluationStatuses EnableInterContainerTrafficEncryption
         EnableManagedSpotTraining EnableNetworkIsolation ExperimentConfig FailureReason FinalMetricDataList
         InfraCheckConfig LabelingJobArn LastModifiedTime MlflowConfig MlflowDetails ModelArtifacts
         ModelPackageConfig OutputModelPackageArn ProfilerConfig ProfilerRuleConfigurations
         ProfilerRuleEvaluationStatuses ProfilingStatus ProgressInfo RemoteDebugConfig ResponseMetadata
         RetryStrategy RoleArn SecondaryStatus SecondaryStatusTransitions ServerlessJobConfig
-        SessionChainingConfig Tags TensorBoardOutputConfig TrainingEndTime TrainingJobStatus
+        SessionChainingConfig Tags TrainingEndTime TrainingJobStatus
         TrainingStartTime TrainingTimeInSeconds TuningJobArn VpcConfig WarmPoolStatus
     """)
 
@@ -203,6 +214,8 @@ class Request(_Shape):
     AlgorithmSpecification: AlgorithmRequest = AlgorithmRequest()
     ResourceConfig: ResourceRequest | None = None
     OutputDataConfig: OutputRequest | None = None
+    CheckpointConfig: CheckpointRequest | None = None
+    TensorBoardOutputConfig: TensorBoardRequest | None = None
     StoppingCondition: StoppingRequest | None = None
     HyperParameters: Annotated[dict[_ParameterName, _ParameterValue], Field(max_length=100)] = {}
     Environment: Annotated[dict[_VariableName, _VariableValue], Field(max_length=100)] = {}
@@ -293,5 +306,7 @@ _SHAPES: Final[dict[str, type[_Shape]]] = {
     "ResourceConfig": ResourceRequest,
     "InstanceGroups": GroupRequest,
     "OutputDataConfig": OutputRequest,
+    "CheckpointConfig": CheckpointRequest,
+    "TensorBoardOutputConfig": TensorBoardRequest,
     "StoppingCondition": StoppingRequest,
 }

@@ -23,7 +23,7 @@ from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.outputs.archive import write_archive
 from fastfuse.sagemaker.outputs.walk import Found, open_found, unreadable, walk
 
-__all__ = ["Outgoing", "SendTask", "Sent", "send_outputs"]
+__all__ = ["Outgoing", "SendTask", "Sent", "Tell", "key_of", "piece_bytes_of", "send_outputs"]
 
 # Of a multipart upload; with those in flight it takes 100 MiB of memory. S3 takes 10,000 of them.
 _PIECE_BYTES = 16 << 20
@@ -158,7 +158,7 @@ class _Sending:
         sending, receiving = trio.open_memory_channel[bytes](0)
 
         def make() -> None:
-            pieces = _Pieces(_piece_bytes(most_bytes), lambda piece: trio.from_thread.run(sending.send, piece))
+            pieces = _Pieces(piece_bytes_of(most_bytes), lambda piece: trio.from_thread.run(sending.send, piece))
             write_archive(place, walk(place, base), pieces.write, self._report)
             pieces.finish()
 
@@ -187,15 +187,24 @@ class _Sending:
 
     async def _send_file(self, writer: ObjectWriter, found: Found) -> None:
         path = self._outgoing.place / found.path
-        try:
-            key = (self._outgoing.uri.path + found.path).encode().decode()
-        except UnicodeEncodeError as error:
-            raise OutputError(f"the name {str(path)!r} is not UTF-8, as keys are", hint="rename the file") from error
+        key = key_of(self._outgoing.uri, found.path, path)
         try:
             with open_found(found) as file:
-                await writer.beside(key).stream(_read(file, _piece_bytes(found.status.st_size)))
+                await writer.beside(key).stream(_read(file, piece_bytes_of(found.status.st_size)))
         except OSError as error:
             raise unreadable(path, error) from error
+
+
+def key_of(prefix: S3Uri, below: str, path: Path) -> str:
+    """Return the key below `prefix` of the file `path`, which lies at `below`.
+
+    Raises:
+        OutputError: its name cannot be a key.
+    """
+    try:
+        return (prefix.path + below).encode().decode()
+    except UnicodeEncodeError as error:
+        raise OutputError(f"the name {str(path)!r} is not UTF-8, as keys are", hint="rename the file") from error
 
 
 class _Pieces:
@@ -216,7 +225,7 @@ class _Pieces:
         self._hand_over(piece)
 
 
-def _piece_bytes(total_bytes: int) -> int:
+def piece_bytes_of(total_bytes: int) -> int:
     """Return a size of which S3 takes as many pieces as there may be."""
     return max(_PIECE_BYTES, math.ceil(total_bytes / _MOST_PIECES))
 

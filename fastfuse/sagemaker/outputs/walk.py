@@ -48,7 +48,7 @@ class Found:
 def walk(directory: Path, base: Path) -> Iterator[Found]:
     """Yield everything below `directory`, which lies below `base`: by name, each directory before what it holds.
 
-    FIFOs, sockets and devices are left out, with a warning.
+    FIFOs, sockets and devices are left out, with a warning. So is what vanishes meanwhile, without one.
 
     Raises:
         OutputError: something cannot be read; the message names it.
@@ -67,14 +67,20 @@ def _walk(fd: int, directory: Path, above: str) -> Iterator[Found]:
     try:
         for name in sorted(os.listdir(fd)):
             path = above + name
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            try:
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
             found = Found(fd, name, path, status)
             if not (found.is_file or found.is_directory or found.is_link):
                 _log.warning("%r is neither a file, a directory nor a link, and is left out", str(directory / path))
                 continue
             yield found
             if found.is_directory:
-                below_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                try:
+                    below_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                except FileNotFoundError:
+                    continue
                 try:
                     yield from _walk(below_fd, directory, f"{path}/")
                 finally:

@@ -16,15 +16,13 @@ import time
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
-from fastfuse.sagemaker.description.channel import InputMode, OutputConfig
+from fastfuse.sagemaker.description.channel import InputMode
 from fastfuse.sagemaker.description.fields import Handling
 from fastfuse.sagemaker.download import disk_claims
-from fastfuse.sagemaker.outputs.places import model_uri, output_uri, record_uri
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, Artifact, Ending, job_record, read_failure, write_record
-from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask
-from fastfuse.sagemaker.outputs.uploader import Uploader
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.running.channels import ChannelProcess
+from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
@@ -88,19 +86,14 @@ class _Run:
         self._is_out_of_time = False
         # Everything was ready: from then on the job may have made something.
         self._was_ready = False
-        self._uploader: Uploader | None = None
-        # What S3 holds of the job, by name.
-        self._artifacts: dict[str, Artifact] = {}
+        self._delivery = Delivery(settings, self._phases, self._take_signal)
 
     def run(self) -> int:
         """Run the job; see the function `run`."""
         channels = self._settings.channels
         names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
         self._phases.enter(Phase.STARTING, f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}")
-        if self._settings.job.output is not None:
-            self._phases.say(f"Model and output go to {self._settings.job.output.place} at the end")
-        elif self._settings.job.arn:
-            self._phases.say("The job ran in SageMaker: its model is not replaced, and nothing is uploaded")
+        self._delivery.say_where()
         for field in self._settings.job.fields:
             if field.handling is not Handling.DONE:
                 self._phases.say(str(field))
@@ -168,20 +161,17 @@ class _Run:
             started_at=self._started_at,
             phase_s=self._phases.seconds(),
             failure_reason=failure or (outcome.text if outcome.phase is Phase.FAILED else ""),
-            artifacts=self._artifacts,
+            artifacts=self._delivery.artifacts,
         )
         accounts = [channel.account() for channel in self._channels]
         record = job_record(settings.job, settings.cluster, ending, accounts, ended_at=time.time())
-        place = settings.paths.output / RECORD_NAME
         try:
             data = write_record(record, settings.paths)
         except OSError as error:
-            _log.error("%s cannot be written: %s", place, error.strerror)
-            return
-        if settings.job.output is not None and self._was_ready:
-            uri = record_uri(settings.job.output, settings.cluster)
-            for lost in self._send(settings.job.output, Outgoing(name="record", place=place, uri=uri, data=data)):
-                _log.error("%s", lost)
+            _log.error("%s cannot be written: %s", settings.paths.output / RECORD_NAME, error.strerror)
+        else:
+            if self._was_ready:
+                self._delivery.deliver_record(data)
 
     def _run_in_place(self, program: str) -> _Outcome:
         """Run the job in the base directory, which is ours."""
@@ -200,12 +190,15 @@ class _Run:
             for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
                 task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
                 self._channels.append(ChannelProcess(task))
+            self._delivery.begin()
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # Meanwhile, for a driver with many GPUs takes seconds to answer.
             environment = self._environment() if settings.command else {}
             outcome = self._run_to_the_end(program, environment, begin_fd)
-            return self._upload(outcome) if self._was_ready else outcome
+            return self._deliver(outcome) if self._was_ready else outcome
         finally:
+            if not self._was_ready:
+                self._delivery.give_up()
             self._guardian.dismiss()
             for guard in guards.values():
                 guard.close()
@@ -244,9 +237,11 @@ class _Run:
         Raises:
             FastfuseError: a channel cannot be prepared.
         """
-        while not all(channel.is_ready for channel in self._channels):
+        while not (self._delivery.is_ready and all(channel.is_ready for channel in self._channels)):
             self._take_signal(self._look_again_s)
             self._raise_first(self._failures())
+            if self._delivery.failure is not None:
+                raise self._delivery.failure
             if self._must_stop():
                 return False
         return True
@@ -327,8 +322,7 @@ class _Run:
         self._reap()
         for channel in self._channels:
             channel.listen(self._phases)
-        if self._uploader is not None:
-            self._uploader.listen(self._phases)
+        self._delivery.listen()
         if caught is None or caught.si_signo in {signal.SIGCHLD, signal.SIGIO}:
             return False
         number = signal.Signals(caught.si_signo)
@@ -358,8 +352,7 @@ class _Run:
             for channel in self._channels:
                 if channel.pid == pid:
                     channel.ended(exit_code, self._phases)
-            if self._uploader is not None and self._uploader.pid == pid:
-                self._uploader.ended(exit_code, self._phases)
+            self._delivery.ended(pid, exit_code)
 
     def _failures(self, mode: InputMode | None = None) -> list[FastfuseError]:
         failed = [channel for channel in self._channels if mode in {None, channel.channel.input_mode}]
@@ -401,18 +394,9 @@ class _Run:
                     channel.stop()
         sweep(self._settings.channels, self._settings.paths.data)
 
-    def _upload(self, outcome: _Outcome) -> _Outcome:
+    def _deliver(self, outcome: _Outcome) -> _Outcome:
         """Send what the job has made to S3, however it ended; return an outcome with the error if that fails."""
-        settings = self._settings
-        config, cluster, paths = settings.job.output, settings.cluster, settings.paths
-        if config is None:
-            return outcome
-        self._phases.enter(Phase.UPLOADING, f"Uploading model and output to {config.place}")
-        failures = self._send(
-            config,
-            Outgoing(name="model", place=paths.model, uri=model_uri(config, cluster)),
-            Outgoing(name="output", place=paths.output_data, uri=output_uri(config, cluster)),
-        )
+        failures = self._delivery.deliver()
         if not failures:
             return outcome
         if outcome.error is not None:
@@ -422,25 +406,3 @@ class _Run:
         # Whatever the command returned: the log has it.
         self._phases.say(f"{outcome.phase}: {outcome.text}")
         return _Outcome(Phase.FAILED, str(failures[0]), failures[0].exit_code, failures[0])
-
-    def _send(self, config: OutputConfig, *outgoing: Outgoing) -> list[FastfuseError]:
-        """Send to S3 until everything is there or has failed; a second signal ends it. Return what has failed."""
-        settings = self._settings
-        task = SendTask(
-            outgoing=outgoing, base=settings.paths.base, connection=settings.connection, kms_key_id=config.kms_key_id
-        )
-        uploader = self._uploader = Uploader(task)
-        kill_at_s = math.inf
-        signals = 0
-        while uploader.exit_code is None:
-            if self._take_signal(_LOOK_EVERY_S):
-                signals += 1
-                if signals == 1:
-                    self._phases.say("The upload goes on; another signal ends it")
-                else:
-                    uploader.stop()
-                    kill_at_s = min(kill_at_s, time.monotonic() + _TAKE_DOWN_S)
-            if time.monotonic() >= kill_at_s:
-                uploader.kill()
-        self._artifacts |= uploader.artifacts()
-        return [*uploader.failures().values()]

@@ -50,6 +50,11 @@ class JobPaths:
         self.output_intermediate = self.output / "intermediate"
         self.checkpoints = base / "checkpoints"
 
+    def of(self, container_path: str) -> Path:
+        """Return the place here of a path in SageMaker's container: what is below ``/opt/ml`` lies below `base`."""
+        path = Path(container_path)
+        return self.base / path.relative_to(BASE_DIR) if path.is_relative_to(BASE_DIR) else path
+
     def channel(self, name: str) -> Path:
         """Return the directory of a channel; a Pipe channel has FIFOs there, named after it and an epoch, instead."""
         return self.data / name

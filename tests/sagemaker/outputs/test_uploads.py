@@ -151,21 +151,17 @@ def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackSer
     assert message in record["FailureReason"]
 
 
-def uploader_of(job: Job) -> int:
-    """The process that is busy with a PUT: the newest child of the run's."""
+def newest_children(job: Job) -> list[int]:
+    """The children of the run, the one that was started last first (the kernel lists them by age)."""
     path = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
-
-    def started(pid: int) -> int:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-    return max(map(int, path.read_text().split()), key=started)
+    return [*map(int, path.read_text().split())][::-1]
 
 
 def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
     with running(server.endpoint_url, job_of(BUCKET), command=script(MAKE)) as job:
         wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
-        os.kill(uploader_of(job), signal.SIGKILL)
+        os.kill(newest_children(job)[0], signal.SIGKILL)
         server.faults.clear()
         assert job.wait() == 6, job.log
         assert "the process that uploads was killed by signal 9" in job.log

@@ -1,0 +1,256 @@
+"""Keeps the checkpoints of a job in S3 while it runs, in a process of its own, and brings them back before it starts.
+
+A file goes to S3 once it is complete: nobody has it open for writing, and it was the same at the last look. What is
+renamed into the place of another is another file. An object is whole or absent, and stays when its file is removed.
+Logs are never complete: what a log has is sent whenever it has grown.
+"""
+
+import fcntl
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import trio
+
+from fastfuse.errors import FastfuseError, OutputError, first_of
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.mount.refresh import run_lister
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.upload import ObjectWriter
+from fastfuse.sagemaker.download import DownloadReport, DownloadSettings, download_channel
+from fastfuse.sagemaker.download.disk import PRIVATE_NAME
+from fastfuse.sagemaker.outputs.sending import Sent, Tell, key_of, piece_bytes_of
+from fastfuse.sagemaker.outputs.walk import Found, open_found, unreadable, walk
+from fastfuse.sizes import format_size
+
+__all__ = ["SyncTask", "SyncedPlace", "sync_directories"]
+
+_log = logging.getLogger(__name__)
+
+_RESTORE_MEMORY_BYTES = 128 << 20
+# Inode, size and time of the last write of a file.
+_Version = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncedPlace:
+    """A directory, and the prefix in S3 that gets its files."""
+
+    # As messages call it.
+    name: str
+    directory: Path
+    # No symbolic link below it is followed.
+    base: Path
+    # Ends in "/" unless it is the whole bucket.
+    prefix: S3Uri
+    are_checkpoints: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncTask:
+    """The work of one process."""
+
+    places: tuple[SyncedPlace, ...]
+    connection: ConnectionConfig
+    # The size of one GET.
+    part_size_bytes: int
+    # Between two looks at the directories.
+    look_every_s: float = 5.0
+
+
+def sync_directories(task: SyncTask, tell: Tell) -> None:
+    """Bring checkpoints back, tell that all is ready, and send files until SIGTERM, and once more then.
+
+    A second SIGTERM ends it at once. Nothing half sent stays in the bucket.
+
+    Raises:
+        FastfuseError: checkpoints cannot be brought back.
+    """
+    # The kernel sends it while we look whether somebody writes to a file that is being opened for that.
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    directories = [_Directory(place) for place in task.places]
+    for directory in directories:
+        if directory.place.are_checkpoints:
+            directory.bring_back(task, tell)
+    trio.run(_sync_all, task, directories, tell)
+
+
+async def _sync_all(task: SyncTask, directories: list["_Directory"], tell: Tell) -> None:
+    is_over = trio.Event()
+
+    async def heed(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        await anext(signals)
+        is_over.set()
+        await anext(signals)
+        scope.cancel()
+
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
+            nursery.start_soon(heed, signals, nursery.cancel_scope)
+            tell("", ready=True)
+            client = S3Client(S3Session(task.connection))
+            exits.push_async_callback(client.aclose)
+            while not is_over.is_set():
+                with trio.move_on_after(task.look_every_s):
+                    await is_over.wait()
+                for directory in directories:
+                    if not is_over.is_set():
+                        await directory.look(client, exits)
+            for directory in directories:
+                await directory.finish(client, exits, tell)
+            nursery.cancel_scope.cancel()
+
+
+class _Directory:
+    """What is known of the files of one directory."""
+
+    def __init__(self, place: SyncedPlace) -> None:
+        self.place = place
+        # What S3 has, and what was there at the last look.
+        self._sent: dict[str, _Version] = {}
+        self._seen: dict[str, _Version] = {}
+        self._sent_files = self._sent_bytes = 0
+        self._writer: ObjectWriter | None = None
+        # What a warning told already.
+        self._told: set[str] = set()
+        self._error: FastfuseError | None = None
+
+    def bring_back(self, task: SyncTask, tell: Tell) -> None:
+        """Download what S3 has, unless files are there already that no unfinished download left.
+
+        Raises:
+            FastfuseError: something is missing in the end.
+        """
+        place = self.place
+        is_empty = not any(found.is_file for found in walk(place.directory, place.base))
+        is_unfinished = (place.directory / os.fsdecode(PRIVATE_NAME)).is_dir()
+        if not is_empty and not is_unfinished:
+            tell(place.name, said=f"{place.directory} has files: they are kept, and nothing comes from {place.prefix}")
+            return
+        snapshot_fd, listed = run_lister(place.prefix, IndexOrigin(allow_empty=True), S3Session(task.connection))
+
+        def report(progress: DownloadReport) -> None:
+            tell(place.name, progress=(progress.done_bytes, progress.total_bytes))
+
+        settings = DownloadSettings(
+            directory=place.directory,
+            base=place.base,
+            memory_target_bytes=_RESTORE_MEMORY_BYTES,
+            part_size_bytes=task.part_size_bytes,
+            is_verified=task.connection.verify,
+        )
+        done = download_channel(snapshot_fd, task.connection, settings, report)
+        self._sent = {
+            found.path: _version(found.status) for found in walk(place.directory, place.base) if found.is_file
+        }
+        what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
+        tell(place.name, said=f"{what} {place.prefix}")
+
+    async def look(self, client: S3Client, exits: AsyncExitStack, *, is_last: bool = False) -> None:
+        """Send what is new or has changed; what cannot be sent is told, and tried again."""
+        self._error = None
+        try:
+            if self._writer is None:
+                prefix = self.place.prefix
+                region = await client.region(prefix.bucket)
+                self._writer = ObjectWriter(client.session, exits, prefix.bucket, prefix.path, region)
+            await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
+        except FastfuseError as error:
+            self._fail(error)
+
+    async def finish(self, client: S3Client, exits: AsyncExitStack, tell: Tell) -> None:
+        """Send everything that is there, now that the command has ended, and tell how that went."""
+        await self.look(client, exits, is_last=True)
+        if self._error is not None:
+            tell(self.place.name, error=self._error)
+            return
+        tell(self.place.name, sent=asdict(Sent(files=self._sent_files, bytes=self._sent_bytes)))
+
+    def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
+        seen = {}
+        for found in walk(self.place.directory, self.place.base):
+            if found.is_link:
+                self._warn(f"{self.place.directory / found.path} is a symbolic link, and S3 has none: it is left out")
+            if not found.is_file:
+                continue
+            version = seen[found.path] = _version(found.status)
+            is_settled = is_last or not self.place.are_checkpoints or self._seen.get(found.path) == version
+            if is_settled and self._sent.get(found.path) != version:
+                try:
+                    trio.from_thread.run(self._send, writer, found, is_last)
+                except (FastfuseError, ExceptionGroup) as error:
+                    first = first_of(error)
+                    if not isinstance(first, OutputError):  # which the next file would meet, too
+                        raise first from error.__cause__
+                    self._fail(first)
+        self._seen = seen
+
+    async def _send(self, writer: ObjectWriter, found: Found, is_last: bool) -> None:
+        path = self.place.directory / found.path
+        key = key_of(self.place.prefix, found.path, path)
+        try:
+            file = open_found(found)
+        except FileNotFoundError:  # since we looked
+            return
+        except OSError as error:
+            raise unreadable(path, error) from error
+        with file:
+            if not is_last and self.place.are_checkpoints and _is_being_written(file.fileno()):
+                return
+            version = _version(os.fstat(file.fileno()))
+            await writer.beside(key).stream(_content(file, version, path, must_stay=self.place.are_checkpoints))
+        if self._sent.get(found.path) is None:
+            self._sent_files += 1
+        self._sent_bytes += version[1]
+        self._sent[found.path] = version
+
+    def _fail(self, error: FastfuseError) -> None:
+        self._error = error
+        self._warn(f"{self.place.name}: {error}; it is tried again")
+
+    def _warn(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("%s", text)
+
+
+def _version(status: os.stat_result) -> _Version:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_being_written(fd: int) -> bool:
+    """Return whether somebody has the file open for writing, or mapped so; fcntl(2), "Leases"."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        return True
+    except OSError:  # another user's file, or a file system without leases
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:
+    """Yield what the file had when `version` was seen.
+
+    Raises:
+        OutputError: it cannot be read, got shorter, or has changed although it `must_stay` as it was.
+    """
+    left_bytes = version[1]
+    piece_bytes = piece_bytes_of(left_bytes)
+    try:
+        while left_bytes and (piece := await trio.to_thread.run_sync(file.read, min(piece_bytes, left_bytes))):
+            left_bytes -= len(piece)
+            yield piece
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if left_bytes or (must_stay and _version(os.fstat(file.fileno())) != version):
+        raise OutputError(f"{str(path)!r} was written to while it was sent")

@@ -1,0 +1,270 @@
+"""Checkpoints are in S3 while the job runs, each whole, and there again when it starts elsewhere."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.outputs.syncing import SyncedPlace, SyncTask
+from fastfuse.sagemaker.outputs.uploader import Syncer
+from fastfuse.sagemaker.running.phases import Phase, Phases
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
+from tests.mount.waiting import wait_until
+from tests.sagemaker.jobs import request as request_of
+from tests.sagemaker.jobs import source
+from tests.sagemaker.outputs.test_record import record_of
+from tests.sagemaker.outputs.test_uploads import newest_children
+from tests.sagemaker.running.jobs import BUCKET, running, script
+from tests.semantics.leftovers import nothing_is_left
+from tests.servers import ACCESS_KEY, SECRET_KEY, S3Server
+
+__all__ = ["nothing_is_left"]
+
+
+class Sync:
+    """A process that looks often, and what it has told."""
+
+    def __init__(self, server: S3Server, directory: Path, prefix: str, *, are_checkpoints: bool = True) -> None:
+        self.server = server
+        self.directory = directory
+        self.prefix = prefix
+        place = SyncedPlace(
+            name="checkpoints", directory=directory, base=directory.parent,
+            prefix=S3Uri(server.bucket, prefix), are_checkpoints=are_checkpoints,
+        )  # fmt: skip
+        connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
+        self.phases = Phases(is_json=False)
+        self.phases.enter(Phase.TRAINING, "")
+        task = SyncTask(places=(place,), connection=connection, part_size_bytes=8 << 20, look_every_s=0.05)
+        self.process = Syncer(task)
+        self._reap(lambda: self.process.is_ready)
+
+    def objects(self) -> dict[str, bytes]:
+        client, bucket = self.server.client, self.server.bucket
+        listed = client.list_objects_v2(Bucket=bucket, Prefix=self.prefix).get("Contents", ())
+        keys = [entry["Key"] for entry in listed]
+        return {key.removeprefix(self.prefix): client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
+
+    def wait_for(self, **objects: bytes) -> None:
+        """Wait until S3 has these and nothing else."""
+        wait_until(lambda: self.objects() == objects, lambda: str({n: len(d) for n, d in self.objects().items()}))
+
+    def finish(self) -> None:
+        self.process.finish()
+        self._reap(lambda: False)
+
+    def _reap(self, condition: Any) -> None:  # noqa: ANN401 - a function
+        def is_over() -> bool:
+            self.process.listen(self.phases)
+            if self.process.exit_code is None:
+                pid, status = os.waitpid(self.process.pid, os.WNOHANG)
+                if pid:
+                    self.process.ended(os.waitstatus_to_exitcode(status), self.phases)
+            return self.process.exit_code is not None or condition()
+
+        wait_until(is_over, str)
+
+
+@contextmanager
+def syncing(server: S3Server, directory: Path, *, are_checkpoints: bool = True) -> Iterator[Sync]:
+    # No key of another test begins with it.
+    sync = Sync(server, directory, f"sync-{directory.parent.name}/", are_checkpoints=are_checkpoints)
+    try:
+        yield sync
+    finally:
+        if sync.process.exit_code is None:
+            sync.process.kill()
+            os.waitpid(sync.process.pid, 0)
+
+
+@pytest.fixture(autouse=True)
+def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Credentials, and no end by the signal that a child has said something."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, before)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "checkpoints"
+    made.mkdir()
+    return made
+
+
+def put(path: Path, data: bytes) -> None:
+    """As frameworks do that care: into another file, which then takes the place."""
+    path.parent.mkdir(exist_ok=True)
+    hidden = path.with_name("writing")
+    hidden.write_bytes(data)
+    hidden.rename(path)
+
+
+def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Server, directory: Path) -> None:
+    with syncing(moto_server, directory) as sync:
+        put(directory / "a", b"first")
+        sync.wait_for(a=b"first")
+        status = (directory / "a").stat()
+        put(directory / "a", b"other")
+        # Of the same size and the same time: it is known by its inode.
+        os.utime(directory / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
+        sync.wait_for(a=b"other")
+        # What is removed here stays there.
+        (directory / "a").unlink()
+        put(directory / "b" / "c", b"")
+        sync.wait_for(**{"a": b"other", "b/c": b""})
+        sync.finish()
+        assert sync.process.failures() == {}
+        assert sync.process.artifacts()["checkpoints"].files == 2
+
+
+def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(moto_server: S3Server, directory: Path) -> None:
+    with syncing(moto_server, directory) as sync:
+        with (directory / "open").open("wb") as file:
+            file.write(b"half")
+            file.flush()
+            # Several looks pass until this one is there.
+            for number in range(3):
+                put(directory / "whole", b"%d" % number)
+                sync.wait_for(whole=b"%d" % number)
+            file.write(b" and half")
+        sync.wait_for(whole=b"2", open=b"half and half")
+
+
+def test_a_log_is_sent_as_it_grows(moto_server: S3Server, directory: Path) -> None:
+    with syncing(moto_server, directory, are_checkpoints=False) as sync, (directory / "events").open("wb") as file:
+        for text in (b"one", b"onetwo"):
+            file.write(text[-3:])
+            file.flush()
+            sync.wait_for(events=text)
+
+
+def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory: Path) -> None:
+    with syncing(moto_server, directory) as sync:
+        large = os.urandom(17 << 20)
+        with (directory / "open").open("wb") as file:
+            file.write(large)
+            file.flush()
+            (directory / "link").symlink_to("open")
+            sync.finish()
+        assert sync.objects() == {"open": large}
+        assert sync.process.failures() == {}
+
+
+def test_what_s3_has_is_brought_back_and_not_sent_again(moto_server: S3Server, directory: Path) -> None:
+    moto_server.put(f"sync-{directory.parent.name}/epoch-1/model", b"weights")
+    with syncing(moto_server, directory) as sync:
+        assert (directory / "epoch-1" / "model").read_bytes() == b"weights"
+        assert [path.name for path in directory.iterdir()] == ["epoch-1"]
+        sync.finish()
+        assert sync.process.artifacts() == {}
+
+
+def test_files_that_are_there_are_kept_and_nothing_is_brought_back(
+    moto_server: S3Server, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    moto_server.put(f"sync-{directory.parent.name}/model", b"older")
+    (directory / "model").write_bytes(b"newer")
+    with syncing(moto_server, directory) as sync:
+        sync.wait_for(model=b"newer")
+        sync.finish()
+    assert "has files: they are kept, and nothing comes from s3://" in capfd.readouterr().err
+
+
+TRAIN = """
+import hashlib, os, signal, sys
+places = "BASE/checkpoints"
+state, done = b"", 0
+if os.path.exists(places + "/state"):
+    state = open(places + "/state", "rb").read()
+    done = len(os.listdir(places)) - 1
+for epoch in range(done, 4):
+    state = hashlib.sha256(state + open(os.environ["SM_CHANNEL_TRAIN"] + "/x", "rb").read()).digest()
+    open(places + "/epoch-%d" % epoch, "w").close()
+    open(places + "/.state", "wb").write(state)
+    os.rename(places + "/.state", places + "/state")
+    if epoch + 1 == STOP_AT:
+        print("interrupted", flush=True)
+        signal.pause()
+open(os.environ["SM_MODEL_DIR"] + "/weights", "wb").write(state)
+"""
+
+
+@pytest.fixture(params=["moto", "rclone"])
+def server(request: pytest.FixtureRequest, moto_server: S3Server, rclone_server: S3Server) -> S3Server:
+    servers: dict[str, S3Server] = {"moto": moto_server, "rclone": rclone_server}
+    return servers[request.param]
+
+
+def test_an_interrupted_job_goes_on_elsewhere_and_ends_with_the_same_model(server: S3Server, tmp_path: Path) -> None:
+    server.put("train/x", b"data")
+    train = source("train", InputMode="File")
+    train["DataSource"] = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{server.bucket}/train/"}}
+    config = {"S3Uri": f"s3://{server.bucket}/{tmp_path.name}"}
+    out = {"S3OutputPath": f"s3://{server.bucket}/models", "CompressionType": "NONE"}
+    description = request_of(train, CheckpointConfig=config, OutputDataConfig=out)
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    text = TRAIN.replace("BASE", str(here)).replace("STOP_AT", "2")
+    with running(server.endpoint_url, description, base=here, command=script(text)) as job:
+        job.wait_for_output("interrupted")
+        assert job.stop() == 128 + signal.SIGTERM, job.log
+        assert record_of(job)["Artifacts"]["checkpoints"]["Files"] == 3
+    text = TRAIN.replace("BASE", str(elsewhere)).replace("STOP_AT", "1")
+    with running(server.endpoint_url, description, base=elsewhere, command=script(text)) as job:
+        assert job.wait() == 0, job.log
+    state = b""
+    for _ in range(4):
+        state = hashlib.sha256(state + b"data").digest()
+    stored = server.client.get_object(Bucket=server.bucket, Key="models/a-job/output/model/weights")
+    assert stored["Body"].read() == state
+
+
+def test_checkpoints_that_cannot_be_listed_end_the_job_before_the_command() -> None:
+    with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""}), "denied": MemoryObjects({})}) as server:
+        server.faults.add(FaultRule(action=ACCESS_DENIED, bucket="denied"))
+        description = request_of(source(), CheckpointConfig={"S3Uri": "s3://denied/checkpoints"})
+        with running(server.endpoint_url, description, command=script("print('started')")) as job:
+            assert job.wait() == 3, job.log
+            assert job.output == ""
+
+
+def test_checkpoints_that_are_refused_are_told_while_it_runs_and_in_the_end() -> None:
+    with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""})}, ServerConfig(writes="unconditional")) as server:
+        server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject"))
+        description = request_of(source(), CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints"})
+        del description["OutputDataConfig"]
+        text = "open('BASE/checkpoints/model', 'w').close(); import signal; print('made', flush=True); signal.pause()"
+        with running(server.endpoint_url, description, "--keep", command=script("")) as job:
+            base = job.base
+            assert job.wait() == 0, job.log
+        with running(
+            server.endpoint_url, description, base=base, command=script(text.replace("BASE", str(base)))
+        ) as job:
+            job.wait_for_output("made")
+            assert job.stop() == 6, job.log
+            message = (
+                f"the checkpoints are not all in S3 at s3://{BUCKET}/checkpoints/, and still lie in {base}/checkpoints"
+            )
+            assert message in job.log
+
+
+def test_the_loss_of_the_process_is_told_at_once_and_in_the_end() -> None:
+    with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""})}) as server:
+        description = request_of(source(), CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints"})
+        del description["OutputDataConfig"]
+        text = "import signal; print('made', flush=True); signal.pause()"
+        with running(server.endpoint_url, description, command=script(text)) as job:
+            job.wait_for_output("made")
+            # The last child before the command.
+            os.kill(newest_children(job)[1], signal.SIGKILL)
+            job.wait_for_log("checkpoints are no longer uploaded: the process that uploads was killed by signal 9")
+            assert job.stop() == 6, job.log
