@@ -4,14 +4,14 @@ A counter is one int64 in a page that the supervisor maps before it forks. Each 
 worker, or the supervisor for its own), so ``+=`` needs no lock, costs well under a microsecond and can be read by any
 process. The scrape endpoint is a process of its own: a scraper can slow down neither the mount nor its supervisor.
 
-Labels are closed sets: outcomes and errnos, never a key, a bucket or an endpoint.
+Labels are closed sets: outcomes, errnos and a job's channels, never a key, a bucket or an endpoint.
 """
 
 import errno as _errno
 import mmap
 import socket
 import wsgiref.simple_server
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -130,18 +130,20 @@ class Counters:
 
 
 class _SharedCollector(Collector):
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, channels: Mapping[str, Counters]) -> None:
+        self._channels = channels
 
     def collect(self) -> Iterator[Metric]:
+        is_job = "" not in self._channels
         for metric in METRICS:
-            labels: Sequence[str] = [metric.label] if metric.label else []
+            names = [*(["channel"] if is_job else []), *([metric.label] if metric.label else [])]
             family = (GaugeMetricFamily if metric.is_gauge else CounterMetricFamily)(
-                metric.name, metric.help, labels=labels
+                metric.name, metric.help, labels=names
             )
-            for value in metric.values:
-                number = self._counters.get(metric.name, value) * metric.unit
-                family.add_metric([value] if metric.label else [], number)
+            for channel, counters in self._channels.items():
+                for value in metric.values:
+                    number = counters.get(metric.name, value) * metric.unit
+                    family.add_metric([*([channel] if is_job else []), *([value] if metric.label else [])], number)
             yield family
 
 
@@ -173,10 +175,10 @@ def endpoint_url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
 
 
-def serve_metrics(listener: socket.socket, counters: Counters) -> None:
-    """Answer scrapes for ever, one at a time."""
+def serve_metrics(listener: socket.socket, channels: Mapping[str, Counters]) -> None:
+    """Answer scrapes for ever, one at a time; a job's counters by channel, those of a mount under an empty name."""
     registry = CollectorRegistry()
-    registry.register(_SharedCollector(counters))
+    registry.register(_SharedCollector(channels))
     address = listener.getsockname()[:2]
     server = wsgiref.simple_server.WSGIServer(address, _QuietHandler, bind_and_activate=False)
     server.socket.close()

@@ -114,7 +114,7 @@ PURE = {
         "sagemaker.pipe.encodings",
         "sagemaker.pipe.sequence",
     ),
-    "sagemaker.outputs.places",
+    *("sagemaker.outputs.places", "sagemaker.running.opening"),
     *("sagemaker.description.ending", "sagemaker.description.fields", "sagemaker.description.request"),
     "sagemaker.description.spelling",
 }

@@ -62,7 +62,7 @@ def scrape(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
     monkeypatch.setattr(metrics._QuietHandler, "timeout", 0.2)
     with bind_metrics("127.0.0.1", 0) as listener:
         host, port = listener.getsockname()
-        server = fork_child(lambda: serve_metrics(listener, counters))
+        server = fork_child(lambda: serve_metrics(listener, {"": counters}))
     yield host, port
     os.kill(server, signal.SIGKILL)
     assert wait_child(server) == -signal.SIGKILL
@@ -166,3 +166,17 @@ def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
 def test_ipv6_loopback_is_an_address() -> None:
     with bind_metrics("::1", 0) as listener:
         assert listener.family == socket.AF_INET6
+
+
+def test_a_jobs_counters_are_told_apart_by_channel() -> None:
+    train, test = Counters(), Counters()
+    train.add(train.slot("fastfuse_fetch_requests", "ok"), 2)
+    test.add(test.slot("fastfuse_fetched_bytes"), 3)
+    families = {family.name: family for family in metrics._SharedCollector({"train": train, "test": test}).collect()}
+    gets = {tuple(sample.labels.values()): sample.value for sample in families["fastfuse_fetch_requests"].samples}
+    assert (gets["train", "ok"], gets["test", "ok"]) == (2, 0)
+    samples = families["fastfuse_fetched_bytes"].samples
+    assert [(sample.labels, sample.value) for sample in samples] == [
+        ({"channel": "train"}, 0),
+        ({"channel": "test"}, 3),
+    ]

@@ -14,7 +14,7 @@ from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["index_origin", "parse_duration_s", "parse_index_place"]
+__all__ = ["by_channel", "index_origin", "parse_duration_s", "parse_index_place"]
 
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -42,6 +42,8 @@ def index_origin(
     """
     from fastfuse.index.sources.manifests import check_attribute_names  # help does without
 
+    if no_index_cache:
+        index_cache, index_max_age = _without_environment(index, index_cache, index_max_age, environ)
     saved = None if index is None else parse_index_place(index)
     max_age_s = 0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age)
     given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
@@ -77,6 +79,39 @@ def index_origin(
         attribute_names=check_attribute_names(attribute_names),
         shard=None if shard is None else Shard.parse(shard, by_bytes=shard_by == "bytes"),
     )
+
+
+def _without_environment(
+    index: str | None, index_cache: Path | None, index_max_age: str | None, environ: Mapping[str, str]
+) -> tuple[Path | None, str | None]:
+    """Return what the command line says of kept listings: --no-index-cache there beats the environment."""
+    has_age = index is not None or index_max_age != environ.get("FASTFUSE_INDEX_MAX_AGE")
+    has_cache = str(index_cache) != environ.get("FASTFUSE_INDEX_CACHE")
+    return index_cache if has_cache else None, index_max_age if has_age else None
+
+
+def by_channel(option: str, values: Sequence[str], channels: Sequence[str]) -> dict[str, str]:
+    """Return the values of an option that are each ``[CHANNEL=]VALUE``, by name of channel.
+
+    Raises:
+        ConfigurationError: a value without a name, for several channels; or two for one channel.
+    """
+    found: dict[str, str] = {}
+    for text in values:
+        name, separator, value = text.partition("=")
+        if not separator or name not in channels:
+            name, value = channels[0] if len(channels) == 1 else "", text
+        if not name:
+            raise ConfigurationError(
+                f"{option} {text!r} names no channel whose objects are listed",
+                hint=f"write it as {option} CHANNEL=..., for one of {', '.join(channels)}"
+                if channels
+                else "channels that are directories of this host need none",
+            )
+        if name in found:
+            raise ConfigurationError(f"{option} is given twice for the channel {name}", hint="give it once")
+        found[name] = value
+    return found
 
 
 def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:

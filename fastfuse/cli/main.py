@@ -30,8 +30,6 @@ _logger = logging.getLogger(__name__)
 # The commands' own modules are imported where they are called: `--help` and a mistyped option should answer at once,
 # and a daemon is forked before anything that starts a thread is loaded.
 
-_VIEW = "What the mount shows"
-
 app = typer.Typer(
     name="fastfuse",
     add_completion=False,
@@ -102,15 +100,7 @@ def mount(
             "of mount(8), of which what a read-only mount has no use for is ignored.",
         ),
     ] = None,
-    metrics_listen: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FASTFUSE_METRICS_LISTEN",
-            metavar="[HOST:]PORT",
-            help="Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
-            "and logs it.",
-        ),
-    ] = None,
+    metrics_listen: options.MetricsListen = None,
     grace_s: Annotated[
         float,
         typer.Option(
@@ -119,34 +109,14 @@ def mount(
             help="How long a stopping mount lets reads under way end.",
         ),
     ] = 30.0,
-    uid: Annotated[
-        int | None,
-        typer.Option(
-            envvar="FASTFUSE_UID",
-            metavar="ID",
-            min=0,
-            max=2**32 - 2,
-            rich_help_panel=_VIEW,
-            help="Owner of the files; left out, you.",
-        ),
-    ] = None,
-    gid: Annotated[
-        int | None,
-        typer.Option(
-            envvar="FASTFUSE_GID",
-            metavar="ID",
-            min=0,
-            max=2**32 - 2,
-            rich_help_panel=_VIEW,
-            help="Group of the files; left out, yours.",
-        ),
-    ] = None,
+    uid: options.Uid = None,
+    gid: options.Gid = None,
     umask: Annotated[
         str,
         typer.Option(
             envvar="FASTFUSE_UMASK",
             metavar="OCTAL",
-            rich_help_panel=_VIEW,
+            rich_help_panel=options.VIEW_PANEL,
             help="Permissions to take from the 0444 of files and the 0555 of directories.",
         ),
     ] = "000",
@@ -155,7 +125,7 @@ def mount(
         typer.Option(
             "--allow-other",
             envvar="FASTFUSE_ALLOW_OTHER",
-            rich_help_panel=_VIEW,
+            rich_help_panel=options.VIEW_PANEL,
             help="Let other users in (unless you are root, /etc/fuse.conf must have user_allow_other).",
         ),
     ] = False,
@@ -171,17 +141,7 @@ def mount(
     ] = None,
     part_size: options.PartSize = "8MiB",
     training: options.Training = False,
-    io: Annotated[
-        PageCacheUse,
-        typer.Option(
-            "--io",
-            envvar="FASTFUSE_IO",
-            rich_help_panel=options.MEMORY_PANEL,
-            help="'cached' reads through the kernel's page cache: what fits there is fetched once. 'direct' reads "
-            "files of a part or more past it: faster for reads of 1 MiB or more where the kernel's readahead cannot "
-            "be raised, slower for small ones. 'auto' is 'cached', and warns where that readahead slows readers down.",
-        ),
-    ] = PageCacheUse.AUTO,
+    io: options.Io = PageCacheUse.AUTO,
     origin: IndexOrigin,
     connection: ConnectionConfig,
     logs: LogConfig,

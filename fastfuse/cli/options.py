@@ -16,11 +16,13 @@ from fastfuse.cli.config import connection_config
 from fastfuse.cli.index_options import index_origin
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.log import LogConfig
+from fastfuse.mount.mount_settings import PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 
 __all__ = ["LogFormat", "ShardBy", "connection", "logs", "origin", "takes"]
 
 MEMORY_PANEL = "Memory and speed"
+VIEW_PANEL = "What the mount shows"
 _CONNECTION = "Connection"
 _LOGS = "Logs"
 _INDEX = "Index"
@@ -135,6 +137,38 @@ PartSize = Annotated[
     ),
 ]  # fmt: skip
 
+Io = Annotated[
+    PageCacheUse,
+    typer.Option(
+        "--io", envvar="FASTFUSE_IO", rich_help_panel=MEMORY_PANEL,
+        help="'cached' reads through the kernel's page cache: what fits there is fetched once. 'direct' reads files of "
+        "a part or more past it: faster for reads of 1 MiB or more where the kernel's readahead cannot be raised, "
+        "slower for small ones. 'auto' is 'cached', and warns where that readahead slows readers down.",
+    ),
+]  # fmt: skip
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen", envvar="FASTFUSE_METRICS_LISTEN", metavar="[HOST:]PORT",
+        help="Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
+        "and logs it.",
+    ),
+]  # fmt: skip
+Uid = Annotated[
+    int | None,
+    typer.Option(
+        "--uid", envvar="FASTFUSE_UID", metavar="ID", min=0, max=2**32 - 2, rich_help_panel=VIEW_PANEL,
+        help="Owner of the mounted files; left out, you.",
+    ),
+]  # fmt: skip
+Gid = Annotated[
+    int | None,
+    typer.Option(
+        "--gid", envvar="FASTFUSE_GID", metavar="ID", min=0, max=2**32 - 2, rich_help_panel=VIEW_PANEL,
+        help="Group of the mounted files; left out, yours.",
+    ),
+]  # fmt: skip
+
 Training = Annotated[
     bool,
     typer.Option(
@@ -166,6 +200,22 @@ KeysFrom = Annotated[
     typer.Option(
         "--keys-from", envvar="FASTFUSE_KEYS_FROM", metavar="FILE", rich_help_panel=_INDEX,
         help="Show the keys in this file only, one on each line, instead of listing. Each is asked for its size.",
+    ),
+]  # fmt: skip
+ChannelIndex = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--index", envvar="FASTFUSE_INDEX", metavar="[CHANNEL=]FILE|S3_URI", rich_help_panel=_INDEX,
+        help="As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it "
+        "for several.",
+    ),
+]  # fmt: skip
+ChannelInventory = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inventory", envvar="FASTFUSE_INVENTORY", metavar="[CHANNEL=]S3_URI", rich_help_panel=_INDEX,
+        help="As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it "
+        "for several.",
     ),
 ]  # fmt: skip
 IndexCache = Annotated[

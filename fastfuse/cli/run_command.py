@@ -10,10 +10,11 @@ import typer
 
 from fastfuse import log
 from fastfuse.cli import messages, options, startup
-from fastfuse.cli.config import job_memory_bytes, parse_part_size
-from fastfuse.cli.index_options import index_origin
+from fastfuse.cli.config import job_memory_bytes, parse_listen_address, parse_part_size
+from fastfuse.cli.index_options import by_channel, index_origin
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
+from fastfuse.mount.mount_settings import PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 
 if TYPE_CHECKING:
@@ -136,6 +137,9 @@ def run(
             help="How long, after that, reads of others that are under way may take to end.",
         ),
     ] = 30.0,
+    metrics_listen: options.MetricsListen = None,
+    uid: options.Uid = None,
+    gid: options.Gid = None,
     allow_other: Annotated[
         bool,
         typer.Option(
@@ -157,6 +161,9 @@ def run(
         ),
     ] = None,
     part_size: options.PartSize = "8MiB",
+    io: options.Io = PageCacheUse.AUTO,
+    index: options.ChannelIndex = None,
+    inventory: options.ChannelInventory = None,
     index_cache: options.IndexCache = None,
     no_index_cache: options.NoIndexCache = False,
     index_max_age: options.IndexMaxAge = None,
@@ -178,6 +185,7 @@ def run(
     --max-connections is for each channel.
     """
     with startup.loading():
+        from fastfuse.sagemaker.description.channel import LocalDirectory
         from fastfuse.sagemaker.description.cluster import find_cluster
         from fastfuse.sagemaker.local.file_systems import located
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
@@ -191,22 +199,44 @@ def run(
     cluster = find_cluster(described, os.environ, host=host)
     channels = [item for item in described.channels if cluster.gets(item)]
     shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)
-    settings = RunSettings(
-        job=described,
-        cluster=cluster,
-        base_dir=Path(os.path.abspath(base_dir)),
-        connection=connection,
-        origin=index_origin(
+    listed = [item.name for item in channels if not isinstance(item.source, LocalDirectory)]
+    indexes, inventories = (
+        by_channel("--index", index or (), listed),
+        by_channel("--inventory", inventory or (), listed),
+    )
+    for item in channels:
+        if item.is_key_name_prefix and item.name in inventories:
+            raise ConfigurationError(
+                f"--inventory takes folders, and channel {item.name} takes every key that begins with {item.source}",
+                hint="end the prefix with /",
+            )
+    origins = {
+        item.name: index_origin(
+            index=indexes.get(item.name),
+            inventory=inventories.get(item.name),
             index_cache=index_cache,
             no_index_cache=no_index_cache,
             index_max_age=index_max_age,
             strict=strict,
             allow_empty=allow_empty,
-        ),
+            source_type=item.source_kind,
+        )
+        for item in channels
+    }
+    settings = RunSettings(
+        job=described,
+        cluster=cluster,
+        base_dir=Path(os.path.abspath(base_dir)),
+        connection=connection,
+        origins=origins,
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
         shard_by_bytes=shard_by is options.ShardBy.BYTES,
+        io=io,
+        uid=os.getuid() if uid is None else uid,
+        gid=os.getgid() if gid is None else gid,
         allow_other=allow_other,
+        metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
         keeps=keep,
         grace_s=grace_s,
         command=tuple(command or described.command),

@@ -157,7 +157,7 @@ class Supervisor:
         # Forked before the mount: it must not hold a copy of the connection to the kernel.
         with bind_metrics(host, port) as listener:
             _log.info("metrics are served at %s", endpoint_url(listener))
-            self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, self._counters)))
+            self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
 
     def _index(self) -> None:
         settings, origin = self._settings, self._settings.checked_origin

@@ -1,6 +1,7 @@
 """From what the user wrote to frozen settings: every check that needs no network."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fastfuse.cli.config import (
     parse_listen_address,
     parse_part_size,
 )
-from fastfuse.cli.index_options import index_origin, parse_duration_s, parse_index_place
+from fastfuse.cli.index_options import by_channel, index_origin, parse_duration_s, parse_index_place
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
@@ -120,6 +121,32 @@ class TestIndexOrigin:
     )
     def test_the_cache_is_where_the_environment_says(self, environ: dict[str, str], cache: Path | None) -> None:
         assert index_origin(environ=environ).cache == cache
+
+    def test_no_index_cache_beats_the_environment(self) -> None:
+        environ = {"HOME": "/h", "FASTFUSE_INDEX_CACHE": "/c", "FASTFUSE_INDEX_MAX_AGE": "1h"}
+        kept = index_origin(no_index_cache=True, index_cache=Path("/c"), index_max_age="1h", environ=environ)
+        assert kept == IndexOrigin()
+        with pytest.raises(ConfigurationError, match="--no-index-cache and --index-cache contradict"):
+            index_origin(no_index_cache=True, index_cache=Path("/d"), environ=environ)
+
+    @pytest.mark.parametrize(
+        ("values", "channels", "found"),
+        [
+            (["x.index"], ["a"], {"a": "x.index"}),
+            (["a=x", "b=y=z"], ["a", "b"], {"a": "x", "b": "y=z"}),
+            (["s3://b/k=v"], ["a"], {"a": "s3://b/k=v"}),
+            (["x"], ["a", "b"], "--index 'x' names no channel"),
+            (["c=x"], ["a", "b"], "--index 'c=x' names no channel"),
+            (["x"], [], "--index 'x' names no channel"),
+            (["x", "a=y"], ["a"], "--index is given twice for the channel a"),
+        ],
+    )
+    def test_an_option_by_channel(self, values: list[str], channels: list[str], found: dict[str, str] | str) -> None:
+        if isinstance(found, dict):
+            assert by_channel("--index", values, channels) == found
+            return
+        with pytest.raises(ConfigurationError, match=re.escape(found)):
+            by_channel("--index", values, channels)
 
     def test_each_option_reaches_its_field(self) -> None:
         shared = index_origin(index="s3://b/i", index_max_age="2h", no_index_cache=True)

@@ -120,6 +120,7 @@ def test_a_job_without_a_mode_is_refused_with_the_place_for_it(specification: ob
     ("tree", "message"),
     [
         (5, "not a job description"),
+        ({"train": "s3://b/train", "test": "s3://b/test"}, "not a job description, but sources by name of channel"),
         ("s3://bucket", "not a job description"),
         (None, "not a job description"),
         (source(), "one channel, where a job or a list of channels is wanted"),

@@ -114,7 +114,7 @@ REFUSED = [
     Refused(BASE, ("InputDataConfig",), {}, "is not a list"),
     Refused(BASE, ("InputDataConfig",), "train", "is not a list"),
     Refused(BASE, ("InputDataConfig",), [], "is empty"),
-    Refused(BASE, ("InputDataConfig",), [source(f"c{n}") for n in range(21)], "has more than the 20 items"),
+    Refused(BASE, ("InputDataConfig",), [source(f"c{n}") for n in range(21)], "has more than the 20 channels"),
     Refused(BASE, ("InputDataConfig",), ["train"], "is not an object", (*CHANNEL,)),
     Refused(BASE, (*CHANNEL, "Name"), "train", "is not a field of the API"),
     Refused(BASE, (*CHANNEL, "inputMode"), "Pipe", "is not a field of the API"),

@@ -55,6 +55,11 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
             f"{document.place(())}: one channel, where a job or a list of channels is wanted",
             hint="put it between square brackets",
         )
+    if document.tree and all(isinstance(value, str) and value.startswith("s3://") for value in document.tree.values()):
+        raise ConfigurationError(
+            f"{document.place(())}: not a job description, but sources by name of channel",
+            hint="give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
+        )
     default_mode = _DEFAULT_MODE if document.tree.keys() == {"InputDataConfig"} else None
     return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {path_text(path)}")
 

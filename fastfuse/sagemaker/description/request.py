@@ -247,6 +247,11 @@ def _explained(details: ErrorDetails, path: FieldPath) -> tuple[str, str]:
         return _unknown(path)
     if kind == "enum" and details["input"] == "Converse":
         return "is Converse, which names conversations and no objects", "give the prefix of the files as an S3Prefix"
+    if kind == "too_long" and path == ("InputDataConfig",):
+        return (
+            "has more than the 20 channels that the API allows",
+            "name several prefixes in the manifest of one channel",
+        )
     message, hint = _SENTENCES.get(kind, ("is not an object", "put it between braces"))
     limits = details.get("ctx", {})
     return message.format_map(limits), hint.format_map(limits)

@@ -65,7 +65,7 @@ class LinePipe:
 class ChannelProcess:
     """The process of one channel: preparing, ready, over."""
 
-    def __init__(self, task: ChannelTask) -> None:
+    def __init__(self, task: ChannelTask, counters: Counters) -> None:
         self.channel: Channel = task.channel
         # None while it lives; negative for a signal.
         self.exit_code: int | None = None
@@ -74,7 +74,7 @@ class ChannelProcess:
         self.error: FastfuseError | None = None
         self._listing: Listing | None = None
         # Read here even after a death.
-        self._counters = Counters()
+        self._counters = counters
         self._told, self._log = LinePipe(), LinePipe()
         self.pid = fork_child(lambda: self._work(task))
         self._told.close_writing()

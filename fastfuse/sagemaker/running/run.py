@@ -16,15 +16,17 @@ import time
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
+from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import InputMode
-from fastfuse.sagemaker.description.fields import Handling
 from fastfuse.sagemaker.download import disk_claims
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe import Guard
 from fastfuse.sagemaker.running.channels import ChannelProcess
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
+from fastfuse.sagemaker.running.opening import opening_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
+from fastfuse.sagemaker.running.scraping import serving_metrics
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.script.earlier import put_aside
 from fastfuse.sagemaker.script.environment import count_gpus, script_environment
@@ -68,6 +70,7 @@ class _Run:
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
         self._phases = Phases(is_json=settings.is_json)
+        self._counters = {channel.name: Counters() for channel in settings.channels}
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
@@ -90,16 +93,11 @@ class _Run:
 
     def run(self) -> int:
         """Run the job; see the function `run`."""
-        channels = self._settings.channels
-        names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
-        self._phases.enter(Phase.STARTING, f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}")
+        first, *others = opening_lines(self._settings.job, self._settings.channels)
+        self._phases.enter(Phase.STARTING, first)
         self._delivery.say_where()
-        for field in self._settings.job.fields:
-            if field.handling is not Handling.DONE:
-                self._phases.say(str(field))
-        if assumed := [channel for channel in channels if channel.is_mode_assumed]:
-            names = ", ".join(channel.name for channel in assumed)
-            self._phases.say(f"No InputMode is given for {names}: {assumed[0].input_mode} is taken")
+        for line in others:
+            self._phases.say(line)
         try:
             outcome = self._run_and_take_down()
         except FastfuseError as error:
@@ -119,18 +117,19 @@ class _Run:
     def _run_and_take_down(self) -> _Outcome:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
-        claimed_fd = claim_base_dir(settings.paths)
-        try:
-            self._make_place()
+        with serving_metrics(settings.metrics_listen, self._counters):
+            claimed_fd = claim_base_dir(settings.paths)
             try:
-                outcome = self._run_in_place(program)
-            except FastfuseError as error:
-                self._record(_Outcome(Phase.FAILED, str(error), error.exit_code))
-                raise
-            self._record(outcome)
-            return outcome
-        finally:
-            os.close(claimed_fd)
+                self._make_place()
+                try:
+                    outcome = self._run_in_place(program)
+                except FastfuseError as error:
+                    self._record(_Outcome(Phase.FAILED, str(error), error.exit_code))
+                    raise
+                self._record(outcome)
+                return outcome
+            finally:
+                os.close(claimed_fd)
 
     def _make_place(self) -> None:
         """Make the base directory ready for this job, and keep what an earlier one left.
@@ -189,7 +188,7 @@ class _Run:
         try:
             for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
                 task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
-                self._channels.append(ChannelProcess(task))
+                self._channels.append(ChannelProcess(task, self._counters[channel.name]))
             self._delivery.begin()
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # Meanwhile, for a driver with many GPUs takes seconds to answer.

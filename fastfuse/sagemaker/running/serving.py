@@ -21,7 +21,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.mount import supervisor
 from fastfuse.mount.children import error_message
-from fastfuse.mount.mount_settings import MountSettings
+from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.mount.mountpoint import find_mount
 from fastfuse.mount.refresh import run_lister
 from fastfuse.s3.aws import S3Session
@@ -53,13 +53,19 @@ class RunSettings:
     # ``/opt/ml`` of SageMaker.
     base_dir: Path
     connection: ConnectionConfig
-    # The parts that all channels share; `ChannelTask.origin` adds kind, attributes and shard.
-    origin: IndexOrigin
+    # By name of channel; `ChannelTask.origin` adds kind, attributes and shard.
+    origins: Mapping[str, IndexOrigin]
     # By name of channel (`budget`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
     shard_by_bytes: bool = False
+    # Of mounted channels.
+    io: PageCacheUse = PageCacheUse.AUTO
+    uid: int
+    gid: int
     allow_other: bool = False
+    # (host, port) of the Prometheus endpoint, or None.
+    metrics_listen: tuple[str, int] | None = None
     # Begin with what an earlier run left below the base directory.
     keeps: bool = False
     # How long a stopping mount lets open files be read.
@@ -115,7 +121,7 @@ class ChannelTask:
         """The origin of this host's index of the channel: of all of it if it is dealt out anew in each epoch."""
         channel, settings = self.channel, self.settings
         return replace(
-            settings.origin,
+            settings.origins[channel.name],
             kind=channel.source_kind,
             is_key_name_prefix=channel.is_key_name_prefix,
             attribute_names=channel.attribute_names,
@@ -280,8 +286,9 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         part_size_bytes=task.settings.part_size_bytes,
         expects_whole_files=True,
         expects_every_file=task.settings.cluster.reads_all(task.channel),
-        uid=os.getuid(),
-        gid=os.getgid(),
+        io=task.settings.io,
+        uid=task.settings.uid,
+        gid=task.settings.gid,
         allow_other=task.settings.allow_other,
         create_parents=True,
         grace_s=task.settings.grace_s,

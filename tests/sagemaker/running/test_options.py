@@ -1,0 +1,47 @@
+"""A run takes the options of a mount, for all its channels or for one."""
+
+import re
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mounting import run_fastfuse
+from tests.sagemaker.running.jobs import BUCKET, channel, running
+
+OBJECTS = {"train/a": b"a" * 5000, "test/x": b"x" * 300}
+
+
+def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
+    index = tmp_path / "train=1.index"
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server:
+        service = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
+        assert run_fastfuse("index", f"s3://{BUCKET}/train/", "-o", str(index), *service).returncode == 0
+        before = len(server.requests)
+        options = ("--metrics-listen", "0", "--index", f"train={index}", "--io", "direct", "--uid", "7", "--gid", "8")
+        channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
+        with running(server.endpoint_url, channels, *options) as job:
+            job.wait_for_log("All channels are ready")
+            found = (job.data / "train/a").stat()
+            assert (found.st_uid, found.st_gid) == (7, 8)
+            assert (job.data / "train/a").read_bytes() == OBJECTS["train/a"]
+            address = re.search(r"metrics are served at (\S+)", job.log)
+            assert address, job.log
+            with urllib.request.urlopen(address[1], timeout=60) as reply:
+                families = {family.name: family for family in text_string_to_metric_families(reply.read().decode())}
+            fetched = {item.labels["channel"]: item.value for item in families["fastfuse_fetched_bytes"].samples}
+            assert fetched == {"train": 5000, "test": 300}
+            assert job.stop() == 0
+        listed = [record.query["prefix"] for record in server.requests[before:] if record.operation == "ListObjectsV2"]
+        assert listed == ["test/"]
+
+
+def test_an_address_that_is_taken_is_refused_before_anything_is_prepared(tmp_path: Path) -> None:
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server:
+        port = server.endpoint_url.rpartition(":")[2]
+        channels = [channel("train", "File", "train/")]
+        with running(server.endpoint_url, channels, "--metrics-listen", port, base=tmp_path / "ml") as job:
+            assert job.wait() == 2
+            assert f"cannot listen on 127.0.0.1:{port}" in job.log
+            assert not (tmp_path / "ml").exists()
