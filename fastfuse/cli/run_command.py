@@ -108,6 +108,15 @@ def run(
             "or Kubernetes set says so; else there is one, and a job of more instances is refused.",
         ),
     ] = None,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST=IP",
+            rich_help_panel=_JOB,
+            help="The address of a host of the job, as in algo-2=10.0.0.2, for the command's look-ups. "
+            "Can be repeated.",
+        ),
+    ] = None,
     shard_by: Annotated[
         options.ShardBy,
         typer.Option(
@@ -191,6 +200,7 @@ def run(
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
+        from fastfuse.sagemaker.script.host_names import parse_addresses
     asked = _described(job, channel or ())
     if explain:
         messages.say("\n".join(map(str, asked.fields)))
@@ -232,6 +242,7 @@ def run(
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
         shard_by_bytes=shard_by is options.ShardBy.BYTES,
+        addresses=parse_addresses(address or (), cluster.hosts),
         io=io,
         uid=os.getuid() if uid is None else uid,
         gid=os.getgid() if gid is None else gid,

@@ -100,3 +100,14 @@ def test_nothing_is_written_behind_a_link_below_the_base_directory(
         put_aside(paths, "job-2", keeps=False)
     assert files(elsewhere) == set()
     assert (paths.base / "model/weights").exists()
+
+
+def test_code_that_was_fetched_for_the_earlier_run_goes_with_it(paths: JobPaths) -> None:
+    paths.code.mkdir(parents=True)
+    (paths.code / "train.py").write_text("of an image")
+    assert put_aside(paths, "job-1", keeps=False, fetches_code=True) is None
+    assert put_aside(paths, "job-2", keeps=False) is None
+    aside = put_aside(paths, "job-3", keeps=False, fetches_code=True)
+    assert aside is not None
+    assert (aside / "code/train.py").exists()
+    assert not paths.code.exists()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment
+from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.script.files import JobPaths
 from tests.sagemaker.jobs import job_of, request, source
 
@@ -152,3 +153,14 @@ def test_gpus_are_counted_as_nvidia_smi_lists_them(
 def test_a_machine_without_nvidia_smi_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert count_gpus() == 0
+
+
+def test_the_region_and_the_endpoint_reach_a_script_that_has_none() -> None:
+    connection = ConnectionConfig(endpoint_url="http://127.0.0.1:9000", region="eu-west-1")
+    assert service_environment({}, connection) == {
+        "AWS_REGION": "eu-west-1",
+        "S3_ENDPOINT_URL": connection.endpoint_url,
+    }
+    inherited = {"AWS_REGION": "us-west-2", "S3_ENDPOINT_URL": "http://s3"}
+    assert service_environment(inherited, connection) == {}
+    assert service_environment({"AWS_DEFAULT_REGION": "eu-north-1"}, ConnectionConfig()) == {"AWS_REGION": "eu-north-1"}

@@ -223,3 +223,8 @@ class TrainingJob:
     command: tuple[str, ...] = field(default=(), repr=False)
     # What becomes of each field that the description gives.
     fields: tuple[Field, ...] = field(default=(), compare=False)
+
+    @property
+    def fetches_code(self) -> bool:
+        """Return whether SageMaker's toolkit fetches the script from S3."""
+        return "s3://" in self.hyperparameters.get("sagemaker_submit_directory", "")

@@ -29,8 +29,9 @@ from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.scraping import serving_metrics
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.script.earlier import put_aside
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment
+from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.script.files import claim_base_dir, write_job_files
+from fastfuse.sagemaker.script.host_names import HostNames
 from fastfuse.sagemaker.script.training import CommandProcess, adopt_orphans, find_command, ignored_signals
 
 __all__ = ["run"]
@@ -70,6 +71,7 @@ class _Run:
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
         self._phases = Phases(is_json=settings.is_json)
+        self._names = HostNames(settings.cluster, settings.addresses)
         self._counters = {channel.name: Counters() for channel in settings.channels}
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
@@ -96,7 +98,7 @@ class _Run:
         first, *others = opening_lines(self._settings.job, self._settings.channels)
         self._phases.enter(Phase.STARTING, first)
         self._delivery.say_where()
-        for line in others:
+        for line in (*others, *self._names.lines()):
             self._phases.say(line)
         try:
             outcome = self._run_and_take_down()
@@ -141,7 +143,7 @@ class _Run:
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
         name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
-        aside = put_aside(settings.paths, name, keeps=settings.keeps)
+        aside = put_aside(settings.paths, name, keeps=settings.keeps, fetches_code=settings.job.fetches_code)
         if aside is not None:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)
@@ -228,7 +230,7 @@ class _Run:
             cpu_count=len(os.sched_getaffinity(0)),
             gpu_count=count_gpus(),
         )
-        return {**settings.environment, **made}
+        return {**settings.environment, **service_environment(settings.environment, settings.connection), **made}
 
     def _get_ready(self) -> bool:
         """Wait until every channel can be read; return False if we are told to stop first.
@@ -272,7 +274,7 @@ class _Run:
         """
         settings = self._settings
         self._phases.enter(Phase.TRAINING, f"Running {settings.command[0]}")
-        command = self._command = CommandProcess(program, settings.command, environment)
+        command = self._command = CommandProcess(program, settings.command, environment, self._names)
         assert self._guardian is not None
         self._guardian.heed(command.pid)
         broken: list[FastfuseError] = []

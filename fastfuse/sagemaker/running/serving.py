@@ -64,6 +64,8 @@ class RunSettings:
     uid: int
     gid: int
     allow_other: bool = False
+    # IP addresses by name of host.
+    addresses: Mapping[str, str] = field(default_factory=dict)
     # (host, port) of the Prometheus endpoint, or None.
     metrics_listen: tuple[str, int] | None = None
     # Begin with what an earlier run left below the base directory.

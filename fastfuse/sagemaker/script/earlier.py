@@ -22,8 +22,10 @@ _RUNS = "runs"
 _MOST_NAME_BYTES = 4096
 
 
-def put_aside(paths: JobPaths, name: str, *, keeps: bool) -> Path | None:
+def put_aside(paths: JobPaths, name: str, *, keeps: bool, fetches_code: bool = False) -> Path | None:
     """Move what the earlier run left, unless this one `keeps` it, and note that the run `name` begins.
+
+    The code goes, too, if the run `fetches_code`: SageMaker's toolkit would run the earlier run's.
 
     Return where it is now, or None where nothing was moved. The caller has claimed the base directory.
 
@@ -32,7 +34,7 @@ def put_aside(paths: JobPaths, name: str, *, keeps: bool) -> Path | None:
     """
     base_fd = open_directory(paths.base, paths.base)
     try:
-        moved = None if keeps else _put_aside(paths, base_fd)
+        moved = None if keeps else _put_aside(paths, base_fd, fetches_code=fetches_code)
         fd = os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=base_fd)
         with os.fdopen(fd, "w", encoding="utf-8") as mark:
             json.dump({"name": name}, mark)
@@ -48,11 +50,12 @@ def put_aside(paths: JobPaths, name: str, *, keeps: bool) -> Path | None:
         os.close(base_fd)
 
 
-def _put_aside(paths: JobPaths, base_fd: int) -> Path | None:
-    left = list(_left(paths))
+def _put_aside(paths: JobPaths, base_fd: int, *, fetches_code: bool) -> Path | None:
+    left, name = list(_left(paths)), _earlier_name(base_fd)
+    if fetches_code and name is not None and _has_files(paths.code):
+        left.append(paths.code)
     if not left:
         return None
-    name = _earlier_name(base_fd)
     if name is None:
         raise ConfigurationError(
             f"{left[0]} has files that no run of fastfuse left there",

@@ -5,12 +5,14 @@ Names, values and spelling are those of sagemaker-training 5.1, with which the t
 
 import json
 import subprocess
+from collections.abc import Mapping
 from typing import Any, Final
 
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Cluster, TrainingJob
 from fastfuse.sagemaker.script.files import BASE_DIR, JobPaths, input_data_config, resource_config
 
-__all__ = ["count_gpus", "script_environment"]
+__all__ = ["count_gpus", "script_environment", "service_environment"]
 
 # A driver that hangs must not keep the job from starting; a healthy one answers within 2 s for 8 GPUs.
 _GPU_PATIENCE_S: Final = 10.0
@@ -62,6 +64,13 @@ def script_environment(
     made["CURRENT_HOST"] = cluster.current_host
     machine = {"num_cpus": cpu_count, "num_gpus": gpu_count, "num_neurons": 0}
     return made | _variables(_toolkit_values(job, cluster, paths, machine))
+
+
+def service_environment(inherited: Mapping[str, str], connection: ConnectionConfig) -> dict[str, str]:
+    """Return the variables that tell a script of the S3 service: SageMaker's region, and its toolkit's endpoint."""
+    region = connection.region or inherited.get("AWS_DEFAULT_REGION")
+    found = {"AWS_REGION": region, "S3_ENDPOINT_URL": connection.endpoint_url}
+    return {name: value for name, value in found.items() if value and name not in inherited}
 
 
 def count_gpus() -> int:

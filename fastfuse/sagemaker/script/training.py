@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.mount.children import fork_child
+from fastfuse.sagemaker.script.host_names import HostNames
 
 __all__ = ["CommandProcess", "adopt_orphans", "find_command", "ignored_signals"]
 
@@ -62,11 +63,13 @@ def adopt_orphans() -> None:
 class CommandProcess:
     """The command, from its start to its end."""
 
-    def __init__(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, program: str, command: Sequence[str], environment: Mapping[str, str], names: HostNames | None = None
+    ) -> None:
         ignored = ignored_signals()
         # Children that the command did not start: channels, the guardian, and those of a shell that we replaced.
         self._others = frozenset(_children(os.getpid()))
-        self.pid = fork_child(lambda: _become(program, command, environment, ignored))
+        self.pid = fork_child(lambda: _become(program, command, dict(environment), ignored, names))
         self._exit_code: int | None = None
         self._kill_at_s: float | None = None
 
@@ -144,7 +147,15 @@ class Leftovers:
         return bool(left) and late_s < _DIES_WITHIN_S
 
 
-def _become(program: str, command: Sequence[str], environment: Mapping[str, str], ignored: Iterable[int]) -> None:
+def _become(
+    program: str,
+    command: Sequence[str],
+    environment: dict[str, str],
+    ignored: Iterable[int],
+    names: HostNames | None,
+) -> None:
+    if names is not None:
+        names.enter(environment)
     # If we are killed, its data are gone, but it may write a checkpoint.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in _PYTHONS_OWN:
@@ -152,7 +163,7 @@ def _become(program: str, command: Sequence[str], environment: Mapping[str, str]
     for inherited in ignored:
         signal.signal(inherited, signal.SIG_IGN)
     try:
-        os.execve(program, list(command), dict(environment))
+        os.execve(program, list(command), environment)
     except OSError as error:
         os.write(2, f"fastfuse: error: {program} cannot be run: {error.strerror}\n".encode(errors="replace"))
         os._exit(_CANNOT_RUN)

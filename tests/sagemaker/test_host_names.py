@@ -1,0 +1,112 @@
+"""The names of a job's hosts resolve for the command, and for nobody else."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.sagemaker.description.channel import Cluster
+from fastfuse.sagemaker.script import host_names
+from fastfuse.sagemaker.script.host_names import HostNames, parse_addresses
+
+HAS_NAMESPACES = subprocess.run(["unshare", "--user", "--mount", "true"], check=False).returncode == 0
+PAIR = Cluster(current_host="algo-1", hosts=("algo-1", "algo-2"))
+NOBODY = 65534
+
+
+@pytest.fixture
+def hosts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "hosts"
+    place.write_text("127.0.0.1 localhost\n")
+    monkeypatch.setattr(host_names, "HOSTS_FILE", place)
+    return place
+
+
+def entered(cluster: Cluster, given: dict[str, str], looked_up: str, uid: int | None = None) -> tuple[str, bool]:
+    """Return the address that a process finds which has entered, and whether the toolkit is to do without look-ups."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        if uid is not None:
+            # A process that only changes its user could not write the maps of its namespace: it is not dumpable.
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            host_names._LIBC.prctl(4, 1)  # PR_SET_DUMPABLE
+        environment: dict[str, str] = {}
+        HostNames(cluster, given).enter(environment)
+        try:
+            found = socket.getaddrinfo(looked_up.encode(), None, socket.AF_INET)[0][4][0]
+        except OSError:
+            found = ""
+        os.write(writing, f"{found} {environment.get('SM_STUDIO_LOCAL_MODE', '')}".encode())
+
+    assert wait_child(fork_child(work)) == 0
+    os.close(writing)
+    with open(reading) as pipe:
+        found, is_told = pipe.read().split(" ")
+    return found, is_told == "true"
+
+
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="no namespaces may be made here")
+@pytest.mark.parametrize("uid", [None, NOBODY])
+def test_names_resolve_in_a_namespace(uid: int | None) -> None:
+    if uid is not None and os.geteuid() != 0:
+        pytest.skip("takes root, to be another user")
+    before = host_names.HOSTS_FILE.read_bytes()
+    assert entered(PAIR, {"algo-2": "10.1.2.3"}, "algo-2", uid) == ("10.1.2.3", False)
+    assert host_names.HOSTS_FILE.read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")
+def test_without_root_and_without_addresses_the_toolkit_does_not_look_up() -> None:
+    assert entered(PAIR, {}, "localhost", NOBODY) == ("127.0.0.1", True)
+
+
+@pytest.mark.skipif(not HAS_NAMESPACES or os.geteuid() != 0, reason="takes root and namespaces")
+@pytest.mark.parametrize(("tags", "is_made"), [(" shared:1", True), (" master:2 shared:1", True), ("", False)])
+def test_of_private_mounts_no_namespace_is_made_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, is_made: bool
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"5 1 0:5 / /proc rw shared:9 - proc proc rw\n1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n")
+    monkeypatch.setattr(host_names, "_MOUNTS", mounts)
+    alone = Cluster(current_host="algo-1", hosts=("algo-1",))
+    # The look-up of a name that nobody knows may take long.
+    assert entered(alone, {}, "algo-1" if is_made else "localhost") == ("127.0.0.1", not is_made)
+
+
+def test_where_no_file_of_hosts_is_the_toolkit_does_not_look_up(hosts_file: Path) -> None:
+    hosts_file.unlink()
+    assert entered(PAIR, {"algo-2": "10.1.2.3"}, "localhost")[1]
+
+
+def test_a_host_that_resolves_already_is_left_alone(hosts_file: Path) -> None:
+    hosts_file.write_text("10.0.0.1 algo-1 other # algo-2\n")
+    assert HostNames(PAIR, {}).unknown == ["algo-2"]
+    assert HostNames(PAIR, {})._addresses == {}
+    named = Cluster(current_host="node-1", hosts=("node-1", "node-2"))
+    assert HostNames(named, {}).unknown == []
+    assert HostNames(named, {})._addresses == {}
+
+
+def test_the_only_host_is_this_one(hosts_file: Path) -> None:
+    names = HostNames(Cluster(current_host="algo-1", hosts=("algo-1",)), {})
+    assert names._addresses == {"algo-1": "127.0.0.1"}
+    assert list(names.lines()) == []
+
+
+def test_a_host_without_an_address_is_told(hosts_file: Path) -> None:
+    (line,) = HostNames(PAIR, {}).lines()
+    assert "--address algo-2=10.0.0.2" in line
+
+
+def test_addresses_are_checked() -> None:
+    assert parse_addresses(["algo-2=::1", "algo-1=10.0.0.1"], PAIR.hosts) == {"algo-2": "::1", "algo-1": "10.0.0.1"}
+    for wrong in ("algo-1", "algo-1=", "algo-1=host", "algo-3=10.0.0.1", "=10.0.0.1", "algo-1=10.0.0.1\nx"):
+        with pytest.raises(ConfigurationError, match="--address"):
+            parse_addresses([wrong], PAIR.hosts)
