@@ -11,22 +11,29 @@ import errno as _errno
 import mmap
 import socket
 import wsgiref.simple_server
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from fastfuse.errors import ConfigurationError
 
 __all__ = [
+    "ASKERS",
     "ERRNO_LABELS",
+    "HISTOGRAMS",
     "METRICS",
     "OUTCOMES",
     "RETRY_CAUSES",
     "Counter",
     "Counters",
+    "Distribution",
+    "Histogram",
     "bind_metrics",
     "endpoint_url",
     "serve_metrics",
@@ -34,6 +41,9 @@ __all__ = [
 
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
 OUTCOMES = ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "cancelled", "other")
+
+# A reader waits for it; it was foreseen behind a reader; it was foreseen before anybody began the file.
+ASKERS = ("demanded", "ahead", "prefetched")
 
 # Why requests were tried again (s3.failures).
 RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
@@ -60,9 +70,48 @@ class Counter:
     unit: float = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A declared distribution of seconds: how many were at most each of `bounds_s`, how many were longer, their sum."""
+
+    name: str
+    help: str
+    bounds_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a `Histogram` has seen: `counts` for each bound and one for what was longer."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_s: float
+
+    def quantile(self, share: float) -> float:
+        """Return the time that `share` of all took at most, as Prometheus' ``histogram_quantile`` does; 0 without any.
+
+        Within a bucket times are taken to be spread evenly; of those beyond the last bound only that one is known.
+        """
+        wanted, below, lower_s = share * sum(self.counts), 0, 0.0
+        for count, upper_s in zip(self.counts, self.bounds_s, strict=False):
+            if below + count >= wanted and count:
+                return lower_s + (upper_s - lower_s) * (wanted - below) / count
+            below, lower_s = below + count, upper_s
+        return lower_s if below < sum(self.counts) else 0.0
+
+
+# In a bucket the quarters differ by less than a factor of 2.5. A read that waits for nothing takes less than 0.1 ms.
+_GET_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+HISTOGRAMS = (
+    Histogram("fastfuse_get_first_byte_seconds", "From a GET to the head of its reply.", _GET_BOUNDS_S),
+    Histogram("fastfuse_get_seconds", "From a GET to its last byte, retries included.", _GET_BOUNDS_S),
+    Histogram("fastfuse_read_seconds", "From a request to read to its answer.", (0.0001, 0.0005, *_GET_BOUNDS_S)),
+)
+
 METRICS = (
     Counter("fastfuse_fetch_requests", "Ranged GETs finished, by outcome.", "outcome", OUTCOMES),
     Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
+    Counter("fastfuse_fetched_parts", "Ranges that were fetched, by who asked for them.", "asker", ASKERS),
     Counter("fastfuse_retries", "GETs that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
     Counter("fastfuse_credentials_renewed", "Times that other AWS credentials took the place of the ones in use."),
     Counter("fastfuse_verified_objects", "Objects checked against their checksums, by outcome.", "outcome", CHECKS),
@@ -75,10 +124,12 @@ METRICS = (
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount refuses new reads.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
+    Counter("fastfuse_cpu_seconds", "Seconds of CPU that workers have used.", unit=1e-6),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed."),
     Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
+    Counter("fastfuse_table_bytes", "Bytes of these files.", is_gauge=True),
     Counter("fastfuse_listed_timestamp_seconds", "When the table was listed, in seconds since 1970.", is_gauge=True),
     Counter("fastfuse_refreshes", "Refreshes finished, by outcome.", "outcome", ("ok", "failed")),
     Counter("fastfuse_worker_respawns", "Workers started after the death of their predecessor."),
@@ -95,6 +146,9 @@ class Counters:
         for metric in METRICS:
             for value in metric.values:
                 self._slots[metric.name, value] = len(self._slots)
+        for histogram in HISTOGRAMS:
+            for place in (*map(str, range(len(histogram.bounds_s) + 1)), "sum"):
+                self._slots[histogram.name, place] = len(self._slots)
         # Anonymous and shared: every process forked from this one sees the same numbers.
         self._memory = mmap.mmap(-1, 8 * len(self._slots))
         self._values = memoryview(self._memory).cast("q")
@@ -118,6 +172,23 @@ class Counters:
 
     def get(self, name: str, value: str = "") -> int:
         return self._values[self._slots[name, value]]
+
+    def observer(self, name: str) -> Callable[[float], None]:
+        """Return what counts a time, in seconds, in a histogram."""
+        bounds_s = next(histogram.bounds_s for histogram in HISTOGRAMS if histogram.name == name)
+        values, first, total = self._values, self._slots[name, "0"], self._slots[name, "sum"]
+
+        def observe(took_s: float) -> None:
+            values[first + bisect_left(bounds_s, took_s)] += 1
+            values[total] += int(took_s * 1e6)
+
+        return observe
+
+    def distribution(self, histogram: Histogram) -> Distribution:
+        """Return what `histogram` has seen until now."""
+        name, bounds_s = histogram.name, histogram.bounds_s
+        counts = tuple(self.get(name, str(place)) for place in range(len(bounds_s) + 1))
+        return Distribution(bounds_s, counts, self.get(name, "sum") * 1e-6)
 
     def as_json(self) -> dict[str, float]:
         """Return every number by the name of its metric, with its label as Prometheus writes it."""
@@ -145,6 +216,15 @@ class _SharedCollector(Collector):
                     number = counters.get(metric.name, value) * metric.unit
                     family.add_metric([*([channel] if is_job else []), *([value] if metric.label else [])], number)
             yield family
+        for histogram in HISTOGRAMS:
+            names = ["channel"] if is_job else []
+            distributions = HistogramMetricFamily(histogram.name, histogram.help, labels=names)
+            for channel, counters in self._channels.items():
+                seen = counters.distribution(histogram)
+                bounds = (*map(floatToGoString, seen.bounds_s), "+Inf")
+                buckets = [*zip(bounds, accumulate(seen.counts), strict=True)]
+                distributions.add_metric([channel] if is_job else [], buckets, seen.sum_s)
+            yield distributions
 
 
 class _QuietHandler(wsgiref.simple_server.WSGIRequestHandler):

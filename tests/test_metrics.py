@@ -1,18 +1,22 @@
 """Metrics: their names and labels are a contract with dashboards, their slots with the processes that count."""
 
 import http.client
+import math
 import os
 import re
 import signal
 import socket
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse import metrics
 from fastfuse.errors import ConfigurationError
-from fastfuse.metrics import ERRNO_LABELS, METRICS, OUTCOMES, Counters, bind_metrics, serve_metrics
+from fastfuse.metrics import ERRNO_LABELS, HISTOGRAMS, METRICS, OUTCOMES, Counters, bind_metrics, serve_metrics
 from fastfuse.mount.children import fork_child, wait_child
 
 # name -> (type, label, values of the label). A change here is a change for whoever watches a mount.
@@ -23,6 +27,7 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "cancelled", "other"),
     ),
     "fastfuse_fetched_bytes": ("counter", "", ("",)),
+    "fastfuse_fetched_parts": ("counter", "asker", ("demanded", "ahead", "prefetched")),
     "fastfuse_retries": (
         "counter",
         "cause",
@@ -39,16 +44,20 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_waiting_reads": ("gauge", "", ("",)),
     "fastfuse_draining": ("gauge", "", ("",)),
     "fastfuse_pool_bytes": ("gauge", "", ("",)),
+    "fastfuse_cpu_seconds": ("counter", "", ("",)),
     "fastfuse_hints": ("counter", "outcome", ("taken", "unknown")),
     "fastfuse_objects_listed": ("counter", "", ("",)),
     "fastfuse_index_requests": ("counter", "", ("",)),
     "fastfuse_table_files": ("gauge", "", ("",)),
+    "fastfuse_table_bytes": ("gauge", "", ("",)),
     "fastfuse_listed_timestamp_seconds": ("gauge", "", ("",)),
     "fastfuse_refreshes": ("counter", "outcome", ("ok", "failed")),
     "fastfuse_worker_respawns": ("counter", "", ("",)),
     "fastfuse_worker_hangs": ("counter", "", ("",)),
     "fastfuse_worker_beats": ("counter", "", ("",)),
 }
+
+HISTOGRAM_NAMES = ("fastfuse_get_first_byte_seconds", "fastfuse_get_seconds", "fastfuse_read_seconds")
 
 
 @pytest.fixture
@@ -100,7 +109,7 @@ def test_the_exposition_parses_and_has_every_metric_with_every_label(
     counters.add(counters.slot("fastfuse_fetch_requests", "denied"), 3)
     counters.set(counters.slot("fastfuse_waiting_reads"), 5)
     families = {family.name: family for family in text_string_to_metric_families(scraped(scrape))}
-    assert families.keys() == CONTRACT.keys()
+    assert families.keys() == CONTRACT.keys() | set(HISTOGRAM_NAMES)
     for name, (kind, label, values) in CONTRACT.items():
         assert families[name].type == kind
         suffix = "_total" if kind == "counter" else ""
@@ -109,6 +118,39 @@ def test_the_exposition_parses_and_has_every_metric_with_every_label(
         ]
     assert [sample.value for sample in families["fastfuse_fetch_requests"].samples] == [0, 0, 3, 0, 0, 0, 0, 0]
     assert families["fastfuse_waiting_reads"].samples[0].value == 5
+
+
+def test_a_histogram_counts_each_time_once_and_sums_them(counters: Counters, scrape: tuple[str, int]) -> None:
+    assert tuple(histogram.name for histogram in HISTOGRAMS) == HISTOGRAM_NAMES
+    for name in HISTOGRAM_NAMES:
+        observe = counters.observer(name)
+        for took_s in (0.0, 0.001, 0.0011, 0.02, 31.0):
+            observe(took_s)
+    families = {family.name: family for family in text_string_to_metric_families(scraped(scrape))}
+    for name in HISTOGRAM_NAMES:
+        found = {sample.name + sample.labels.get("le", ""): sample.value for sample in families[name].samples}
+        assert [found[f"{name}_bucket{bound}"] for bound in ("0.001", "0.0025", "0.01", "0.025", "30.0", "+Inf")] == [
+            *(2, 3, 3, 4, 4, 5)
+        ]
+        assert found[f"{name}_count"] == 5
+        assert found[f"{name}_sum"] == pytest.approx(31.0221)
+
+
+@given(st.lists(st.floats(0, 40), min_size=1, max_size=50), st.floats(0.01, 1.0))
+def test_a_quantile_lies_in_the_bucket_of_the_time_that_it_estimates(times_s: list[float], share: float) -> None:
+    counters = Counters()
+    observe = counters.observer("fastfuse_get_seconds")
+    for took_s in times_s:
+        observe(took_s)
+    [histogram] = [one for one in HISTOGRAMS if one.name == "fastfuse_get_seconds"]
+    bounds = (0.0, *histogram.bounds_s, float("inf"))
+    exact = sorted(times_s)[max(0, math.ceil(share * len(times_s) - 1e-9) - 1)]
+    lower, upper = next((low, high) for low, high in pairwise(bounds) if exact <= high)
+    assert lower <= counters.distribution(histogram).quantile(share) <= min(upper, histogram.bounds_s[-1])
+
+
+def test_a_quantile_of_nothing_is_0(counters: Counters) -> None:
+    assert [counters.distribution(histogram).quantile(0.5) for histogram in HISTOGRAMS] == [0, 0, 0]
 
 
 def test_what_a_child_counts_its_parent_and_the_endpoint_see(counters: Counters, scrape: tuple[str, int]) -> None:

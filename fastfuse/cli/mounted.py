@@ -72,10 +72,16 @@ def stats(
     *,
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two lines.")] = 1.0,
     count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Say once what the mount did since it began, and why readers waited.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Print a line every second with what a mount reads, fetches and waits for, until Ctrl-C."""
     from fastfuse.cli import status_command as command
 
+    if summary or as_json:
+        return command.summary(Path(os.path.abspath(mountpoint)), as_json=as_json)
     try:
         return command.stats(Path(os.path.abspath(mountpoint)), every_s=interval, count=count)
     except KeyboardInterrupt:

@@ -12,9 +12,10 @@ from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError
 from fastfuse.mount.control import ask_status, entry_of
 from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
+from fastfuse.mount.verdict import summary_lines
 from fastfuse.sizes import MIB, format_size
 
-__all__ = ["plain", "stats", "status"]
+__all__ = ["plain", "stats", "status", "summary"]
 
 # 78 columns with the time.
 _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
@@ -57,6 +58,17 @@ def stats(mountpoint: Path, *, every_s: float, count: int | None) -> int:
         now_s, now = time.monotonic(), ask_status(entry)["counters"]
         say(_row(before, now, now_s - before_s))
         before_s, before = now_s, now
+    return 0
+
+
+def summary(mountpoint: Path, *, as_json: bool) -> int:
+    """Print what the mount did since it began, and whether readers waited for it.
+
+    Raises:
+        MountError: nothing of fastfuse is mounted there, or the mount does not answer.
+    """
+    found = ask_status(entry_of(mountpoint))["summary"]
+    say(json.dumps(found) if as_json else "\n".join(summary_lines(found)))
     return 0
 
 

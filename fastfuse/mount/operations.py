@@ -151,6 +151,7 @@ class MountOperations(InitialisedOperations):
         self._requests_slot = counters.slot("fastfuse_requests")
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
         self._bugs_slot = counters.slot("fastfuse_handler_failures")
+        self._saw_read = counters.observer("fastfuse_read_seconds")
         self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
         self._stalled_slot = counters.slot("fastfuse_stalled_seconds")
         self._waiting_slot = counters.slot("fastfuse_waiting_reads")
@@ -256,7 +257,9 @@ class MountOperations(InitialisedOperations):
             if in_hand.suspects:
                 self._prove(Read(inode, offset, size_bytes))
             counters.add(self._waiting_slot, -1)
-            counters.add(self._blocked_slot, int((perf_counter() - began_s) * 1e6))
+            took_s = perf_counter() - began_s
+            counters.add(self._blocked_slot, int(took_s * 1e6))
+            self._saw_read(took_s)
             if self._waiting == 1:
                 self.count_stall()
             self._waiting -= 1

@@ -28,7 +28,7 @@ from fastfuse.mount.preflight import CONTAINER, DEVICE_NUMBER
 from fastfuse.mount.protocol import OUT_HEADER, send_notices
 from fastfuse.mount.replies import LargeReplies
 
-__all__ = ["InitialisedOperations", "Session", "raise_readahead", "tune_kernel"]
+__all__ = ["InitialisedOperations", "Session", "raise_readahead", "readahead_kib", "tune_kernel"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,14 @@ def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Pat
         )
         return False
     return True
+
+
+def readahead_kib(device: str) -> int:
+    """Return the kernel's readahead of the mount with the bdi `device`, or 0 where it cannot be known."""
+    try:
+        return int((_BDI / device / "read_ahead_kb").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def tune_kernel(session: "Session", io: PageCacheUse) -> None:

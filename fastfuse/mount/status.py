@@ -1,5 +1,6 @@
 """What a mount says of itself: its source, its state, and its counters, with the rates of the last ten seconds."""
 
+import logging
 import os
 import time
 from collections import deque
@@ -9,8 +10,12 @@ from fastfuse import __version__
 from fastfuse.metrics import METRICS, Counters
 from fastfuse.mount.board import Board
 from fastfuse.mount.mount_settings import MountSettings
+from fastfuse.mount.session import readahead_kib
+from fastfuse.mount.verdict import as_json, figures_of, summary_lines
 
 __all__ = ["Recent", "status_of"]
+
+_log = logging.getLogger(__name__)
 
 # The counters whose rates are told.
 _RATED: Final = (
@@ -29,6 +34,25 @@ class Recent:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._looks: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=64)
+        # In seconds since 1970, and by the clock that nobody sets.
+        self.mounted_at = self._mounted_s = 0.0
+        self._readahead_kib = 0
+
+    def begin(self, device: str) -> None:
+        """Note that the mount with the bdi `device` serves from now on."""
+        self.mounted_at, self._mounted_s = time.time(), time.monotonic()
+        self._readahead_kib = readahead_kib(device)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the mount did since it began, and whether readers waited for it."""
+        elapsed_s = time.monotonic() - self._mounted_s
+        return as_json(figures_of(self._counters, elapsed_s=elapsed_s, readahead_kib=self._readahead_kib))
+
+    def tell_summary(self) -> None:
+        """Log the summary of a mount that something was read from."""
+        if self._counters.get("fastfuse_read_served_bytes"):
+            for line in summary_lines(self.summary()):
+                _log.info("%s", line)
 
     def look(self) -> None:
         """Note what the counters are now; call it about once a second."""
@@ -57,7 +81,6 @@ def status_of(
     recent: Recent,
     board: Board,
     *,
-    mounted_at: float,
     worker_pid: int,
 ) -> dict[str, Any]:
     """Return the status of a mount as JSON can carry it. Times are in seconds since 1970.
@@ -79,11 +102,12 @@ def status_of(
         "worker_pid": worker_pid,
         "source": str(settings.source),
         "mountpoint": mountpoint,
-        "mounted_at": mounted_at,
+        "mounted_at": recent.mounted_at,
         "state": state,
         "trouble": trouble,
         "errors": shown.get("errors", []),
         "memory_target_bytes": settings.memory_target_bytes,
         "rates": recent.rates(),
+        "summary": recent.summary(),
         "counters": counters.as_json(),
     }

@@ -115,7 +115,6 @@ class Supervisor:
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
         self._board = Board()
-        self._mounted_at = 0.0
         self._is_stopping = False
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
@@ -139,7 +138,8 @@ class Supervisor:
             try:
                 self._mount()
                 self._start_worker()
-                self._mounted_at = time.time()
+                assert self._session is not None
+                self._recent.begin(self._session.device)
                 _log.info("mounted %s at %s", settings.source, self._mountpoint)
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._mountpoint}")
@@ -147,6 +147,7 @@ class Supervisor:
                 self._serve()
             finally:
                 exit_code = self._take_down()
+            self._recent.tell_summary()
             return exit_code
         finally:
             if self._metrics_pid:
@@ -273,7 +274,6 @@ class Supervisor:
             self._counters,
             self._recent,
             self._board,
-            mounted_at=self._mounted_at,
             worker_pid=self._worker.pid,
         )
 

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ import trio
 
 from fastfuse import log
 from fastfuse.errors import FastfuseError
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
-from fastfuse.metrics import Counters
+from fastfuse.metrics import ASKERS, Counters
 from fastfuse.mount.board import Board
 from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.hang_report import DUMP_SIGNAL
@@ -38,7 +40,7 @@ from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.privileges import become_nobody
 from fastfuse.mount.replies import threads_for
 from fastfuse.mount.watching import WatchedReads
-from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.readahead import ReadaheadConfig, ReadEngine, ReadStatistics
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
@@ -229,16 +231,38 @@ async def _take_handed_over(
 
 
 async def _beat(engine: ReadEngine, operations: MountOperations, counters: Counters) -> None:
-    """Show every second that requests are taken and answered, and update the gauge of the parts' memory."""
-    beats, pool_bytes = counters.slot("fastfuse_worker_beats"), counters.slot("fastfuse_pool_bytes")
-    while True:
-        pool = engine.statistics().pool
-        counters.set(pool_bytes, pool.reserved_bytes + pool.held_bytes)
-        # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
-        if operations.replies.are_moving():
-            counters.add(beats)
-        operations.count_stall()
-        await trio.sleep(BEAT_EVERY_S)
+    """Show every second that requests are taken and answered, and count what is not counted as it happens."""
+    beats = counters.slot("fastfuse_worker_beats")
+    report = _Report(counters)
+    try:
+        while True:
+            report.write(engine.statistics(), operations.table)
+            # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
+            if operations.replies.are_moving():
+                counters.add(beats)
+            operations.count_stall()
+            await trio.sleep(BEAT_EVERY_S)
+    finally:
+        report.write(engine.statistics(), operations.table)
+
+
+class _Report:
+    """Gauges, and counters that grow by what is new; a worker that is killed leaves out its last second."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._before: dict[int, int] = {}
+
+    def write(self, now: ReadStatistics, table: InodeTable) -> None:
+        counters = self._counters
+        counters.set(counters.slot("fastfuse_pool_bytes"), now.pool.reserved_bytes + now.pool.held_bytes)
+        counters.set(counters.slot("fastfuse_table_bytes"), table.metadata.total_bytes)
+        parts = zip(ASKERS, (now.demanded_parts, now.ahead_parts, now.prefetched_parts), strict=True)
+        grown = {counters.slot("fastfuse_fetched_parts", asker): count for asker, count in parts}
+        grown[counters.slot("fastfuse_cpu_seconds")] = int(time.process_time() * 1e6)
+        for slot, number in grown.items():
+            counters.add(slot, number - self._before.get(slot, 0))
+        self._before = grown
 
 
 async def _show(board: Board, operations: MountOperations, retries: Retries) -> None:

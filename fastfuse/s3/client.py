@@ -60,11 +60,9 @@ __all__ = ["LIST_DEADLINE_S", "S3Client"]
 _LIST_STALL_S = 130.0
 # The deadline of one page, retries included. A service that sends no page for so long is gone.
 LIST_DEADLINE_S = 300.0
-# A longer error document is not read.
-_MAX_ERROR_BYTES = 64 << 10
+_MAX_ERROR_BYTES = 64 << 10  # a longer error document is not read
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
-_WHAT = "Check that --endpoint-url is an S3 service."
 
 _OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
     (ObjectChangedError, "changed"),
@@ -92,6 +90,8 @@ class S3Client:
         self.session = session
         self._buffers = buffers or PartBuffers(part_bytes=0, limit_bytes=0)
         self._counters = counters = counters or Counters()
+        times = ("fastfuse_get_first_byte_seconds", "fastfuse_get_seconds")
+        self._saw_first_byte, self._saw_end = map(counters.observer, times)
         self._slots = trio.Semaphore(config.max_connections)
         self._read_watch = StallWatch(stall_timeout_s(config), config.deadline_s)
         self._list_watch = StallWatch(_LIST_STALL_S, LIST_DEADLINE_S)
@@ -115,6 +115,7 @@ class S3Client:
         request.
         """
         check_range_arguments(ref, start, end)
+        began_s = trio.current_time()
         try:
             data = await self._integrity.get(ref, start, end)
         except BaseException as error:
@@ -123,6 +124,7 @@ class S3Client:
                 _raise_as_read_error(error, ref)
             raise
         self._count("ok", end - start)
+        self._saw_end(trio.current_time() - began_s)
         return data
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
@@ -136,7 +138,7 @@ class S3Client:
         ref = object_of(await self._head(bucket, key), bucket, key)
         if ref is None:
             told = f"The service's reply for {_shown(bucket, key)} has no length or no time that makes sense."
-            raise ServiceError(told, hint=_WHAT)
+            raise ServiceError(told, hint="Check that --endpoint-url is an S3 service.")
         return ref
 
     async def _head(self, bucket: str, key: str, query: str = "") -> ReplyHead:
@@ -223,9 +225,11 @@ class S3Client:
             return None
         self._slots.acquire_nowait()
         try:
+            began_s = trio.current_time()
             head = await connection.ask(request, self._read_watch, expected_bytes=end - start)
             if head is None:
                 return None
+            self._saw_first_byte(trio.current_time() - began_s)
             return await self._receive(connection, head, route, credentials, ref, start, end)
         except (BadReplyHeadError, OSError) as error:
             raise _read_failure(error, ref) from error
@@ -239,7 +243,9 @@ class S3Client:
                 await self._wait_for_turn(ref)
             request = _get_request(route, credentials, ref, start, end)
             try:
+                began_s = trio.current_time()
                 connection, head = await self._routes.ask(route, request, self._read_watch, expected_bytes=end - start)
+                self._saw_first_byte(trio.current_time() - began_s)
                 return await self._receive(connection, head, route, credentials, ref, start, end)
             except (BadReplyHeadError, OSError) as error:
                 raise _read_failure(error, ref) from error

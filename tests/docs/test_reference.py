@@ -7,7 +7,7 @@ import pytest
 import typer.main
 
 from fastfuse.cli.main import app
-from fastfuse.metrics import METRICS
+from fastfuse.metrics import HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 
 TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
@@ -26,7 +26,8 @@ def test_readme_is_read_in_one_sitting() -> None:
 
 def test_the_table_of_metrics_is_complete() -> None:
     rows = dict(re.findall(r"^\| `(fastfuse_\w+)[^|]*` \| (.*) \|$", TEXTS["docs/METRICS.md"], re.MULTILINE))
-    assert rows == {metric.name + ("" if metric.is_gauge else "_total"): metric.help for metric in METRICS}
+    numbers = {metric.name + ("" if metric.is_gauge else "_total"): metric.help for metric in METRICS}
+    assert rows == numbers | {f"{histogram.name}_bucket": histogram.help for histogram in HISTOGRAMS}
 
 
 def test_the_table_of_label_values_is_complete() -> None:
