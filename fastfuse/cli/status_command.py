@@ -4,12 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.cli.messages import say
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, MountError
 from fastfuse.mount.control import ask_status, entry_of
 from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.mount.verdict import summary_lines
@@ -30,10 +31,7 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
     Raises:
         MountError: nothing of fastfuse is mounted at `mountpoint`, or that mount does not answer.
     """
-    if mountpoint is not None:
-        found = [ask_status(entry_of(mountpoint))]
-    else:
-        found = [_asked(entry_of(path)) for path in fastfuse_mounts()]
+    found = [_asked(entry) for entry in _entries()] if mountpoint is None else [ask_status(entry_of(mountpoint))]
     if as_json:
         say(json.dumps({"mounts": found}))
     elif not found:
@@ -70,6 +68,12 @@ def summary(mountpoint: Path, *, as_json: bool) -> int:
     found = ask_status(entry_of(mountpoint))["summary"]
     say(json.dumps(found) if as_json else "\n".join(summary_lines(found)))
     return 0
+
+
+def _entries() -> Iterator[MountEntry]:
+    for path in fastfuse_mounts():
+        with suppress(MountError):  # it was unmounted just now
+            yield entry_of(path)
 
 
 def _asked(entry: MountEntry) -> dict[str, Any]:

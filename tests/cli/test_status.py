@@ -139,3 +139,11 @@ def test_one_that_does_not_answer_is_told_among_the_others(
     monkeypatch.setattr(status_command, "fastfuse_mounts", list)
     assert status_command.status(None, as_json=False) == 0
     assert capsys.readouterr().out == "nothing of fastfuse is mounted\n"
+
+
+def test_a_mount_that_goes_while_all_are_looked_at_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(status_command, "fastfuse_mounts", lambda: [tmp_path])
+    assert status_command.status(None, as_json=False) == 0
+    assert capsys.readouterr().out == "nothing of fastfuse is mounted\n"
