@@ -209,11 +209,10 @@ def run(
     cluster = find_cluster(described, os.environ, host=host)
     channels = [item for item in described.channels if cluster.gets(item)]
     shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)
-    listed = [item.name for item in channels if not isinstance(item.source, LocalDirectory)]
-    indexes, inventories = (
-        by_channel("--index", index or (), listed),
-        by_channel("--inventory", inventory or (), listed),
-    )
+    # Those of other hosts' groups, too: every host may be started with the same options.
+    listed = [item.name for item in described.channels if not isinstance(item.source, LocalDirectory)]
+    indexes = by_channel("--index", index or (), listed)
+    inventories = by_channel("--inventory", inventory or (), listed)
     for item in channels:
         if item.is_key_name_prefix and item.name in inventories:
             raise ConfigurationError(

@@ -62,6 +62,12 @@ def test_names_resolve_in_a_namespace(uid: int | None) -> None:
     assert host_names.HOSTS_FILE.read_bytes() == before
 
 
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="no namespaces may be made here")
+def test_the_toolkit_does_not_wait_for_a_host_without_an_address() -> None:
+    trio = Cluster(current_host="algo-1", hosts=("algo-1", "algo-2", "algo-3"))
+    assert entered(trio, {"algo-2": "10.1.2.3"}, "algo-2") == ("10.1.2.3", True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")
 def test_without_root_and_without_addresses_the_toolkit_does_not_look_up() -> None:
     assert entered(PAIR, {}, "localhost", NOBODY) == ("127.0.0.1", True)

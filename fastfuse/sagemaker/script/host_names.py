@@ -69,14 +69,16 @@ class HostNames:
 
     def __init__(self, cluster: Cluster, given: Mapping[str, str]) -> None:
         self._are_given = bool(given)
-        self._text = HOSTS_FILE.read_text(errors="surrogateescape") if HOSTS_FILE.exists() else ""
+        self._text = ""
+        with suppress(OSError):
+            self._text = HOSTS_FILE.read_text(errors="surrogateescape")
         known = {name for line in self._text.splitlines() for name in line.partition("#")[0].split()[1:]}
         own = cluster.current_host
         self._addresses = dict(given)
         if own not in known and _GIVEN_NAME.fullmatch(own):
             self._addresses.setdefault(own, _LOOPBACK if len(cluster.hosts) == 1 else _own_address())
         unknown = set(cluster.hosts) - known - self._addresses.keys()
-        # The names that nothing known to us resolves.
+        # The names that nothing known to us resolves: the toolkit would wait for them.
         self.unknown = sorted(filter(_GIVEN_NAME.fullmatch, unknown))
 
     def lines(self) -> Iterator[str]:
@@ -95,7 +97,8 @@ class HostNames:
             except OSError as error:
                 _log.warning("the names %s do not resolve here: %s", ", ".join(self._addresses), error)
             else:
-                return
+                if not self.unknown:
+                    return
         environment.setdefault(_NO_LOOK_UP, "true")
 
     def _enter_namespace(self) -> None:
