@@ -98,6 +98,16 @@ def run(
             "they are moved to runs/ below it.",
         ),
     ] = False,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share",
+            envvar="FASTFUSE_SHARE",
+            rich_help_panel=_JOB,
+            help="Several processes of a launcher run this on one host: the first prepares the channels, the others "
+            "wait and share them, and the last to end takes them down. Not with Pipe channels.",
+        ),
+    ] = False,
     host: Annotated[
         str | None,
         typer.Option(
@@ -194,7 +204,7 @@ def run(
     --max-connections is for each channel.
     """
     with startup.loading():
-        from fastfuse.sagemaker.description.channel import LocalDirectory
+        from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
         from fastfuse.sagemaker.description.cluster import find_cluster
         from fastfuse.sagemaker.local.file_systems import located
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
@@ -248,12 +258,19 @@ def run(
         allow_other=allow_other,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
         keeps=keep,
+        is_shared=share,
         grace_s=grace_s,
         command=tuple(command or described.command),
         stop_timeout_s=stop_timeout,
         environment=context.obj,
         is_json=logs.json,
     )
+    if share and any(item.input_mode is InputMode.PIPE for item in channels):
+        raise ConfigurationError("--share is given, and a stream has one reader", hint="use FastFile or File mode")
+    if share and metrics_listen is not None:
+        raise ConfigurationError("--share and --metrics-listen exclude each other", hint="one process has an address")
+    if share and not settings.command:
+        raise ConfigurationError("--share is given without a command", hint="give the command after --")
     log.configure(logs)
     return run_job(settings)
 

@@ -89,7 +89,7 @@ def test_an_option_that_names_no_host_is_refused(host: str) -> None:
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 and WORLD_SIZE=0 contradict each other"),
         ({"RANK": "-1", "WORLD_SIZE": "3"}, "RANK is '-1', which is not a number"),
         ({"RANK": "1", "WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a number"),
-        ({"PET_NODE_RANK": "0", "PET_NNODES": "1:4"}, "PET_NNODES is '1:4', which is not a number"),
+        ({"PET_NODE_RANK": "0", "PET_NNODES": "1:many"}, "PET_NNODES is '1:many', which is not a number"),
         ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
         ({"NODE_RANK": "0", "WORLD_SIZE": "8"}, "NODE_RANK is set and NNODES is not"),
         ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3 and RANK is not set"),
@@ -113,6 +113,15 @@ def test_variables_that_contradict_each_other_are_refused(environ: dict[str, str
         find_cluster(JOB, environ)
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+def test_each_of_an_elastic_number_of_hosts_has_everything() -> None:
+    environ = {"PET_NODE_RANK": "1", "PET_NNODES": "1:4", "RANK": "1", "WORLD_SIZE": "2"}
+    assert find_cluster(job_of(request()), environ).hosts == ("algo-1",)
+    sharded = with_field(request(), (*S3, "S3DataDistributionType"), "ShardedByS3Key")
+    with pytest.raises(ConfigurationError, match="channel train is sharded among a fixed number"):
+        find_cluster(job_of(sharded), environ)
+    assert find_cluster(job_of(sharded), environ, host="2/2").hosts == ("algo-1", "algo-2")
 
 
 def test_hosts_are_in_the_order_of_their_names_not_of_their_numbers() -> None:

@@ -9,6 +9,8 @@ One fastfuse runs on each host, so hosts count, not processes. The first of thes
    divided by ``LOCAL_WORLD_SIZE``, for torchrun numbers a host's processes in a row.
 5. None: one host, if the job asks for no more.
 
+torchrun's ``PET_NNODES=1:4`` is no count: each host then has everything, and the script's sampler divides it.
+
 Hosts that each take themselves for the only one would each read everything, and train apart. So a pair with one half
 missing is an error, and so is a job of several instances of which nothing says which this is.
 """
@@ -58,7 +60,11 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
             hosts this is.
     """
     # An empty variable counts as not set.
-    named = _named(host, {name: value for name, value in environ.items() if value})
+    known = {name: value for name, value in environ.items() if value}
+    if host is None and _is_elastic(known):
+        _check_elastic(job, known)
+        known = {name: known[name] for name in ("SM_HOSTS", "SM_CURRENT_HOST") if name in known}
+    named = _named(host, known)
     if named is None:
         _check_alone(job)
     current, hosts = named or _numbered(0, 1)
@@ -92,6 +98,21 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
     for pair in _PAIRS:
         _refuse_half(pair, environ)
     return None
+
+
+def _is_elastic(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun may change the number of hosts while the job runs (``MIN:MAX``)."""
+    return re.fullmatch(r"\d{1,6}:\d{1,6}", environ.get("PET_NNODES", ""), re.ASCII) is not None
+
+
+def _check_elastic(job: TrainingJob, environ: Mapping[str, str]) -> None:
+    """Raise if a channel is sharded, for a shard of a changing number of hosts is no fixed part of the data."""
+    sharded = next((channel.name for channel in job.channels if channel.is_sharded), None)
+    if sharded is not None and "SM_HOSTS" not in environ:
+        raise ConfigurationError(
+            f"PET_NNODES is {environ['PET_NNODES']!r}, and channel {sharded} is sharded among a fixed number of hosts",
+            hint="leave S3DataDistributionType out and let the script's sampler divide the files, or " + _HINT,
+        )
 
 
 def _check_alone(job: TrainingJob) -> None:

@@ -15,7 +15,7 @@ import signal
 import time
 from typing import NamedTuple
 
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, MountError
 from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import InputMode
 from fastfuse.sagemaker.download import disk_claims
@@ -28,6 +28,7 @@ from fastfuse.sagemaker.running.opening import opening_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.scraping import serving_metrics
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
+from fastfuse.sagemaker.running.sharing import Members, Owner, claim_or_join
 from fastfuse.sagemaker.script.earlier import put_aside
 from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.script.files import claim_base_dir, write_job_files
@@ -76,6 +77,9 @@ class _Run:
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
+        # Of a shared run: the runs that share our channels, or the run whose channels we share.
+        self._members: Members | None = None
+        self._owner: Owner | None = None
         self._started_at = time.time()
         self._has_terminal = os.isatty(2)
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
@@ -120,8 +124,12 @@ class _Run:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
         with serving_metrics(settings.metrics_listen, self._counters):
-            claimed_fd = claim_base_dir(settings.paths)
+            claimed = claim_or_join(settings) if settings.is_shared else claim_base_dir(settings.paths)
+            if isinstance(claimed, Owner):
+                return self._run_as_member(claimed, program)
             try:
+                if settings.is_shared:
+                    self._members = Members(settings, claimed)
                 self._make_place()
                 try:
                     outcome = self._run_in_place(program)
@@ -131,7 +139,16 @@ class _Run:
                 self._record(outcome)
                 return outcome
             finally:
-                os.close(claimed_fd)
+                if self._members is not None:
+                    self._members.close()
+                os.close(claimed)
+
+    def _run_as_member(self, owner: Owner, program: str) -> _Outcome:
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        self._owner = owner
+        owner.watch()
+        adopt_orphans()
+        return self._train(program, self._environment())
 
     def _make_place(self) -> None:
         """Make the base directory ready for this job, and keep what an earlier one left.
@@ -214,6 +231,8 @@ class _Run:
                 return _Outcome(phase, f"{how} before everything was ready", 128 + number)
             self._was_ready = True
             os.eventfd_write(begin_fd, 1)
+            if self._members is not None:
+                self._members.welcome()
             return self._train(program, environment) if self._settings.command else self._stay_up()
         except FastfuseError as error:
             return _Outcome(Phase.FAILED, str(error), error.exit_code, error)
@@ -275,8 +294,8 @@ class _Run:
         settings = self._settings
         self._phases.enter(Phase.TRAINING, f"Running {settings.command[0]}")
         command = self._command = CommandProcess(program, settings.command, environment, self._names)
-        assert self._guardian is not None
-        self._guardian.heed(command.pid)
+        if self._guardian is not None:
+            self._guardian.heed(command.pid)
         broken: list[FastfuseError] = []
         while not command.is_over:
             self._take_signal(self._look_again_s if command.left_s is None else min(command.left_s, _LOOK_EVERY_S))
@@ -284,7 +303,7 @@ class _Run:
                 self._phases.say(f"The command is told to end {self._stop_reason()[1]}")
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             self._note_losses()
-            if not broken and (broken := self._failures(InputMode.PIPE)):
+            if not broken and (broken := self._losses()):
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
@@ -292,12 +311,32 @@ class _Run:
         leftovers = command.leftovers(left_s)
         while leftovers.press():
             self._take_signal(_LOOK_EVERY_S)
+        self._outlast_members()
         self._raise_first(broken)
         if self._stopped_by is not None or self._is_out_of_time:
             phase, how = self._stop_reason()
             return _Outcome(phase, f"{how}: {command.describe_end()}", command.exit_code)
         phase = Phase.FAILED if command.exit_code else Phase.COMPLETED
         return _Outcome(phase, command.describe_end(), command.exit_code)
+
+    def _losses(self) -> list[FastfuseError]:
+        """Return the losses that the command cannot see for itself: of a stream, or of the run that has the mounts."""
+        if self._owner is not None and self._owner.has_ended:
+            return [MountError("the run that prepared the channels has ended")]
+        return self._failures(InputMode.PIPE)
+
+    def _outlast_members(self) -> None:
+        """Keep the channels up for the runs that share them, which stop their commands as we do ours."""
+        if self._members is None:
+            return
+        if self._members.look():
+            self._phases.say("Keeping the channels up for the other runs of this host")
+        end_at_s = math.inf
+        while self._members.look() and time.monotonic() < end_at_s:
+            self._take_signal(_LOOK_EVERY_S)
+            if end_at_s == math.inf and self._must_stop():
+                end_at_s = time.monotonic() + self._settings.stop_timeout_s
+        self._members.close()
 
     def _stay_up(self) -> _Outcome:
         """Serve without a command until we are told to stop, or until no channel serves any more.
@@ -324,6 +363,8 @@ class _Run:
         for channel in self._channels:
             channel.listen(self._phases)
         self._delivery.listen()
+        if self._members is not None:
+            self._members.look()
         if caught is None or caught.si_signo in {signal.SIGCHLD, signal.SIGIO}:
             return False
         number = signal.Signals(caught.si_signo)

@@ -70,6 +70,8 @@ class RunSettings:
     metrics_listen: tuple[str, int] | None = None
     # Begin with what an earlier run left below the base directory.
     keeps: bool = False
+    # Other runs of this job on this host use these channels, too, or have prepared them.
+    is_shared: bool = False
     # How long a stopping mount lets open files be read.
     grace_s: float = 30.0
     # Without a command the channels stay up until we are told to stop.

@@ -19,6 +19,7 @@ from fastfuse.sagemaker.script.directories import open_directory
 __all__ = [
     "BASE_DIR",
     "FREE_SPACE",
+    "BaseDirInUseError",
     "JobPaths",
     "_cannot_make",
     "claim_base_dir",
@@ -32,6 +33,10 @@ FREE_SPACE: Final = "free some space"
 
 # Where SageMaker puts everything.
 BASE_DIR: Final = Path("/opt/ml")
+
+
+class BaseDirInUseError(ConfigurationError):
+    """Another run has claimed the base directory."""
 
 
 class JobPaths:
@@ -148,7 +153,8 @@ def claim_base_dir(paths: JobPaths) -> int:
     Another run would take this one's FIFOs and files for leftovers.
 
     Raises:
-        ConfigurationError: another run is there, or the base directory cannot be made.
+        BaseDirInUseError: another run is there.
+        ConfigurationError: the base directory cannot be made.
         DiskError: the disk is full.
     """
     try:
@@ -159,7 +165,8 @@ def claim_base_dir(paths: JobPaths) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(fd)
-        raise ConfigurationError(
-            f"another fastfuse run uses {paths.base}", hint="wait for its end, or give another --base-dir"
+        raise BaseDirInUseError(
+            f"another fastfuse run uses {paths.base}",
+            hint="wait for its end, or give another --base-dir; processes of one job share it with --share",
         ) from error
     return fd

@@ -1,0 +1,164 @@
+"""Runs of one job on one host that share its channels, one run for each process of a launcher.
+
+The first run to claim the base directory is the owner: it prepares the channels and listens at a socket in the base
+directory once they can be read. The other runs, the members, wait for the claim or the socket, whichever they get
+first: if an owner dies while it prepares, the kernel frees its claim, and a member becomes the owner. A connection
+lasts as long as its two runs live, so each learns of the other's death. The owner takes nothing down while a member is
+connected.
+
+A greeting tells members which job the owner runs, because a member of another job would read the wrong data.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import select
+import socket
+from contextlib import suppress
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.sagemaker.running.serving import RunSettings
+from fastfuse.sagemaker.script.directories import open_directory, path_of
+from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir
+
+__all__ = ["Members", "Owner", "claim_or_join"]
+
+_log = logging.getLogger(__name__)
+
+_NAME = ".fastfuse-shared"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_LOOK_EVERY_S = 0.1
+# A host's processes may all come at once.
+_BACKLOG = 1024
+
+
+class Members:
+    """The owner's side: the runs that share the channels of this one."""
+
+    def __init__(self, settings: RunSettings, claimed_fd: int) -> None:
+        self._greeting = _digest(settings)
+        self._path = path_of(claimed_fd) / _NAME
+        self._connections: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+
+    def welcome(self) -> None:
+        """Let members in, now that every channel can be read. SIGIO tells of each that comes or goes.
+
+        The socket is made only now, because children that were forked before must not keep it open when we die.
+        """
+        # The claim is ours: whoever listened here is dead.
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener.bind(str(self._path))
+        self._path.chmod(0o600)
+        _signal_io(self._listener)
+        self._listener.listen(_BACKLOG)
+
+    def look(self) -> bool:
+        """Take in members that came, drop those that ended, and return whether any is left."""
+        if self._listener is None:
+            return False
+        with suppress(BlockingIOError):
+            while True:
+                connection, _ = self._listener.accept()
+                _signal_io(connection)
+                with suppress(ConnectionError):  # it ended at once
+                    connection.send(self._greeting)
+                self._connections.append(connection)
+        for connection in [item for item in self._connections if _has_ended(item)]:
+            connection.close()
+            self._connections.remove(connection)
+        return bool(self._connections)
+
+    def close(self) -> None:
+        """Let no more members in. One that was not greeted waits for the claim, and is the next owner."""
+        if self._listener is None:
+            return
+        self._path.unlink(missing_ok=True)
+        for end in (self._listener, *self._connections):
+            end.close()
+        self._listener = None
+
+
+class Owner:
+    """A member's side: the run that prepared the channels."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def watch(self) -> None:
+        """Have SIGIO tell of the owner's end; the caller has blocked it."""
+        _signal_io(self._connection)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the owner, and with it the channels, is gone."""
+        return _has_ended(self._connection)
+
+
+def claim_or_join(settings: RunSettings) -> "int | Owner":
+    """Wait for the channels or for the right to prepare them; return the owner, or the descriptor of our claim.
+
+    Raises:
+        ConfigurationError: the owner runs another job, or the base directory cannot be made.
+        DiskError: the disk is full.
+    """
+    paths = settings.paths
+    is_told = False
+    while True:
+        try:
+            return claim_base_dir(paths)
+        except BaseDirInUseError:
+            input_fd = open_directory(paths.input, paths.base)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if (greeting := _greeted(connection, str(path_of(input_fd) / _NAME))) is not None:
+                break
+            connection.close()
+        finally:
+            os.close(input_fd)
+        if not is_told:
+            _log.info("waiting for the run that prepares the channels below %s", paths.base)
+            is_told = True
+        select.select([], [], [], _LOOK_EVERY_S)
+    if greeting != _digest(settings):
+        connection.close()
+        raise ConfigurationError(
+            f"the run that prepared the channels below {paths.base} has another job, or is another host of it",
+            hint="give each job, and each host of a job, another --base-dir",
+        )
+    return Owner(connection)
+
+
+def _greeted(connection: socket.socket, path: str) -> bytes | None:
+    """Return the greeting of the owner at the socket; None if none is ready there."""
+    try:
+        connection.connect(path)
+        return connection.recv(_DIGEST_BYTES) or None
+    except (FileNotFoundError, ConnectionError):
+        return None
+    except PermissionError as error:
+        raise ConfigurationError(
+            "the channels are those of another user", hint="share them among runs of one user, or of root"
+        ) from error
+
+
+def _digest(settings: RunSettings) -> bytes:
+    """Return what is equal for runs that may share: the job's channels and the host."""
+    shared = (settings.channels, settings.cluster, settings.shard_by_bytes, settings.connection.endpoint_url)
+    return hashlib.sha256(repr(shared).encode(errors="surrogateescape")).digest()
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _signal_io(connection: socket.socket) -> None:
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)

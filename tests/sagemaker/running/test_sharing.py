@@ -1,0 +1,164 @@
+"""Several runs of one job on one host (--share), as a launcher starts one for each of its tasks."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import ConfigurationError, MountError
+from fastfuse.mount.mountpoint import fastfuse_mounts
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.mount.waiting import PATIENCE_S, wait_for_end, wait_until
+from tests.sagemaker.running.jobs import BUCKET, Job, Script, channel, running, script
+from tests.semantics.leftovers import descendants
+
+pytestmark = pytest.mark.fuse
+
+OBJECTS = {f"data/{number:02}": b"%d" % number * 1000 for number in range(24)}
+CHANNELS = [channel("data", "FastFile", "data/")]
+
+# Reads the files of its rank, and lives until the gate is closed.
+RANK = """
+import json, os, pathlib, sys
+place = pathlib.Path(os.environ["SM_CHANNEL_DATA"])
+rank, count, gate = int(sys.argv[1]), int(sys.argv[2]), open(sys.argv[3], "rb")
+names = sorted(os.listdir(place))[rank::count]
+print(json.dumps({name: len((place / name).read_bytes()) for name in names}), flush=True)
+gate.read()
+sys.exit(len(os.listdir(place)) != 24)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as running_server:
+        yield running_server
+
+
+class Gate:
+    """Keeps the commands that read the FIFO alive until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@contextmanager
+def ranks(server: LoopbackServer, directory: Path, *gates: Gate) -> Iterator[list[Job]]:
+    """Start a run for each of the gates, all at once."""
+    with ExitStack() as exits:
+        yield [
+            exits.enter_context(
+                running(
+                    *(server.endpoint_url, CHANNELS, "--share"),
+                    command=(*script(RANK), str(rank), str(len(gates)), str(gate.path)),
+                    base=directory / "ml",
+                )
+            )
+            for rank, gate in enumerate(gates)
+        ]
+
+
+def up(jobs: Sequence[Job]) -> tuple[Job, list[Job]]:
+    """Wait until every command has read; return the run that prepared the channels, and the others."""
+    for job in jobs:
+        job.wait_for_output("}")
+    (owner,) = [job for job in jobs if "Downloading" in job.log]
+    return owner, [job for job in jobs if job is not owner]
+
+
+def kill(job: Job) -> None:
+    """Kill the run, and wait for everything that it started, its guardian too."""
+    started = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
+    job.process.kill()
+    job.wait()
+    for pid_fd in started:
+        wait_for_end(pid_fd)
+
+
+def listings(server: LoopbackServer) -> int:
+    return sum(record.operation == "ListObjectsV2" for record in server.requests)
+
+
+def mounts(directory: Path) -> int:
+    return sum(path.is_relative_to(directory) for path in fastfuse_mounts())
+
+
+def test_ranks_share_one_mount_and_one_listing(server: LoopbackServer, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    with ranks(server, tmp_path, gate, gate, gate) as jobs:
+        up(jobs)
+        assert mounts(tmp_path) == 1
+        assert listings(server) == 1
+        gate.close()
+        assert [job.wait() for job in jobs] == [0, 0, 0], [job.log for job in jobs]
+        read = [json.loads(job.output) for job in jobs]
+    assert mounts(tmp_path) == 0
+    assert sum(map(len, read)) == len(OBJECTS)
+    union = {name: size_bytes for part in read for name, size_bytes in part.items()}
+    assert union == {key.removeprefix("data/"): len(data) for key, data in OBJECTS.items()}
+
+
+def test_channels_stay_up_until_the_last_has_ended(server: LoopbackServer, tmp_path: Path) -> None:
+    gates = [Gate(tmp_path / name) for name in "ab"]
+    with ranks(server, tmp_path, *gates) as jobs:
+        owner, (member,) = up(jobs)
+        gates[jobs.index(owner)].close()
+        owner.wait_for_log("Keeping the channels up")
+        assert mounts(tmp_path) == 1
+        gates[jobs.index(member)].close()
+        assert (member.wait(), owner.wait()) == (0, 0), member.log + owner.log
+    assert mounts(tmp_path) == 0
+
+
+def test_members_end_with_an_owner_that_is_killed(server: LoopbackServer, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    with ranks(server, tmp_path, gate, gate) as jobs:
+        owner, (member,) = up(jobs)
+        kill(owner)
+        assert member.wait() == MountError.exit_code
+        assert "the run that prepared the channels has ended" in member.log
+        assert mounts(tmp_path) == 0
+    gate.close()
+
+
+def test_a_member_becomes_the_owner_when_the_first_dies_while_it_lists(server: LoopbackServer, tmp_path: Path) -> None:
+    stalled = FaultRule(action=Stall(0), operation="ListObjectsV2", times=1)
+    gate = Gate(tmp_path / "gate")
+    server.faults.add(stalled)
+    with ranks(server, tmp_path, gate, gate) as jobs:
+        wait_until(lambda: any("waiting for the run" in job.log for job in jobs))
+        server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) == 1, PATIENCE_S)
+        (first,) = [job for job in jobs if "Downloading" in job.log]
+        (other,) = [job for job in jobs if job is not first]
+        kill(first)
+        assert up([other]) == (other, [])
+        gate.close()
+        assert other.wait() == 0, other.log
+
+
+def test_a_run_of_another_job_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    with ranks(server, tmp_path, gate) as jobs:
+        up(jobs)
+        other = [channel("data", "FastFile", "data/0")]
+        with running(server.endpoint_url, other, "--share", command=script(""), base=tmp_path / "ml") as second:
+            assert second.wait() == ConfigurationError.exit_code
+            assert "has another job" in second.log
+        gate.close()
+        assert jobs[0].wait() == 0
+
+
+@pytest.mark.parametrize(("mode", "command"), [("Pipe", script("")), ("FastFile", ())])
+def test_what_cannot_be_shared_is_refused(server: LoopbackServer, tmp_path: Path, mode: str, command: Script) -> None:
+    channels = [channel("data", mode, "data/")]
+    with running(server.endpoint_url, channels, "--share", command=command, base=tmp_path / "ml") as job:
+        assert job.wait() == ConfigurationError.exit_code
+        assert "--share" in job.log
