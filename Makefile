@@ -7,7 +7,8 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/mount/interpose
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench bench-advise soak fuzz readme clean system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak fuzz readme clean \
+    system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +44,10 @@ bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 m
 
 bench-advise: $(VENV)/.bench ## Run a job in each mode beside what `fastfuse advise` estimates (5 minutes).
 	$(BIN)/python -m bench.scenarios
+
+bench-libraries: $(VENV)/.bench ## Read as libraries do, and count the bytes fetched (15 minutes).
+	$(BIN)/python -m pip install --quiet --editable '.[libraries]'
+	$(BIN)/python -m bench.libraries
 
 SOAK_SECONDS ?= 600
 SOAK_SEED ?= 1

@@ -2,5 +2,5 @@
 
 Layers, each knowing only those after it: `__main__` → `command` → `matrix`, `report`, `plots` → `verdicts` → `results`
 → `suite` → `candidates`, `peers`, `workloads` → `mounting`, `readers`, `server` → `reading`, `profiles`, `machine`.
-`requests`, `fio`, `listing`, `memory` and `namespace` are commands of their own.
+`requests`, `fio`, `libraries`, `listing`, `memory` and `namespace` are commands of their own.
 """
