@@ -69,6 +69,8 @@ PAGES: Final[Mapping[str, Page]] = {
         ("--hosts", "--epochs", "--hours", "--readers", "--access", "--json", *_ACCESS),
     ),
     "status": Page(("fastfuse status", "fastfuse status /mnt/data --json")),
+    "trace": Page(("fastfuse trace /mnt/data", "fastfuse trace /mnt/data --path '*.tar' --json")),
+    "top": Page(("fastfuse top", "fastfuse top /mnt/data")),
     "stats": Page(("fastfuse stats /mnt/data", "fastfuse stats /mnt/data --interval 10 --count 6")),
     "refresh": Page(("fastfuse refresh /mnt/data",)),
     "hint": Page(("fastfuse hint /mnt/data < list",)),

@@ -206,7 +206,15 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
         return error.exit_code
 
 
-for _command in (mounted.unmount, mounted.refresh, mounted.status, mounted.stats, mounted.trace, mounted.hint):
+for _command in (
+    mounted.unmount,
+    mounted.refresh,
+    mounted.status,
+    mounted.stats,
+    mounted.top,
+    mounted.trace,
+    mounted.hint,
+):
     app.command(cls=Command)(_command)
 
 

@@ -1,4 +1,4 @@
-"""The commands for mounts that there are: unmount, refresh, status, stats, trace and hint."""
+"""The commands for mounts that there are: unmount, refresh, status, stats, trace, top and hint."""
 
 import io
 import os
@@ -10,7 +10,7 @@ import typer
 from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["hint", "refresh", "stats", "status", "trace", "unmount"]
+__all__ = ["hint", "refresh", "stats", "status", "top", "trace", "unmount"]
 
 
 def unmount(
@@ -84,6 +84,29 @@ def stats(
         return command.summary(Path(os.path.abspath(mountpoint)), as_json=as_json)
     try:
         return command.stats(Path(os.path.abspath(mountpoint)), every_s=interval, count=count)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def top(
+    mountpoint: Annotated[
+        Path | None,
+        typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted; left out, the only one."),
+    ] = None,
+    *,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Seconds between two looks.")
+    ] = 1.0,
+) -> int:
+    """Show on the whole terminal what a mount does: rates, readers that wait, files, slow GETs, memory, and errors.
+
+    w, b and f sort the files by waiting, bytes and name; p pauses; q ends. Where the output is no terminal, or one that
+    cannot be redrawn, it is printed once.
+    """
+    from fastfuse.cli import top_command as command
+
+    try:
+        return command.top(None if mountpoint is None else Path(os.path.abspath(mountpoint)), every_s=interval)
     except KeyboardInterrupt:
         return INTERRUPTED
 

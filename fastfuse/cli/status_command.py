@@ -16,7 +16,7 @@ from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.mount.verdict import summary_lines
 from fastfuse.sizes import MIB, format_size
 
-__all__ = ["plain", "stats", "status", "summary"]
+__all__ = ["duration", "percent", "plain", "stats", "status", "summary"]
 
 # 78 columns with the time.
 _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
@@ -90,17 +90,17 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  state     {one['state']}: {plain(one['reason'])}"
         return
     counters, rates = one["counters"], one["rates"]
-    yield f"  state     {one['state']}, mounted for {_duration(now - one['mounted_at'])}, process {one['pid']}"
+    yield f"  state     {one['state']}, mounted for {duration(now - one['mounted_at'])}, process {one['pid']}"
     if trouble := one["trouble"]:
         failures = ", ".join(f"{count} × {plain(kind)}" for kind, count in trouble["failures"].items())
-        since = _duration(now - trouble["since"])
+        since = duration(now - trouble["since"])
         yield f"  trouble   for {since}: {failures}; {trouble['requests']} requests are tried again"
-    listed_ago = _duration(now - counters["fastfuse_listed_timestamp_seconds"])
+    listed_ago = duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
     yield f"  rates     {read:,.1f} MB/s read, {fetched:,.1f} MB/s fetched (the last {rates['seconds']:.0f} s)"
     waiting, stalled = counters["fastfuse_waiting_reads"], rates["fastfuse_stalled_seconds"]
-    yield f"  waiting   {waiting} reads now; readers waited in {_percent(stalled)} of that time"
+    yield f"  waiting   {waiting} reads now; readers waited in {percent(stalled)} of that time"
     held, target = counters["fastfuse_pool_bytes"], one["memory_target_bytes"]
     yield f"  memory    {format_size(held)} of {format_size(target)} for data"
     respawns, hangs = counters["fastfuse_worker_respawns"], counters["fastfuse_worker_hangs"]
@@ -119,7 +119,7 @@ def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float
         f"{grown('fastfuse_fetched_bytes') / 1e6 / elapsed_s:,.1f}",
         f"{grown('fastfuse_fetch_requests') / elapsed_s:,.0f}",
         f"{now['fastfuse_waiting_reads']:,.0f}",
-        _percent(grown("fastfuse_stalled_seconds") / elapsed_s),
+        percent(grown("fastfuse_stalled_seconds") / elapsed_s),
         f"{now['fastfuse_pool_bytes'] / MIB:,.0f}",
         f"{grown('fastfuse_retries'):,.0f}",
         f"{grown('fastfuse_errors'):,.0f}",
@@ -128,11 +128,11 @@ def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float
     return "  ".join((f"{datetime.now().astimezone():%H:%M:%S}", *columns))
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{min(share, 1.0):.0%}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time in its two largest units."""
     left = max(0, int(seconds))
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

@@ -76,7 +76,7 @@ def _told(entry: MountEntry, sample: int, *, is_next: bool = False) -> Iterator[
         if is_next:
             yield {"replaced": True}
         # It ends in the middle of a line if the worker is killed.
-        yield from told
+        yield from map(json.loads, told)
 
 
 def _is_there(entry: MountEntry) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastfuse.errors import MountError
 from fastfuse.mount.children import error_message
-from fastfuse.mount.control import STATUS, TRACE, send_answer
+from fastfuse.mount.control import STATUS, TOP, TRACE, send_answer
 from fastfuse.mount.worker_process import WorkerProcess
 
 __all__ = ["is_answered"]
@@ -19,7 +19,7 @@ def is_answered(
     """Answer what a client `asked`, or pass it on to the worker; return False if it is neither's. Never wait."""
     if asked["request"] == STATUS:
         send_answer(connection, json.dumps(status()).encode())
-    elif asked["request"] == TRACE:
+    elif asked["request"] in {TRACE, TOP}:
         if worker.take_request(connection, asked):
             connection.close()
         else:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from fastfuse.mount.sockets import addresses, control_prefix, peer_uid, raise_si
 __all__ = [
     "REFRESH",
     "STATUS",
+    "TOP",
     "TRACE",
     "ControlSocket",
     "RefreshReport",
@@ -42,7 +44,8 @@ PROTOCOL: Final = 1
 REFRESH: Final = "refresh"
 STATUS: Final = "status"
 TRACE: Final = "trace"
-REQUESTS: Final = (REFRESH, STATUS, TRACE)
+TOP: Final = "top"
+REQUESTS: Final = (REFRESH, STATUS, TRACE, TOP)
 
 _BACKLOG = 16
 _MOST_REQUEST_BYTES = 4096
@@ -154,14 +157,14 @@ def request_refresh(mountpoint: Path) -> RefreshReport:
     return report_of(_ask(entry_of(mountpoint), REFRESH, within_s=None))
 
 
-def ask_status(entry: MountEntry) -> dict[str, Any]:
-    """Return the status of a mount, as `mount.status` makes it.
+def ask_status(entry: MountEntry, *, within_s: float = _STATUS_WITHIN_S) -> dict[str, Any]:
+    """Return the status of a mount, as `mount.status` makes it; it may say nothing for `within_s`.
 
     Raises:
         MountError: it is not yours, does not answer, or is of another version.
     """
     try:
-        found = heard(_ask(entry, STATUS, within_s=_STATUS_WITHIN_S))
+        found = heard(_ask(entry, STATUS, within_s=within_s))
         if found["fastfuse"] != PROTOCOL:
             raise ValueError("another version")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -172,13 +175,15 @@ def ask_status(entry: MountEntry) -> dict[str, Any]:
 
 
 @contextmanager
-def watching(entry: MountEntry, asked: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
-    """Ask a mount to be told what its worker does; yield what it tells, until that worker ends.
+def watching(
+    entry: MountEntry, asked: Mapping[str, Any], *, within_s: float = _STATUS_WITHIN_S
+) -> Iterator[BufferedReader]:
+    """Ask a mount to be told what its worker does; yield what it tells, a line of JSON each, until that worker ends.
 
     Raises:
         MountError: it is not yours, does not answer, is of another version, or has no worker now.
     """
-    for connection in _connections(entry, asked, within_s=_STATUS_WITHIN_S):
+    for connection in _connections(entry, asked, within_s=within_s):
         with connection.makefile("rb") as told:
             try:
                 first = told.readline()
@@ -189,7 +194,7 @@ def watching(entry: MountEntry, asked: Mapping[str, Any]) -> Iterator[Iterator[d
                 found = False
             if found:
                 connection.settimeout(None)
-                yield map(json.loads, told)
+                yield told
                 return
     raise _no_answer(entry)
 

@@ -1,4 +1,4 @@
-"""Shows a worker's reads to those who watch them: `fastfuse trace`.
+"""Shows a worker's reads to those who watch them: `fastfuse trace` and `fastfuse top`.
 
 A watcher is a connection of the control socket that the supervisor has passed on. The read path pays for it only while
 there is one (`MountOperations.watched`). Nothing here waits for a watcher in a read: each read is noted in a queue of
@@ -12,20 +12,24 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from itertools import count
 from time import perf_counter, time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import trio
 
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.mount.access import Access, InHand, process_name
 from fastfuse.mount.children import error_message
+from fastfuse.mount.control import TOP
 from fastfuse.mount.fuse import interposed, pyfuse3
+from fastfuse.mount.get_record import RecordedReader
 from fastfuse.mount.hint_taker import cancel_when_gone
+from fastfuse.mount.stream_view import EngineView, StreamView
 from fastfuse.objects import Buffer, ObjectRef
 
-__all__ = ["Access", "Trace", "WatchedReads", "process_name"]
+__all__ = ["Trace", "WatchedReads"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,21 +44,8 @@ _GATHER_S = 0.02
 _NO_FILE = (FastfuseError, LookupError, ValueError)
 
 
-class Access(NamedTuple):
-    """One read of the kernel: `at` is its begin in seconds since 1970, `found` as `ReadEngine.find` says."""
-
-    at: float
-    pid: int
-    inode: int
-    offset: int
-    size_bytes: int
-    found: str
-    took_s: float
-    error: int
-
-
-class Engine(Protocol):
-    """The part of the read engine that tells how a read fares."""
+class Engine(EngineView, Protocol):
+    """The part of the read engine that is used here."""
 
     def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
         """Return ``hit``, ``ahead`` or ``waited``."""
@@ -66,6 +57,10 @@ class Watcher(Protocol):
 
     def note(self, access: Access) -> None:
         """Take a read that has ended; never wait and never fail."""
+        ...
+
+    async def next_lines(self) -> bytes:
+        """Return what to tell the client, once there is something."""
         ...
 
 
@@ -81,54 +76,66 @@ class Serving(Protocol):
 class WatchedReads:
     """The watchers of one worker."""
 
-    def __init__(self, engine: Engine, operations: Serving) -> None:
+    def __init__(self, engine: Engine, operations: Serving, gets: RecordedReader) -> None:
         self._engine = engine
         self._operations = operations
+        self._gets = gets
         self._watchers: list[Watcher] = []
+        self._numbers = count()
+        # What is read while somebody watches.
+        self._in_hand: InHand = {}
 
     async def read(
         self, handle: int, offset: int, size_bytes: int, read: Callable[[int, int, int], Awaitable[Buffer]]
     ) -> Buffer:
         """Return what `read` does, and tell the watchers of it. The `handle` is as `mount.interposed` makes it."""
-        inode, at, began_s = handle & _INODE_MASK, time(), perf_counter()
-        found, number = self._find(inode, offset, size_bytes), 0
+        inode, pid, at, began_s = handle & _INODE_MASK, handle >> interposed.HANDLE_INODE_BITS, time(), perf_counter()
+        found, failed, number = self._find(inode, offset, size_bytes), 0, next(self._numbers)
+        self._in_hand[number] = inode, pid, began_s
         try:
             return await read(inode, offset, size_bytes)
         except pyfuse3.FUSEError as error:
-            number = error.errno
+            failed = error.errno
             raise
         finally:
-            took_s = perf_counter() - began_s
-            pid = handle >> interposed.HANDLE_INODE_BITS
-            access = Access(at, pid, inode, offset, size_bytes, found, took_s, number)
+            del self._in_hand[number]
+            access = Access(at, pid, inode, offset, size_bytes, found, perf_counter() - began_s, failed)
             for watcher in self._watchers:
                 watcher.note(access)
 
     async def serve(self, connection: socket.socket, asked: Mapping[str, Any]) -> None:
         """Show the reads to a client, as it `asked`, until it hangs up. Nothing that it does ends the worker."""
         with trio.socket.from_stdlib_socket(connection) as client, suppress(OSError):
-            sample = asked.get("sample", 1)
-            if type(sample) is not int or sample < 1 or len(self._watchers) >= _MOST_WATCHERS:
-                hint = f"'sample' is a number from 1 on, and at most {_MOST_WATCHERS} may watch"
+            watcher = self._watcher(asked)
+            if watcher is None or len(self._watchers) >= _MOST_WATCHERS:
+                hint = f"see docs/OPERATIONS.md for what may be asked; at most {_MOST_WATCHERS} may watch"
                 await client.send(error_message(MountError("the reads are not shown", hint=hint)))
                 return
-            trace = Trace(self._path, sample)
-            self._watchers.append(trace)
+            self._watchers.append(watcher)
             self._operations.watched = self
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel_when_gone, client, nursery.cancel_scope)
                     await _send(client, b'{"fastfuse": 1}\n')
                     while True:
-                        await _send(client, await trace.next_lines())
+                        await _send(client, await watcher.next_lines())
             except* OSError:
                 pass  # it has hung up
             except* Exception:  # noqa: BLE001 - a watcher must not end the worker
                 _log.exception("a watcher is shown no more for an unforeseen reason; the mount goes on")
             finally:
-                self._watchers.remove(trace)
+                self._watchers.remove(watcher)
                 if not self._watchers:
                     self._operations.watched = None
+
+    def _watcher(self, asked: Mapping[str, Any]) -> Watcher | None:
+        """Return what a client asked for, or None if that is nonsense."""
+        sample, every_s = asked.get("sample", 1), asked.get("every_s", 1.0)
+        if type(sample) is not int or sample < 1 or type(every_s) not in {int, float} or not 0.1 <= every_s <= 3600:
+            return None
+        if asked["request"] == TOP:
+            return StreamView(self._engine, self._gets, self._path, self._in_hand, every_s=every_s)
+        return Trace(self._path, sample)
 
     def _find(self, inode: int, offset: int, size_bytes: int) -> str:
         try:
@@ -197,18 +204,6 @@ class Trace:
             if access.error:
                 shown["errno"] = errno.errorcode.get(access.error, str(access.error))
             yield json.dumps(shown)
-
-
-def process_name(pid: int) -> str:
-    """Return the name of a process or thread, or "" if it is gone, or in another namespace.
-
-    The name alone: the kernel would wait for the memory of the process to show its command line, and that process
-    may wait for this mount.
-    """
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n") if pid else ""
-    except OSError:
-        return ""
 
 
 async def _send(client: trio.socket.SocketType, data: bytes) -> None:

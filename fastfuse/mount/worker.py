@@ -32,6 +32,7 @@ from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import ASKERS, Counters
 from fastfuse.mount.board import Board
 from fastfuse.mount.fuse import pyfuse3
+from fastfuse.mount.get_record import RecordedReader
 from fastfuse.mount.hang_report import DUMP_SIGNAL
 from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import HintTaker
@@ -163,8 +164,8 @@ async def _serve(task: WorkerTask) -> None:
     retries = Retries(counters)
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
     async with trio.open_nursery() as nursery:
-        made = MadeReader(client, lambda: operations.table)
-        engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
+        gets = RecordedReader(MadeReader(client, lambda: operations.table))
+        engine = ReadEngine(gets, readahead, nursery, lambda: operations.table)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
@@ -172,7 +173,7 @@ async def _serve(task: WorkerTask) -> None:
         nursery.start_soon(_beat, engine, operations, counters)
         nursery.start_soon(_show, task.board, operations, retries)
         nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, nursery.cancel_scope)
-        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations), nursery)
+        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)

@@ -128,6 +128,11 @@ class ReadEngine:
             offset = part.end
         return found
 
+    def pattern(self, inode: int) -> tuple[str, int]:
+        """Return how a file is read, and how many bytes may be ahead of its reader; a file read at once is "whole"."""
+        stream = self._streams.get(inode)
+        return ("whole", 0) if stream is None else stream.pattern
+
     def fetch(self, inode: int, ref: ObjectRef, start: int, end: int) -> bool:
         """Start the fetch of ``[start, end)``, which is certain to be read, as one part.
 
@@ -166,6 +171,12 @@ class ReadEngine:
         """Return the figures of now."""
         counts = asdict(self._fetches.counts)
         return ReadStatistics(**counts, streams=len(self._streams), pool=self._pool.statistics())
+
+    def memory(self) -> dict[str, int]:
+        """Return how many bytes each use of the memory has: they add up to what the target limits."""
+        pool = self._pool.statistics()
+        foreseen_bytes = pool.held_bytes - pool.spent_bytes
+        return {"in flight": pool.reserved_bytes, "unread": foreseen_bytes, "read": pool.spent_bytes}
 
     def check_invariants(self) -> None:
         """Assert that the pool's books are right, for tests."""

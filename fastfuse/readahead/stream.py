@@ -70,6 +70,11 @@ class Stream:
         # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
         self._part = _NO_PART
 
+    @property
+    def pattern(self) -> tuple[str, int]:
+        """How the reader that asked last reads, and how many bytes may be ahead of it."""
+        return self._window.pattern
+
     async def read(self, offset: int, end: int) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
 

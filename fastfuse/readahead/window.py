@@ -92,6 +92,18 @@ class Window:
         return tuple(self._runs.values())
 
     @property
+    def pattern(self) -> tuple[str, int]:
+        """How the reader that asked last reads, and how many bytes may be ahead of it."""
+        cursor = self._last
+        if cursor is None:
+            return "footer" if self._runs else "–", 0
+        if self._is_small:
+            return "whole", 0
+        if cursor.sequential:
+            return "sequential", self._window_bytes(cursor)
+        return ("strided" if cursor.is_strided else "random"), 0
+
+    @property
     def is_done(self) -> bool:
         """True if every reader has come to the end of the file, and one that did not only look at its footer."""
         runs = self._runs.values()

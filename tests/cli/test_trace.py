@@ -76,7 +76,10 @@ def traced(mount: Mount, *options: str) -> Iterator["subprocess.Popen[str]"]:
 
 def is_watched(mount: Mount) -> bool:
     """Return whether the worker holds a connection of the control socket: its peer is no child of the mount."""
-    names = [os.readlink(entry) for entry in Path(f"/proc/{mount.worker()}/fd").iterdir() if entry.is_symlink()]
+    try:
+        names = [os.readlink(entry) for entry in Path(f"/proc/{mount.worker()}/fd").iterdir()]
+    except OSError:  # one was closed meanwhile
+        return False
     inodes = {name[8:-1] for name in names if name.startswith("socket:")}
     lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return any(words[6] in inodes and "@fastfuse-" in words[-1] and words[5] == "03" for words in lines)

@@ -10,11 +10,15 @@ from typing import Any, cast
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from fastfuse.errors import FastfuseError, MountError
+from fastfuse.mount.access import Access, process_name
 from fastfuse.mount.children import heard
 from fastfuse.mount.fuse import interposed, pyfuse3
-from fastfuse.mount.watching import Access, Trace, WatchedReads, process_name
+from fastfuse.mount.get_record import RecordedReader
+from fastfuse.mount.watching import Trace, WatchedReads
+from fastfuse.objects import ObjectRef
 
 FAILS_AT = 1 << 40
 HANDLE = (4711 << interposed.HANDLE_INODE_BITS) | 7
@@ -27,6 +31,12 @@ def access(offset: int = 0) -> Access:
 class FakeEngine:
     def find(self, inode: int, ref: object, offset: int, size_bytes: int) -> str:
         return "hit" if offset else "ahead"
+
+    def pattern(self, inode: int) -> tuple[str, int]:
+        return "sequential", 8 << 20
+
+    def memory(self) -> dict[str, int]:
+        return {"in flight": 1, "unread": 2, "read": 3}
 
 
 def serving(path: str = "shards/a.tar") -> SimpleNamespace:
@@ -47,10 +57,10 @@ async def watched(
 ) -> AsyncIterator[tuple[WatchedReads, trio.SocketStream]]:
     """One watcher, once it is served; it hangs up at the end, and nobody watches then."""
     ours, theirs = socket.socketpair()
-    reads = WatchedReads(cast(Any, FakeEngine()), cast(Any, operations))
+    reads = WatchedReads(cast(Any, FakeEngine()), cast(Any, operations), RecordedReader(cast(Any, None)))
     client = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reads.serve, theirs, asked)
+        nursery.start_soon(reads.serve, theirs, {"request": "trace", **asked})
         async with client:
             yield reads, client
     assert operations.watched is None
@@ -112,11 +122,82 @@ async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out() ->
     assert lost == {"lost": 4}
 
 
-@pytest.mark.parametrize("sample", [0, -1, "1", None, True, 1.5])
-async def test_a_watcher_that_asks_for_nonsense_is_refused(sample: object) -> None:
-    async with watched(serving(), sample=sample) as (_, client):
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"sample": sample} for sample in (0, -1, "1", None, True, 1.5)),
+        *({"request": "top", "every_s": every_s} for every_s in (0, 0.01, 1e9, "1", None, True, float("nan"))),
+    ],
+)
+async def test_a_watcher_that_asks_for_nonsense_is_refused(asked: dict[str, object]) -> None:
+    async with watched(serving(), **asked) as (_, client):
         with pytest.raises(MountError, match="the reads are not shown"):
             heard(await client.receive_some())
+
+
+async def test_files_that_are_read_are_summed_up_for_each_interval(autojump_clock: MockClock) -> None:
+    operations = serving()
+    released = trio.Event()
+
+    async def read_late(inode: int, offset: int, size_bytes: int) -> bytes:
+        await released.wait()
+        return b""
+
+    async with watched(operations, request="top", every_s=5) as (reads, client):
+        await lines_of(client, 1)
+        await reads.read(HANDLE, 0, 100, read)
+        await reads.read(HANDLE, 100, 50, read)
+        with pytest.raises(pyfuse3.FUSEError):
+            await reads.read(HANDLE + 1, FAILS_AT, 50, read)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reads.read, HANDLE + 2, 0, 10, read_late)
+            (line,) = await lines_of(client, 1)
+            released.set()
+        assert line["stream_count"] == 3
+        streams = {stream["position"]: stream for stream in line["streams"]}
+        whole, failed, waiting = streams[150], streams[FAILS_AT + 50], streams[0]
+        assert (whole["reads"], whole["bytes"], whole["waiting_s"]) == (2, 150, 0)
+        assert (whole["pid"], whole["path"], whole["pattern"], whole["window"]) == (
+            *(4711, "shards/a.tar"), *("sequential", 8 << 20)
+        )  # fmt: skip
+        assert (failed["reads"], failed["bytes"]) == (1, 0)
+        assert (waiting["reads"], waiting["pid"]) == (0, 4711)
+        assert waiting["waiting_s"] > 0
+        assert line["memory"] == {"in flight": 1, "unread": 2, "read": 3}
+        assert (line["gets"], line["gets_running"]) == ([], 0)
+        # The next interval begins with nothing but what was asked before its begin.
+        (line,) = await lines_of(client, 1)
+        assert [stream["reads"] for stream in line["streams"]] == [1]
+
+
+async def test_the_slowest_gets_are_remembered_for_a_while(autojump_clock: MockClock) -> None:
+    class Slow:
+        async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
+            await trio.sleep(end)
+            if start:
+                raise FastfuseError("failed")
+            return b""
+
+    gets = RecordedReader(cast(Any, Slow()))
+    ref = ObjectRef("bucket", "key", 100, '"etag"')
+    async with trio.open_nursery() as nursery:
+        for end in (3, 1, 2, *[0.5] * 20):
+            nursery.start_soon(gets.get, ref, 0, cast(int, end))
+        nursery.start_soon(gets.get, ref, 0, 50)
+        await trio.sleep(4)
+        assert [(round(took_s), runs) for took_s, *_, runs in gets.slowest()][:4] == [
+            *((4, True), (3, False)), *((2, False), (1, False))
+        ]  # fmt: skip
+        assert len(gets.slowest()) == 8
+        assert gets.running == 1
+    assert gets.running == 0
+    with pytest.raises(FastfuseError):
+        await gets.get(ref, 1, 7)
+    assert [round(took_s) for took_s, *_ in gets.slowest()][:2] == [50, 7]
+    await trio.sleep(30)
+    assert [round(took_s) for took_s, *_ in gets.slowest()] == [50, 7]
+    await trio.sleep(60)
+    assert gets.slowest() == []
 
 
 async def test_a_file_that_a_refresh_has_taken_away_has_no_path_any_more() -> None:
