@@ -22,6 +22,8 @@ _MOST_ERRORS = 3
 # The lines that are always there, headings and empty lines included, and the columns beside a sparkline.
 _FIXED_LINES = 13
 _BESIDE_BARS = 34
+# A narrower screen shows the names of files without their directories.
+_PATH_COLUMNS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,12 @@ class Screen:
         gets, errors = self.look.work.get("gets", ())[:_MOST_GETS], self.look.status["errors"][-_MOST_ERRORS:]
         room = (options.height or 1000) - _FIXED_LINES - len(gets) - len(errors) if self.is_live else 1000
         parts: list[RenderableType] = [self._head(), *self._rates(options.max_width, bars), self._memory(), Text()]
-        parts += [self._streams(max(room, 1)), Text(), _gets(gets)]
+        parts += [self._streams(max(room, 1), options.max_width), Text(), _gets(gets)]
         parts += [_line(f"error  {plain(text)}", "red") for _, text in errors]
         if self.is_live:
-            paused = "  PAUSED" if self.is_paused else ""
+            paused = "PAUSED  " if self.is_paused else ""
             sorts = "  ".join(f"{key} {name}" for key, name in SORTS.items())
-            parts.append(_line(f"sort by {sorts}    p pause  q quit{paused}", "dim"))
+            parts.append(_line(f"{paused}sort by {sorts}    p pause  q quit", "dim"))
         yield Group(*parts)
 
     def _head(self) -> Text:
@@ -101,7 +103,7 @@ class Screen:
         text = f"memory    {format_size(int(held))} of {format_size(status['memory_target_bytes'])}"
         return _line(f"{text}: {', '.join(uses)}" if uses else text)
 
-    def _streams(self, room: int) -> RenderableType:
+    def _streams(self, room: int, width: int) -> RenderableType:
         work = self.look.work
         if not work:
             return _line("the worker tells nothing yet", "dim")
@@ -117,7 +119,7 @@ class Screen:
                 format_size(stream["window"]) if stream["window"] else "",
                 format_size(stream["position"]),
                 f"{plain(stream['process'])}[{stream['pid']}]" if stream["pid"] else "",
-                Text(plain(stream["path"])),
+                Text(plain(stream["path"] if width >= _PATH_COLUMNS else stream["path"].rpartition("/")[2])),
             )
         if not rows:
             return Group(table, _line("no reads in this interval", "dim"))

@@ -1,0 +1,289 @@
+"""``fastfuse top``: what it draws, and real mounts on real terminals."""
+
+import fcntl
+import io
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fastfuse.cli.top_screen import Look, Screen
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mount.waiting import wait_until
+from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
+from tests.terminals import terminal
+
+NOW = 1000.0
+STATUS: dict[str, Any] = {
+    "mountpoint": "/mnt/train",
+    "source": "s3://bucket/train",
+    "state": "in trouble",
+    "mounted_at": NOW - 3700,
+    "trouble": {"failures": {"503 SlowDown": 212}, "since": NOW - 31, "requests": 14},
+    "errors": [[NOW, "a read at 0 failed with EACCES: 'x\x1b[2J'"]],
+    "memory_target_bytes": 4 << 30,
+    "counters": {
+        "fastfuse_pool_bytes": 3 << 30,
+        "fastfuse_waiting_reads": 4,
+        'fastfuse_retries{cause="throttled"}': 31,
+        'fastfuse_retries{cause="busy"}': 2,
+    },
+}
+
+
+def stream(path: str, **figures: object) -> dict[str, object]:
+    return {
+        "path": path,
+        "position": 1 << 30,
+        "pid": 4711,
+        "process": "python",
+        "pattern": "sequential",
+        "window": 64 << 20,
+        "reads": 100,
+        "bytes": 100_000_000,
+        "blocked_s": 0.5,
+        "waiting_s": 0.0,
+        **figures,
+    }
+
+
+WORK: dict[str, Any] = {
+    "every_s": 1.0,
+    "streams": [
+        stream("shards/b.tar"),
+        stream("shards/a\n.tar", blocked_s=0.9, waiting_s=12.34, bytes=0, pid=0),
+        stream("z/" + "long/" * 50 + "leaf", blocked_s=0.0, bytes=5e8, pattern="random", window=0),
+    ],
+    "stream_count": 3,
+    "gets": [{"seconds": 12.3, "key": "train/[red]shards/a.tar", "start": 8 << 20, "end": 16 << 20, "runs": True}],
+    "gets_running": 7,
+    "memory": {"in flight": 1 << 30, "unread": 2 << 30, "read": 0},
+}
+LOOK = Look(
+    STATUS, WORK, read=884.1e6, fetched=912.5e6, gets=114, stalled=0.62, history=[(0, 0.0), (4e8, 0.5), (8e8, 1)]
+)
+
+
+def drawn(screen: Screen, *, width: int = 80, height: int = 40, encoding: str = "utf-8", **options: Any) -> list[str]:  # noqa: ANN401
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
+    console = Console(file=file, width=width, height=height, color_system=None, **options)
+    console.print(screen, height=height if screen.is_live else None)
+    file.flush()
+    lines = file.buffer.getvalue().decode(encoding).splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert all(line.isprintable() for line in lines)
+    return [line.rstrip() for line in lines]
+
+
+def test_the_whole_screen_at_80_columns() -> None:
+    lines = drawn(Screen(LOOK, NOW))
+    assert lines[:11] == [
+        "/mnt/train  s3://bucket/train  in trouble, mounted for 1 h 1 min; for 31 s: 212…",
+        "read           884.1 MB/s  ▁▅█",
+        "stalled          62%       ▁▅█",
+        "fetched        912.5 MB/s  114 GETs/s, 7 running, 33 retries; 4 reads wait",
+        "memory    3 GiB of 4 GiB: 1 GiB in flight, 2 GiB unread, 0 B read",
+        "",
+        "waited     now   MB/s  pattern     window  position  process       file",
+        "   90%  12.3 s    0.0  sequential  64 MiB     1 GiB                a\\n.tar",
+        "   50%          100.0  sequential  64 MiB     1 GiB  python[4711]  b.tar",
+        "    0%          500.0  random                 1 GiB  python[4711]  leaf",
+        "",
+    ]
+    assert lines[11:15] == [
+        "slow GETs  bytes     at  key",
+        "12.30 s …  8 MiB  8 MiB  train/[red]shards/a.tar",
+        "error  a read at 0 failed with EACCES: 'x\\x1b[2J'",
+        "sort by w waiting  b bytes  f file    p pause  q quit",
+    ]
+
+
+def test_a_wide_screen_has_room_for_paths_and_history() -> None:
+    look = Look(STATUS, WORK, history=[(float(number), 0.0) for number in range(600)])
+    lines = drawn(Screen(look, NOW), width=200)
+    assert "212 × 503 SlowDown" in lines[0]
+    assert len(lines[1]) > 180
+    assert "shards/a\\n.tar" in lines[7]
+    assert any("z/" + "long/" * 10 in line for line in lines)
+
+
+@pytest.mark.parametrize(("sort", "first"), [("w", "a\\n.tar"), ("b", "leaf"), ("f", "a\\n.tar")])
+def test_streams_are_sorted_as_the_keys_say(sort: str, first: str) -> None:
+    assert first in drawn(Screen(LOOK, NOW, sort))[7]
+
+
+def test_a_low_window_shows_the_first_streams_and_how_many_there_are() -> None:
+    lines = drawn(Screen(LOOK, NOW), height=16)
+    assert len(lines) <= 16
+    assert "and 2 more" in lines
+    assert lines[-1].endswith("q quit")
+    many = {**WORK, "streams": [stream(f"{number:03}") for number in range(64)], "stream_count": 4000}
+    lines = drawn(Screen(Look(STATUS, many), NOW), height=30)
+    assert len(lines) <= 30
+    assert any(line.startswith("and 3,98") for line in lines)
+
+
+def test_what_is_printed_once_has_no_keys_and_no_history_and_every_stream() -> None:
+    lines = drawn(Screen(LOOK, NOW, is_live=False), height=5)
+    assert lines[1] == "read           884.1 MB/s"
+    assert not any("quit" in line for line in lines)
+    assert sum(line.endswith((".tar", "leaf")) for line in lines) == 4
+
+
+def test_before_a_worker_has_told_anything_and_while_nobody_reads() -> None:
+    assert "the worker tells nothing yet" in drawn(Screen(Look(STATUS), NOW))
+    idle = {**WORK, "streams": [], "stream_count": 0, "gets": []}
+    assert "no reads in this interval" in drawn(Screen(Look(STATUS, idle), NOW))
+    assert drawn(Screen(LOOK, NOW, is_paused=True))[-1].startswith("PAUSED  sort by ")
+
+
+def test_a_terminal_without_utf_8_gets_ascii() -> None:
+    assert drawn(Screen(Look({**STATUS, "trouble": None}, {}, history=LOOK.history), NOW), encoding="ascii")[1:3] == [
+        "read             0.0 MB/s  _=#",
+        "stalled           0%       _=#",
+    ]
+
+
+@pytest.fixture(scope="module")
+def mount() -> Iterator[Mount]:
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"data/shard.tar": b"x" * 1_000_000})}) as server,
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+    ):
+        yield mount
+        assert mount.stop() == 0
+
+
+@contextmanager
+def read_again_and_again(path: Path) -> Iterator[None]:
+    """Read a file until the end of the block, each time past the page cache."""
+    is_over = False
+
+    def read() -> None:
+        with path.open("rb", buffering=0) as file:
+            while not is_over:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                assert len(os.pread(file.fileno(), 100, 0)) == 100
+
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read)
+        try:
+            yield
+        finally:
+            is_over = True
+        reading.result(60)
+
+
+fuse = pytest.mark.fuse
+
+
+@fuse
+def test_keys_sizes_and_the_end_on_a_terminal(mount: Mount) -> None:
+    with (
+        read_again_and_again(mount.path / "shard.tar"),
+        terminal("top", str(mount.path), "--interval", "0.1", columns=80) as screen,
+    ):
+        screen.read_until("shard.tar")
+        os.write(screen.fd, b"p")
+        screen.read_until("PAUSED")
+        fcntl.ioctl(screen.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        screen.read_until("PAUSED  sort by w waiting  b bytes  f f…")
+        os.write(screen.fd, b"x")
+        os.write(screen.fd, b"q")
+        assert screen.finished() == 0
+        # The screen that was there before comes back, with its cursor.
+        assert screen.output.rstrip().endswith("\x1b[?1049l\x1b[?25h") or "\x1b[?1049l" in screen.output[-40:]
+
+
+@fuse
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_the_terminal_in_order(mount: Mount, number: signal.Signals) -> None:
+    with terminal("top", str(mount.path), "--interval", "0.1", settings={"NO_COLOR": "1"}) as screen:
+        screen.read_until("q quit")
+        os.killpg(screen.process.pid, number)
+        assert screen.finished() == 128 + number
+        assert "\x1b[?1049l" in screen.output
+        assert "\x1b[3" not in screen.output  # no colour
+        assert "Traceback" not in screen.output
+
+
+@fuse
+def test_it_is_printed_once_where_it_cannot_be_redrawn(mount: Mount) -> None:
+    with read_again_and_again(mount.path / "shard.tar"):
+        done = run_fastfuse("top", str(mount.path), "--interval", "0.1")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\x1b" not in done.stdout
+        assert "shard.tar" in done.stdout
+        assert "q quit" not in done.stdout
+    with terminal("top", str(mount.path), "--interval", "0.1", settings={"TERM": "dumb"}) as screen:
+        assert screen.finished() == 0
+        assert "\x1b" not in screen.output
+        assert screen.output.count("slow GETs") == 1
+
+
+@fuse
+def test_it_outlives_a_worker_and_ends_with_the_mount() -> None:
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"data/a": b"x" * 1000})}) as server,
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+        terminal("top", str(mount.path), "--interval", "0.1") as screen,
+    ):
+        screen.read_until("no reads in this interval")
+        os.kill(mount.worker(), signal.SIGKILL)
+        screen.read_until("the worker tells nothing yet")
+        told = len(screen.output)
+        while "no reads in this interval" not in screen.output[told:]:
+            assert screen._read()
+        assert mount.stop() == 0
+        assert screen.finished() == 0
+
+
+@fuse
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_window_of_tmux(mount: Mount, columns: int) -> None:
+    tmux = ["tmux", "-L", f"fastfuse-{uuid.uuid4()}", "-f", "/dev/null"]
+    environment = {**ENVIRONMENT, "LC_ALL": "C.UTF-8", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "fastfuse", "top", str(mount.path), "--interval", "0.1"]
+
+    def shown() -> str:
+        return subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True).stdout
+
+    def is_whole() -> bool:
+        text = shown().rstrip()
+        heads = [line.split(" ")[0] for line in text.splitlines()]
+        return (
+            heads[:5] == [str(mount.path), "read", "stalled", "fetched", "memory"]
+            and " shard.tar" in text
+            and text.endswith("p pause  q quit")
+        )
+
+    size = ["-x", str(columns), "-y", "24"]
+    subprocess.run([*tmux, "new-session", "-d", *size, *command], env=environment, check=True)
+    try:
+        with read_again_and_again(mount.path / "shard.tar"):
+            wait_until(is_whole, shown)
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+
+
+@fuse
+def test_without_a_mountpoint_there_has_to_be_one_mount(mount: Mount) -> None:
+    """Other tests' mounts may be there, too."""
+    done = run_fastfuse("top", "--interval", "0.1")
+    assert done.returncode == 0 or "top shows one mount, and there are " in done.stderr
+    done = run_fastfuse("top", "/")
+    assert done.returncode == 5
+    assert "nothing of fastfuse is mounted at /" in done.stderr
