@@ -210,7 +210,9 @@ def test_keys_sizes_and_the_end_on_a_terminal(mount: Mount) -> None:
 @fuse
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_the_terminal_in_order(mount: Mount, number: signal.Signals) -> None:
-    with terminal("top", str(mount.path), "--interval", "0.1", settings={"NO_COLOR": "1"}) as screen:
+    with terminal(
+        "top", str(mount.path), "--interval", "0.1", settings={"NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    ) as screen:
         screen.read_until("q quit")
         os.killpg(screen.process.pid, number)
         assert screen.finished() == 128 + number
