@@ -7,7 +7,7 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/mount/interpose
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak fuzz readme clean \
+.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers fuzz readme clean \
     system-run system-dev system-bench
 
 help: ## Show what can be made.
@@ -19,7 +19,7 @@ demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it 
 # The tests start hundreds of processes: each would compile the package anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check ## Run the linters, the type checker and all tests.
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile -m "not launchers"
 
 check: $(VENV)/.dev ## Run the linters and the type checker only.
 	$(BIN)/ruff check .
@@ -55,6 +55,9 @@ SOAK_SEED ?= 1
 soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compared (10 minutes; SOAK_SECONDS, SOAK_SEED).
 	nice $(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 	nice $(BIN)/python -m bench.soak.flips
+
+launchers: $(VENV)/.dev ## Run the tests with a real Slurm (takes Debian's slurm-wlm and munge; a minute).
+	$(BIN)/pytest -m launchers tests/launchers
 
 FUZZ_SECONDS ?= 600
 
