@@ -85,7 +85,7 @@ def wait_for_exit(pid: int) -> None:
 
 
 def test_the_parent_returns_0_when_the_mount_is_ready_and_the_child_goes_on(daemon: Daemon) -> None:
-    started = daemon.start("logger.info('%d', os.getpid()); ready(); await_release(); return 0")
+    started = daemon.start("logger.info('%d', os.getpid()); ready(-1); await_release(); return 0")
     assert (started.returncode, started.stdout) == (0, "")
     pid = int(started.stderr.split()[-1])
     os.kill(pid, 0)
@@ -104,7 +104,7 @@ if worker == 0:
     logger.info("sinks left: %d", len(logging.getLogger().handlers))
     os._exit(0)
 logger.info("%d", worker)
-ready()
+ready(-1)
 return 0
 """)
     assert started.returncode == 0
@@ -119,7 +119,7 @@ def test_the_child_has_no_terminal_no_standard_streams_and_no_working_directory(
     started = daemon.start("""
 streams = [os.readlink(f"/proc/self/fd/{stream}") for stream in (0, 1, 2)]
 logger.info("%s %s %s", os.getsid(0) == os.getpid(), os.getcwd(), " ".join(streams))
-ready()
+ready(-1)
 return 0
 """)
     assert started.stderr.split()[-5:] == ["True", "/", "/dev/null", "/dev/null", "/dev/null"]
@@ -128,7 +128,7 @@ return 0
 def test_lines_before_readiness_are_shown_and_lines_after_it_are_only_logged(daemon: Daemon) -> None:
     started = daemon.start("""
 logger.info("before %d", os.getpid())
-ready()
+ready(-1)
 logger.info("after")
 return 0
 """)
@@ -140,7 +140,7 @@ return 0
 
 
 def test_a_daemon_that_nobody_will_hear_says_so_while_it_is_heard(daemon: Daemon) -> None:
-    started = daemon.start_without_log("ready(); logger.info('unheard'); return 0")
+    started = daemon.start_without_log("ready(-1); logger.info('unheard'); return 0")
     assert started.returncode == 0
     [line] = started.stderr.splitlines()
     assert "WARNING fastfuse.cli.main: there is no syslog here" in line
@@ -156,7 +156,7 @@ def test_an_error_before_readiness_is_the_parents_error_and_exit_code(daemon: Da
 
 @pytest.mark.parametrize("redirection", ["<&- >&- 2>&-", "2>&-"])
 def test_a_daemon_that_is_started_without_standard_streams_gets_ready(daemon: Daemon, redirection: str) -> None:
-    mount = "logger.info('%d', os.getpid()); ready(); return 0"
+    mount = "logger.info('%d', os.getpid()); ready(-1); return 0"
     command = [*daemon.command(mount), "--log-file", str(daemon.log_file)]
     started = subprocess.run(["sh", "-c", f'exec "$@" {redirection}', "sh", *command], timeout=WAIT_S, check=False)
     assert started.returncode == 0
@@ -184,7 +184,7 @@ def test_an_error_before_readiness_is_json_where_lines_are(daemon: Daemon) -> No
 
 
 def test_an_error_after_readiness_is_in_the_log(daemon: Daemon) -> None:
-    started = daemon.start("logger.info('%d', os.getpid()); ready(); raise AccessError('credentials expired')")
+    started = daemon.start("logger.info('%d', os.getpid()); ready(-1); raise AccessError('credentials expired')")
     assert started.returncode == 0
     wait_for_exit(int(started.stderr.split()[-1]))
     assert "credentials expired" not in started.stderr

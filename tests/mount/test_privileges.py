@@ -79,7 +79,8 @@ def children_of(pid: int) -> list[int]:
 def rights_of_children(mount: Mount) -> list[Rights]:
     found = []
     for pid in mount.children():
-        with suppress(FileNotFoundError):  # it has ended
+        # It has ended, or is about to: then it has no umask any more.
+        with suppress(FileNotFoundError, ProcessLookupError, KeyError):
             found.append(rights_of(pid))
     return found
 
