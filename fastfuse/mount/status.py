@@ -25,6 +25,7 @@ _RATED: Final = (
     "fastfuse_blocked_seconds",
     "fastfuse_stalled_seconds",
 )
+_REQUESTS: Final = _RATED.index("fastfuse_requests")
 _RATED_FOR_S: Final = 10.0
 
 
@@ -36,6 +37,7 @@ class Recent:
         self._looks: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=64)
         # In seconds since 1970, and by the clock that nobody sets.
         self.mounted_at = self._mounted_s = 0.0
+        self._active_s = 0.0
         self._readahead_kib = 0
 
     def begin(self, device: str) -> None:
@@ -46,7 +48,10 @@ class Recent:
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
         elapsed_s = time.monotonic() - self._mounted_s
-        return as_json(figures_of(self._counters, elapsed_s=elapsed_s, readahead_kib=self._readahead_kib))
+        figures = figures_of(
+            self._counters, elapsed_s=elapsed_s, active_s=self._active_s, readahead_kib=self._readahead_kib
+        )
+        return as_json(figures)
 
     def tell_summary(self) -> None:
         """Log the summary of a mount that something was read from."""
@@ -58,7 +63,10 @@ class Recent:
         """Note what the counters are now; call it about once a second."""
         now_s = time.monotonic()
         if not self._looks or now_s >= self._looks[-1][0] + 0.5:
-            self._looks.append((now_s, self._numbers()))
+            numbers = self._numbers()
+            if self._looks and numbers[_REQUESTS] > self._looks[-1][1][_REQUESTS]:
+                self._active_s += now_s - self._looks[-1][0]
+            self._looks.append((now_s, numbers))
 
     def rates(self) -> dict[str, float]:
         """Return the seconds looked back on, and by how much each counter grew in one second of them."""

@@ -39,6 +39,8 @@ class Figures:
     """What a mount did from its start until now."""
 
     elapsed_s: float
+    # The seconds in which the kernel asked for anything.
+    active_s: float
     # Handed to the kernel, and fetched from S3. What the page cache served is not among them.
     served_bytes: int
     fetched_bytes: int
@@ -99,8 +101,8 @@ class Verdict:
     advice: str
 
 
-def figures_of(counters: Counters, *, elapsed_s: float, readahead_kib: int) -> Figures:
-    """Return the figures of a mount that has served for `elapsed_s`."""
+def figures_of(counters: Counters, *, elapsed_s: float, active_s: float, readahead_kib: int) -> Figures:
+    """Return the figures of a mount that has served for `elapsed_s`, and was asked for anything in `active_s` of it."""
     seen: Mapping[str, Distribution] = {one.name: counters.distribution(one) for one in HISTOGRAMS}
     numbers = counters.as_json()
 
@@ -110,6 +112,7 @@ def figures_of(counters: Counters, *, elapsed_s: float, readahead_kib: int) -> F
     first_byte, reads = seen["fastfuse_get_first_byte_seconds"], seen["fastfuse_read_seconds"]
     return Figures(
         elapsed_s=elapsed_s,
+        active_s=active_s,
         served_bytes=count("fastfuse_read_served_bytes"),
         fetched_bytes=count("fastfuse_fetched_bytes"),
         gets=sum(first_byte.counts),
@@ -166,11 +169,11 @@ def _troubled(it: Figures) -> Verdict | None:
 
 
 def _busy(it: Figures) -> Verdict | None:
-    if it.cpu_s < _BUSY * it.elapsed_s * it.stalled_share:
+    if it.cpu_s < _BUSY * max(it.active_s, it.stalled_s):
         return None
     return Verdict(
         "CPU limit",
-        f"the mount used {it.cpu_s / it.elapsed_s:.1f} of a core",
+        f"the mount used {it.cpu_s / max(it.active_s, it.stalled_s):.1f} of a core while it was asked",
         "give the host more cores, or one mount to each half of the data; see --io direct for large files",
     )
 

@@ -44,6 +44,16 @@ def test_looks_closer_together_than_half_a_second_are_one(clock: list[float]) ->
     assert 19 <= len(recent._looks) <= 20
 
 
+def test_seconds_are_active_in_which_the_kernel_asks(clock: list[float]) -> None:
+    counters = Counters()
+    recent = Recent(counters)
+    for asked in (0, 5, 0, 1, 0):
+        counters.add(counters.slot("fastfuse_requests"), asked)
+        recent.look()
+        clock[0] += 1.0
+    assert recent.summary()["active_s"] == 2.0
+
+
 def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:
     assert Recent(Counters()).rates()["fastfuse_requests"] == 0.0
 

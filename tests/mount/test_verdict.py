@@ -11,7 +11,8 @@ from fastfuse.mount.verdict import RULES, Figures, as_json, figures_of, judge, s
 GB = 10**9
 # Eight readers of 100 shards of 1 GB that wait for nothing for an hour.
 WELL = Figures(
-    elapsed_s=3600, served_bytes=80 * GB, fetched_bytes=80 * GB, gets=10_000, stalled_s=20, blocked_s=160,
+    elapsed_s=3600, active_s=3000, served_bytes=80 * GB, fetched_bytes=80 * GB, gets=10_000,
+    stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, demanded=200, ahead=9_800, prefetched=0, hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
@@ -24,7 +25,7 @@ FAULTS = {
     "too little to judge": replace(SLOW, gets=19),
     "throttled": replace(SLOW, throttled=201),
     "requests failed": replace(SLOW, retried=201),
-    "CPU limit": replace(SLOW, cpu_s=1700),
+    "CPU limit": replace(SLOW, cpu_s=2800),
     "memory target too small": replace(SLOW, fetched_bytes=120 * GB),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
@@ -59,7 +60,7 @@ def test_small_files_that_are_announced_or_foreseen_are_no_fault() -> None:
 
 
 def test_a_mount_that_did_nothing_is_judged() -> None:
-    figures = figures_of(Counters(), elapsed_s=0.0, readahead_kib=0)
+    figures = figures_of(Counters(), elapsed_s=0.0, active_s=0.0, readahead_kib=0)
     assert json.loads(json.dumps(as_json(figures)))["verdict"]["name"] == "not waiting"
     assert len(summary_lines(as_json(figures))) == 3
 
