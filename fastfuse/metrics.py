@@ -12,9 +12,10 @@ import mmap
 import socket
 import wsgiref.simple_server
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -36,6 +37,7 @@ __all__ = [
     "Histogram",
     "bind_metrics",
     "endpoint_url",
+    "health",
     "serve_metrics",
 ]
 
@@ -122,6 +124,7 @@ METRICS = (
     Counter("fastfuse_blocked_seconds", "Seconds that readers waited for the mount, summed over readers.", unit=1e-6),
     Counter("fastfuse_stalled_seconds", "Seconds in which at least one reader waited for the mount.", unit=1e-6),
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),
+    Counter("fastfuse_in_trouble", "1 while requests to S3 fail and are tried again.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount refuses new reads.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
     Counter("fastfuse_cpu_seconds", "Seconds of CPU that workers have used.", unit=1e-6),
@@ -255,6 +258,21 @@ def endpoint_url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
 
 
+def health(channels: Mapping[str, Counters]) -> str:
+    """Return why somebody who asks ``/healthz`` should not send readers, or "" if nothing speaks against it."""
+    for name, counters in channels.items():
+        if counters.get("fastfuse_draining"):
+            reason = "stopping"
+        elif counters.get("fastfuse_in_trouble"):
+            reason = "requests to S3 fail and are tried again"
+        elif not name and not counters.get("fastfuse_listed_timestamp_seconds"):
+            reason = "listing"
+        else:
+            continue
+        return f"{name}: {reason}" if name else reason
+    return ""
+
+
 def serve_metrics(listener: socket.socket, channels: Mapping[str, Counters]) -> None:
     """Answer scrapes for ever, one at a time; a job's counters by channel, those of a mount under an empty name."""
     registry = CollectorRegistry()
@@ -265,5 +283,15 @@ def serve_metrics(listener: socket.socket, channels: Mapping[str, Counters]) -> 
     server.socket = listener
     server.server_name, server.server_port = address
     server.setup_environ()
-    server.set_app(make_wsgi_app(registry))
+    metrics = make_wsgi_app(registry)
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/healthz":
+            scraped: Iterable[bytes] = metrics(environ, start_response)
+            return scraped
+        reason = health(channels)
+        start_response("503 Service Unavailable" if reason else "200 OK", [("Content-Type", "text/plain")])
+        return [f"{reason or 'ok'}\n".encode()]
+
+    server.set_app(answer)
     server.serve_forever()

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse import metrics
 from fastfuse.errors import ConfigurationError
-from fastfuse.metrics import ERRNO_LABELS, HISTOGRAMS, METRICS, OUTCOMES, Counters, bind_metrics, serve_metrics
+from fastfuse.metrics import ERRNO_LABELS, HISTOGRAMS, METRICS, OUTCOMES, Counters, bind_metrics, health, serve_metrics
 from fastfuse.mount.children import fork_child, wait_child
 
 # name -> (type, label, values of the label). A change here is a change for whoever watches a mount.
@@ -42,6 +42,7 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_blocked_seconds": ("counter", "", ("",)),
     "fastfuse_stalled_seconds": ("counter", "", ("",)),
     "fastfuse_waiting_reads": ("gauge", "", ("",)),
+    "fastfuse_in_trouble": ("gauge", "", ("",)),
     "fastfuse_draining": ("gauge", "", ("",)),
     "fastfuse_pool_bytes": ("gauge", "", ("",)),
     "fastfuse_cpu_seconds": ("counter", "", ("",)),
@@ -168,6 +169,35 @@ def test_a_client_that_says_nothing_does_not_hold_the_endpoint_for_ever(scrape: 
     with socket.create_connection(scrape, timeout=60) as silent:
         assert silent.recv(1) == b""
     assert "fastfuse_requests_total" in scraped(scrape)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "text"),
+    [
+        ({}, 503, "listing"),
+        ({"fastfuse_listed_timestamp_seconds": 1}, 200, "ok"),
+        ({"fastfuse_listed_timestamp_seconds": 1, "fastfuse_in_trouble": 1}, 503, "requests to S3 fail"),
+        ({"fastfuse_listed_timestamp_seconds": 1, "fastfuse_in_trouble": 1, "fastfuse_draining": 1}, 503, "stopping"),
+    ],
+)
+def test_probes_learn_whether_the_mount_serves(
+    counters: Counters, scrape: tuple[str, int], numbers: dict[str, int], status: int, text: str
+) -> None:
+    for name, number in numbers.items():
+        counters.set(counters.slot(name), number)
+    connection = http.client.HTTPConnection(*scrape, timeout=60)
+    connection.request("GET", "/healthz")
+    reply = connection.getresponse()
+    assert reply.status == status
+    assert reply.read().decode().startswith(text)
+    connection.close()
+
+
+def test_a_job_is_well_if_its_channels_are() -> None:
+    channels = {"train": Counters(), "test": Counters()}
+    assert health(channels) == ""
+    channels["test"].set(channels["test"].slot("fastfuse_in_trouble"), 1)
+    assert health(channels) == "test: requests to S3 fail and are tried again"
 
 
 def test_slots_do_not_overlap(counters: Counters) -> None:

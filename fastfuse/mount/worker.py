@@ -171,7 +171,7 @@ async def _serve(task: WorkerTask) -> None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
         nursery.start_soon(_beat, engine, operations, counters)
-        nursery.start_soon(_show, task.board, operations, retries)
+        nursery.start_soon(_show, task.board, operations, retries, counters)
         nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, nursery.cancel_scope)
         nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets)
@@ -266,10 +266,12 @@ class _Report:
         self._before = grown
 
 
-async def _show(board: Board, operations: MountOperations, retries: Retries) -> None:
+async def _show(board: Board, operations: MountOperations, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` tells of this process."""
     while True:
-        board.show({"trouble": retries.trouble(), "errors": list(operations.last_errors)})
+        trouble = retries.trouble()
+        counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
+        board.show({"trouble": trouble, "errors": list(operations.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
 
 

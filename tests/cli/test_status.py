@@ -72,6 +72,7 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
     with ThreadPoolExecutor(1) as threads:
         reading = threads.submit((mount.path / "b").read_bytes)
         wait_until(lambda: status_of(mount)["state"] == "in trouble")
+        assert status_of(mount)["counters"]["fastfuse_in_trouble"] == 1
         done = run_fastfuse("status", str(mount.path))
         assert done.returncode == 1
         assert re.search(r"\n  trouble   for \d+ s: \d+ × 503 SlowDown; 1 requests are tried again\n", done.stdout)
