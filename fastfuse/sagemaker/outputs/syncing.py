@@ -117,7 +117,9 @@ class _Directory:
         # What S3 has, and what was there at the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
-        self._sent_files = self._sent_bytes = 0
+        # What this process has sent, each time that it has.
+        self._sent_paths: set[str] = set()
+        self._sent_bytes = 0
         self._writer: ObjectWriter | None = None
         # What a warning told already.
         self._told: set[str] = set()
@@ -172,7 +174,7 @@ class _Directory:
         if self._error is not None:
             tell(self.place.name, error=self._error)
             return
-        tell(self.place.name, sent=asdict(Sent(files=self._sent_files, bytes=self._sent_bytes)))
+        tell(self.place.name, sent=asdict(Sent(files=len(self._sent_paths), bytes=self._sent_bytes)))
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
         seen = {}
@@ -207,8 +209,7 @@ class _Directory:
                 return
             version = _version(os.fstat(file.fileno()))
             await writer.beside(key).stream(_content(file, version, path, must_stay=self.place.are_checkpoints))
-        if self._sent.get(found.path) is None:
-            self._sent_files += 1
+        self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sent[found.path] = version
 

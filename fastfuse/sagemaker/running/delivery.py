@@ -102,12 +102,14 @@ class Delivery:
         what = "the rest of the files" if output is None else f"model and output to {output.place}"
         self._phases.enter(Phase.UPLOADING, f"Uploading {what}")
         failures: list[FastfuseError] = []
+        if self._syncer is not None:
+            # Beside the model: a host that is taken away in two minutes has them in S3 first.
+            self._syncer.finish()
         if output is not None:
             model = Outgoing(name="model", place=paths.model, uri=model_uri(output, cluster))
             data = Outgoing(name="output", place=paths.output_data, uri=output_uri(output, cluster))
             failures += self._send(output.kms_key_id, model, data)
         if self._syncer is not None:
-            self._syncer.finish()
             failures += self._end(self._syncer)
         return failures
 

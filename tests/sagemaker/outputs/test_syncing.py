@@ -169,6 +169,15 @@ def test_what_s3_has_is_brought_back_and_not_sent_again(moto_server: S3Server, d
         assert sync.process.artifacts() == {}
 
 
+def test_what_was_brought_back_and_has_changed_is_sent(moto_server: S3Server, directory: Path) -> None:
+    moto_server.put(f"sync-{directory.parent.name}/model", b"older")
+    with syncing(moto_server, directory) as sync:
+        put(directory / "model", b"newer")
+        sync.finish()
+        assert sync.objects() == {"model": b"newer"}
+        assert sync.process.artifacts()["checkpoints"].files == 1
+
+
 def test_files_that_are_there_are_kept_and_nothing_is_brought_back(
     moto_server: S3Server, directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
