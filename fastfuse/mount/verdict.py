@@ -28,8 +28,8 @@ _KERNEL_READAHEAD_KIB = 128
 _TOO_MUCH = 1.3
 # Readers that wait at the same time, of those that wait at all.
 _ALONE = 1.5
-# Fewer GETs tell nothing.
-_FEW_GETS = 20
+# Fewer GETs tell nothing, nor do fewer parts, which are counted once a second.
+_FEW = 20
 # S3 Standard in us-east-1: $0.0004 for 1,000 GETs (https://aws.amazon.com/s3/pricing/).
 _GET_USD = 0.0004 / 1000
 
@@ -141,8 +141,8 @@ Rule = Callable[[Figures], Verdict | None]
 
 
 def _idle(it: Figures) -> Verdict | None:
-    if it.gets < _FEW_GETS and it.stalled_share >= _HARDLY:
-        return Verdict("too little to judge", f"only {it.gets} GETs were made", "ask again when more was read")
+    if min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY:
+        return Verdict("too little to judge", "hardly anything was read", "ask again when more was read")
     if it.stalled_share < _HARDLY:
         return Verdict("not waiting", "readers hardly waited for data", "look elsewhere if the GPU waits")
     return None
@@ -262,7 +262,7 @@ def judge(figures: Figures) -> Verdict:
 
 def as_json(figures: Figures) -> dict[str, Any]:
     """Return figures, shares and verdict as JSON can carry them."""
-    shares = {"stalled_share": figures.stalled_share, "foreseen_share": figures.foreseen_share}
+    shares = {name: getattr(figures, name) for name in ("stalled_share", "foreseen_share", "parts", "readers")}
     return {**asdict(figures), **shares, "cost_usd": figures.gets * _GET_USD, "verdict": asdict(judge(figures))}
 
 
@@ -271,7 +271,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     verdict = summary["verdict"]
     return [
         f"read {format_size(summary['served_bytes'])}, fetched {format_size(summary['fetched_bytes'])} in "
-        f"{summary['gets']:,} GETs (${summary['cost_usd']:.4f}), {summary['foreseen_share']:.0%} of the parts ahead",
+        f"{summary['gets']:,} GETs (${summary['cost_usd']:.{4 if summary['cost_usd'] >= 0.01 else 6}f})"
+        + (f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["parts"] else ""),
         f"readers waited in {summary['stalled_share']:.1%} of {summary['elapsed_s']:,.0f} s; a read took "
         f"{_ms(summary['read_p50_s'])} (p99 {_ms(summary['read_p99_s'])}), a GET's first byte "
         f"{_ms(summary['first_byte_p50_s'])} (p99 {_ms(summary['first_byte_p99_s'])})",

@@ -64,6 +64,7 @@ def test_small_files_that_are_waited_for_are_the_verdict(server: LoopbackServer)
     try:
         with mounted("s3://bucket/data", server.endpoint_url) as mount:
             read(mount, NAMES)
+            wait_for_parts(mount, len(NAMES))
             assert status_of(mount)["summary"]["first_byte_p50_s"] > 0.01
             shown = run_fastfuse("stats", "--summary", str(mount.path)).stdout
             assert "\nsmall files without hints: files of 1000 B were fetched when they were opened" in shown

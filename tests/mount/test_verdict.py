@@ -22,7 +22,7 @@ SLOW = replace(WELL, stalled_s=1800, blocked_s=8 * 1800)
 SMALL = replace(SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB)
 FAULTS = {
     "not waiting": WELL,
-    "too little to judge": replace(SLOW, gets=19),
+    "too little to judge": replace(SLOW, demanded=0, ahead=19),
     "throttled": replace(SLOW, throttled=201),
     "requests failed": replace(SLOW, retried=201),
     "CPU limit": replace(SLOW, cpu_s=2800),
@@ -67,7 +67,7 @@ def test_a_mount_that_did_nothing_is_judged() -> None:
 
 def test_the_lines_have_the_figures() -> None:
     lines = summary_lines(as_json(SLOW))
-    assert lines[0] == "read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.0040), 98% of the parts ahead"
+    assert lines[0] == "read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.004000), 98% of the parts ahead"
     assert lines[1] == (
         "readers waited in 50.0% of 3,600 s; a read took 0.1 ms (p99 5 ms), a GET's first byte 20 ms (p99 100 ms)"
     )
