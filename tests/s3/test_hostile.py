@@ -190,6 +190,9 @@ async def _play_some(cells: Iterator[Cell], outcomes: dict[Cell, Outcome], certi
         for cell in cells:
             if client is None or cell.row.names_region:
                 client = await exits.enter_async_context(aclosing(_client(hostile, cell.deadline_s)))
+                if not cell.row.names_region:
+                    # The client of every cell but the first one of a task has met S3 before.
+                    assert await _request_again(client, "list", is_patient=True) == "right"
             outcomes[cell] = await _play(cell, hostile, client)
             if cell.row.names_region:
                 client = None
