@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastfuse.sagemaker.running.channels import LinePipe
+from fastfuse.sagemaker.running.child_process import LinePipe
 from tests.mount.waiting import wait_until
 
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,11 +10,11 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.children import error_message, fork_child, heard
+from fastfuse.mount.children import error_message, heard
 from fastfuse.sagemaker.outputs.record import Artifact
-from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask, Tell, send_outputs
+from fastfuse.sagemaker.outputs.sending import SendTask, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
-from fastfuse.sagemaker.running.channels import LinePipe
+from fastfuse.sagemaker.running.child_process import ChildProcess
 from fastfuse.sagemaker.running.phases import Phases
 from fastfuse.sizes import format_size
 
@@ -26,25 +25,17 @@ _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 0.2
 
 
-class _OutputProcess:
-    """A process that works with what a job has made; it says things by name, and its log passes through its parent."""
+class _OutputProcess(ChildProcess):
+    """A process that works with what a job has made, and says things by name."""
 
     def __init__(self, work: Callable[[Tell], None], uris: Mapping[str, S3Uri]) -> None:
         self._uris = uris
-        # None while it lives; negative for a signal.
-        self.exit_code: int | None = None
         # By name: what S3 holds, as `Sent`.
         self.sent: dict[str, Mapping[str, Any]] = {}
         self._errors: dict[str, FastfuseError] = {}
-        self._told, self._log = LinePipe(), LinePipe()
-        self.pid = fork_child(lambda: self._work(work))
-        self._told.close_writing()
-        self._log.close_writing()
+        super().__init__(lambda: self._tell_of(work))
 
-    def _work(self, work: Callable[[Tell], None]) -> None:
-        # The terminal's Ctrl-C is for the parent.
-        os.setpgid(0, 0)
-        os.dup2(self._log.writing_fd, 2)
+    def _tell_of(self, work: Callable[[Tell], None]) -> None:
         reported_s = 0.0
 
         def tell(name: str, error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 - JSON
@@ -64,25 +55,6 @@ class _OutputProcess:
             tell("", error)
             os._exit(error.exit_code)
 
-    def listen(self, phases: Phases) -> None:
-        """Take in what the process has said until now."""
-        if self.exit_code is None:
-            self._take(self._told.lines(), self._log.lines(), phases)
-
-    def ended(self, exit_code: int, phases: Phases) -> None:
-        """Note that the process was reaped."""
-        self.exit_code = exit_code
-        self._take(self._told.close(), self._log.close(), phases)
-
-    def stop(self) -> None:
-        """Tell the process to end and to leave nothing half sent."""
-        if self.exit_code is None:
-            os.kill(self.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self.exit_code is None:
-            os.kill(self.pid, signal.SIGKILL)
-
     def artifacts(self) -> dict[str, Artifact]:
         """Return, by name, what was sent of the directories that were not empty."""
         return {
@@ -91,22 +63,25 @@ class _OutputProcess:
             if sent["files"]
         }
 
-    def _how_it_ended(self) -> str:
-        assert self.exit_code is not None
-        how = f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exited with {self.exit_code}"
-        return f"the process that uploads {how}"
+    @property
+    def _end(self) -> str:
+        """The reason why it did not do more."""
+        return f"the process that uploads {self.how_it_ended}"
 
-    def _take(self, told: list[bytes], log: list[bytes], phases: Phases) -> None:
-        for line in log:
-            phases.relay(line)
-        for line in told:
-            name, _, message = line.partition(b"\t")
-            try:
-                self._hear(name.decode(), heard(message), phases)
-            except FastfuseError as error:
-                self._errors[name.decode()] = error
+    def _failure(self, name: str, where: str) -> OutputError:
+        """Return the error for the directory `name`, of which `where` says what S3 lacks and where that still lies."""
+        error = self._errors.get(name)
+        reason = self._end if error is None else str(error)
+        return OutputError(f"the {name} {where}: {reason}", hint="" if error is None else error.hint)
 
-    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+    def _hear(self, line: bytes, phases: Phases) -> None:
+        name, _, message = line.partition(b"\t")
+        try:
+            self._take_in(name.decode(), heard(message), phases)
+        except FastfuseError as error:
+            self._errors[name.decode()] = error
+
+    def _take_in(self, name: str, message: dict[str, Any], phases: Phases) -> None:
         if "progress" in message:
             phases.progress(name, *message["progress"])
         if "sent" in message:
@@ -125,27 +100,20 @@ class Uploader(_OutputProcess):
         self._is_stopping = True
         super().stop()
 
+    @property
+    def _end(self) -> str:
+        return "the upload was told to stop" if self._is_stopping else super()._end
+
     def failures(self) -> dict[str, OutputError]:
         """Return, by name, why something is not in S3, and where it still lies. Call it after the end."""
         return {
-            outgoing.name: self._failure(outgoing) for outgoing in self._task.outgoing if outgoing.name not in self.sent
+            one.name: self._failure(one.name, f"is not in S3 at {one.uri}, and still lies in {one.place}")
+            for one in self._task.outgoing
+            if one.name not in self.sent
         }
 
-    def _failure(self, outgoing: Outgoing) -> OutputError:
-        error, hint = self._errors.get(outgoing.name), ""
-        if error is not None:
-            reason, hint = str(error), error.hint
-        elif self._is_stopping:
-            reason = "the upload was told to stop"
-        else:
-            reason = self._how_it_ended()
-        return OutputError(
-            f"the {outgoing.name} is not in S3 at {outgoing.uri}, and still lies in {outgoing.place}: {reason}",
-            hint=hint,
-        )
-
-    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
-        super()._hear(name, message, phases)
+    def _take_in(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        super()._take_in(name, message, phases)
         if "sent" not in message:
             return
         sent = message["sent"]
@@ -178,7 +146,7 @@ class Syncer(_OutputProcess):
         """The reason why it ended before it was told to."""
         if self.exit_code is None or self._is_finishing:
             return None
-        return self._errors.get("") or OutputError(f"{self._names} are no longer uploaded: {self._how_it_ended()}")
+        return self._errors.get("") or OutputError(f"{self._names} are no longer uploaded: {self._end}")
 
     @property
     def _names(self) -> str:
@@ -186,20 +154,14 @@ class Syncer(_OutputProcess):
 
     def failures(self) -> dict[str, OutputError]:
         """Return, by name, why something is not in S3, and where it still lies. Call it after the end."""
-        found = {}
-        for place in self._task.places:
-            if place.name not in self.sent:
-                error = self._errors.get(place.name)
-                reason = self._how_it_ended() if error is None else str(error)
-                where = f"in S3 at {place.prefix}, and still lie in {place.directory}"
-                found[place.name] = OutputError(
-                    f"the {place.name} are not all {where}: {reason}",
-                    hint="" if error is None else error.hint,
-                )
-        return found
+        return {
+            one.name: self._failure(one.name, f"are not all in S3 at {one.prefix}, and still lie in {one.directory}")
+            for one in self._task.places
+            if one.name not in self.sent
+        }
 
-    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
-        super()._hear(name, message, phases)
+    def _take_in(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        super()._take_in(name, message, phases)
         if "ready" in message:
             self.is_ready = True
         if "said" in message:
