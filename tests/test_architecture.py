@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "fastfuse"
 MAX_MODULE_LINES = 450
 MAX_FUNCTION_LINES = 60
 
-LEAVES = "errors objects sizes log malloc metrics cgroup repeats terminal"
+LEAVES = "errors objects prices sizes log malloc metrics cgroup repeats terminal"
 # Who may import what, the highest floor first. A folder includes the folders in it, and may import itself.
 FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
@@ -41,6 +41,7 @@ FLOORS: Mapping[str, set[str]] = {
         "log": "errors",
         "malloc": "",
         "metrics": "errors",
+        "prices": "",
         "repeats": "",
         "sizes": "errors",
         "terminal": "",
@@ -55,8 +56,7 @@ STRICTER: Mapping[str, set[str]] = {
     for name, allowed in {
         "index.inodes": "errors objects index.inodes index.sources",
         "index.sources": "errors objects index.sources",
-        "advise.model": "sizes advise.prices",
-        "advise.prices": "",
+        "advise.model": "prices sizes",
         "advise.recommend": "sizes advise.model",
         "hints": "errors mount.mountpoint mount.sockets",
     }.items()
@@ -92,7 +92,7 @@ ASKED_FOR_BY_NAME = {"pyarrow"}
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("advise.model", "advise.prices", "advise.recommend", "advise.shape"),
+    *("advise.model", "prices", "advise.recommend", "advise.shape"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),

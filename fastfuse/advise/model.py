@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from fastfuse.advise.prices import FSX_LEAST_GB, Item, dollars
+from fastfuse.prices import FSX_LEAST_GB, Item, dollars
 from fastfuse.sizes import GIB, KIB, MIB
 
 __all__ = ["PART_BYTES", "RANDOM_BYTES", "Access", "Estimate", "Job", "Mode", "Network", "Shape", "estimates"]

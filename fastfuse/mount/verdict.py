@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from fastfuse.metrics import HISTOGRAMS, RETRY_CAUSES, Counters, Distribution
+from fastfuse.prices import Item, dollars
 from fastfuse.sizes import MIB, format_size
 
 __all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "summary_lines"]
@@ -30,8 +31,6 @@ _TOO_MUCH = 1.3
 _ALONE = 1.5
 # Fewer GETs tell nothing, nor do fewer parts, which are counted once a second.
 _FEW = 20
-# S3 Standard in us-east-1: $0.0004 for 1,000 GETs (https://aws.amazon.com/s3/pricing/).
-_GET_USD = 0.0004 / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +262,7 @@ def judge(figures: Figures) -> Verdict:
 def as_json(figures: Figures) -> dict[str, Any]:
     """Return figures, shares and verdict as JSON can carry them."""
     shares = {name: getattr(figures, name) for name in ("stalled_share", "foreseen_share", "parts", "readers")}
-    return {**asdict(figures), **shares, "cost_usd": figures.gets * _GET_USD, "verdict": asdict(judge(figures))}
+    return {**asdict(figures), **shares, "cost_usd": dollars(Item.GET, figures.gets), "verdict": asdict(judge(figures))}
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:

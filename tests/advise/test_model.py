@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.advise.model import Access, Estimate, Job, Mode, Network, Shape, estimates
-from fastfuse.advise.prices import Item, dollars
+from fastfuse.prices import Item, dollars
 from tests.advise.shapes import shape_of_sizes
 
 _sizes = st.lists(st.one_of(st.integers(0, 1 << 20), st.integers(0, 1 << 34)), max_size=20)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES
+from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sizes import format_size
 
@@ -61,13 +62,6 @@ def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
     return shares
 
 
-# S3 Standard in us-east-1, the cheapest of the large regions: https://aws.amazon.com/s3/pricing/, "Requests and data
-# retrievals": $0.0004 for 1,000 GET or HEAD and $0.005 for 1,000 LIST. Bytes that leave S3 for the same region are
-# free.
-_GET_USD = 0.0004 / 1000
-_LIST_USD = 0.005 / 1000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Bytes and requests of one channel; requests that the client repeated count once."""
@@ -79,7 +73,7 @@ class Usage:
 
     @property
     def cost_usd(self) -> float:
-        return self.gets * _GET_USD + self.lists * _LIST_USD
+        return dollars(Item.GET, self.gets) + dollars(Item.LIST, self.lists)
 
     def __str__(self) -> str:
         return (

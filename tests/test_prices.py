@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastfuse.advise.prices import FSX_LEAST_GB, PRICES, Item, dollars
+from fastfuse.prices import FSX_LEAST_GB, PRICES, Item, dollars
 from fastfuse.sagemaker.running.budget import Usage
 
 
