@@ -16,7 +16,7 @@ from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.mount.verdict import summary_lines
 from fastfuse.sizes import MIB, format_size
 
-__all__ = ["duration", "percent", "plain", "stats", "status", "summary"]
+__all__ = ["duration", "failures_in", "grown", "percent", "plain", "stats", "status", "summary"]
 
 # 78 columns with the time.
 _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
@@ -92,9 +92,8 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     counters, rates = one["counters"], one["rates"]
     yield f"  state     {one['state']}, mounted for {duration(now - one['mounted_at'])}, process {one['pid']}"
     if trouble := one["trouble"]:
-        failures = ", ".join(f"{count} × {plain(kind)}" for kind, count in trouble["failures"].items())
         since = duration(now - trouble["since"])
-        yield f"  trouble   for {since}: {failures}; {trouble['requests']} requests are tried again"
+        yield f"  trouble   for {since}: {failures_in(trouble)}; {trouble['requests']} requests are tried again"
     listed_ago = duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
@@ -111,21 +110,28 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
 
 
 def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float) -> str:
-    def grown(name: str) -> float:
-        return sum(now[key] - before[key] for key in now if key.partition("{")[0] == name)
-
     numbers = (
-        f"{grown('fastfuse_read_served_bytes') / 1e6 / elapsed_s:,.1f}",
-        f"{grown('fastfuse_fetched_bytes') / 1e6 / elapsed_s:,.1f}",
-        f"{grown('fastfuse_fetch_requests') / elapsed_s:,.0f}",
+        f"{grown(before, now, 'fastfuse_read_served_bytes') / 1e6 / elapsed_s:,.1f}",
+        f"{grown(before, now, 'fastfuse_fetched_bytes') / 1e6 / elapsed_s:,.1f}",
+        f"{grown(before, now, 'fastfuse_fetch_requests') / elapsed_s:,.0f}",
         f"{now['fastfuse_waiting_reads']:,.0f}",
-        percent(grown("fastfuse_stalled_seconds") / elapsed_s),
+        percent(grown(before, now, "fastfuse_stalled_seconds") / elapsed_s),
         f"{now['fastfuse_pool_bytes'] / MIB:,.0f}",
-        f"{grown('fastfuse_retries'):,.0f}",
-        f"{grown('fastfuse_errors'):,.0f}",
+        f"{grown(before, now, 'fastfuse_retries'):,.0f}",
+        f"{grown(before, now, 'fastfuse_errors'):,.0f}",
     )
     columns = (number.rjust(len(heading)) for number, heading in zip(numbers, _HEADINGS, strict=True))
     return "  ".join((f"{datetime.now().astimezone():%H:%M:%S}", *columns))
+
+
+def grown(before: Mapping[str, float], now: Mapping[str, float], name: str) -> float:
+    """Return by how much the metric `name` grew from one answer of a mount to another, with all its labels."""
+    return sum(now[key] - before.get(key, 0) for key in now if key.partition("{")[0] == name)
+
+
+def failures_in(trouble: Mapping[str, Any]) -> str:
+    """Return how often requests failed in a trouble that a mount tells of, by the kind of failure."""
+    return ", ".join(f"{count} × {plain(kind)}" for kind, count in trouble["failures"].items())
 
 
 def percent(share: float) -> str:

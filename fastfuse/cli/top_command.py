@@ -18,10 +18,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from fastfuse.cli.status_command import grown
 from fastfuse.cli.top_screen import SORTS, Look, Screen
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.mount.control import TOP, ask_status, entry_of, watching
-from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts, find_mount
+from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.terminal import can_redraw
 
 __all__ = ["top"]
@@ -58,7 +59,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
 def _show(watch: "_Watch", live: Live) -> None:
     look, sort, is_paused = watch.begun, "w", False
     keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
-    while watch.is_there():
+    while watch.entry.is_there():
         live.update(Screen(look, time.time(), sort, is_paused), refresh=True)
         if watch.has_news(keys, _REDRAW_S):
             newest = watch.look()
@@ -75,7 +76,7 @@ class _Watch:
 
     def __init__(self, entry: MountEntry, every_s: float, stack: ExitStack) -> None:
         """Begin to ask; the connection to the worker ends with `stack`."""
-        self._entry = entry
+        self.entry = entry
         self._every_s = every_s
         self._connection = stack.enter_context(ExitStack())
         # None while no worker tells what it does.
@@ -86,11 +87,6 @@ class _Watch:
         self._status = ask_status(entry)
         self._asked_s = time.monotonic()
         self._connect()
-
-    def is_there(self) -> bool:
-        """Return whether it is mounted still."""
-        found = find_mount(self._entry.path)
-        return found is not None and found.device == self._entry.device
 
     def has_news(self, keys: list[int], within_s: float) -> bool:
         """Wait for the worker, or for `keys`; return True once in an interval."""
@@ -123,15 +119,13 @@ class _Watch:
         """Return what the mount did since the look before."""
         before, before_s = self._status["counters"], self._asked_s
         try:
-            self._status = ask_status(self._entry, within_s=_ANSWER_WITHIN_S)
+            self._status = ask_status(self.entry, within_s=_ANSWER_WITHIN_S)
         except MountError:
             self._status = {**self._status, "state": "no answer"}
         self._asked_s = time.monotonic()
 
         def rate(name: str) -> float:
-            now = self._status["counters"]
-            grown = sum(now[key] - before.get(key, 0) for key in now if key.partition("{")[0] == name)
-            return max(0.0, float(grown) / (self._asked_s - before_s))
+            return max(0.0, grown(before, self._status["counters"], name) / (self._asked_s - before_s))
 
         read, stalled = rate("fastfuse_read_served_bytes"), min(rate("fastfuse_stalled_seconds"), 1.0)
         self._history.append((read, stalled))
@@ -148,7 +142,7 @@ class _Watch:
     def _connect(self) -> None:
         with suppress(MountError):
             asked = {"request": TOP, "every_s": self._every_s}
-            self._told = self._connection.enter_context(watching(self._entry, asked, within_s=_ANSWER_WITHIN_S))
+            self._told = self._connection.enter_context(watching(self.entry, asked, within_s=_ANSWER_WITHIN_S))
 
 
 def _the_only_mount() -> Path:

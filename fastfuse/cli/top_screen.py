@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from fastfuse.cli.status_command import duration, percent, plain
+from fastfuse.cli.status_command import duration, failures_in, percent, plain
 from fastfuse.sizes import format_size
 
 __all__ = ["SORTS", "Look", "Screen"]
@@ -74,8 +74,7 @@ class Screen:
         text.append(status["state"], "green" if is_ok else "bold red")
         text.append(f", mounted for {duration(self.now - status['mounted_at'])}")
         if trouble := status["trouble"]:
-            failures = ", ".join(f"{count} × {plain(kind)}" for kind, count in trouble["failures"].items())
-            text.append(f"; for {duration(self.now - trouble['since'])}: {failures}", "red")
+            text.append(f"; for {duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
         return text
 
     def _rates(self, width: int, bars: str) -> Iterable[Text]:

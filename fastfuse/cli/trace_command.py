@@ -16,7 +16,7 @@ from fastfuse.cli.messages import say
 from fastfuse.cli.status_command import plain
 from fastfuse.errors import MountError
 from fastfuse.mount.control import TRACE, entry_of, watching
-from fastfuse.mount.mountpoint import MountEntry, find_mount
+from fastfuse.mount.mountpoint import MountEntry
 
 __all__ = ["Choice", "trace"]
 
@@ -61,7 +61,7 @@ def _reads(entry: MountEntry, sample: int) -> Iterator[dict[str, Any]]:
     """Yield what one worker of the mount tells after the other; end when the mount does."""
     yield from _told(entry, sample)
     until_s = time.monotonic() + _NEXT_WORKER_WITHIN_S
-    while _is_there(entry):
+    while entry.is_there():
         try:
             yield from _told(entry, sample, is_next=True)
             until_s = time.monotonic() + _NEXT_WORKER_WITHIN_S
@@ -77,11 +77,6 @@ def _told(entry: MountEntry, sample: int, *, is_next: bool = False) -> Iterator[
             yield {"replaced": True}
         # It ends in the middle of a line if the worker is killed.
         yield from map(json.loads, told)
-
-
-def _is_there(entry: MountEntry) -> bool:
-    found = find_mount(entry.path)
-    return found is not None and found.device == entry.device
 
 
 def line_of(read: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ connected.
 A greeting tells members which job the owner runs, because a member of another job would read the wrong data.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -18,6 +17,7 @@ import socket
 from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.mount.sockets import raise_sigio
 from fastfuse.sagemaker.running.serving import RunSettings
 from fastfuse.sagemaker.script.directories import open_directory, path_of
 from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir
@@ -52,7 +52,7 @@ class Members:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._listener.bind(str(self._path))
         self._path.chmod(0o600)
-        _signal_io(self._listener)
+        raise_sigio(self._listener)
         self._listener.listen(_BACKLOG)
 
     def look(self) -> bool:
@@ -62,7 +62,7 @@ class Members:
         with suppress(BlockingIOError):
             while True:
                 connection, _ = self._listener.accept()
-                _signal_io(connection)
+                raise_sigio(connection)
                 with suppress(ConnectionError):  # it ended at once
                     connection.send(self._greeting)
                 self._connections.append(connection)
@@ -89,7 +89,7 @@ class Owner:
 
     def watch(self) -> None:
         """Have SIGIO tell of the owner's end; the caller has blocked it."""
-        _signal_io(self._connection)
+        raise_sigio(self._connection)
 
     @property
     def has_ended(self) -> bool:
@@ -157,8 +157,3 @@ def _has_ended(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def _signal_io(connection: socket.socket) -> None:
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
