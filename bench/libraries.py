@@ -1,4 +1,4 @@
-"""How libraries read files on a mount: seconds, and bytes fetched for those asked. ``python -m bench.libraries``.
+"""Measure libraries that read files on a mount: seconds, bytes asked and fetched. ``python -m bench.libraries``.
 
 Each workload reads once from the local directory, and then from a fresh mount of it by each candidate, in a process of
 its own. What it read is compared with the local read. Candidates take turns, and figures are medians. A number as
@@ -46,7 +46,7 @@ _VALUE_BYTES = 512
 _MEMBERS = 1000
 _MEMBER_BYTES = 100_000
 _BLOCK_BYTES = 1 << 20
-# What the directory holds, with room for the indexes of the libraries.
+# The directory holds the files, and the indexes of the libraries.
 _DATA_BYTES = 1200 << 20
 
 

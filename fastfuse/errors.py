@@ -113,7 +113,7 @@ class DiskError(FastfuseError):
 
 
 class OutputError(FastfuseError):
-    """What a job has made did not get into S3; the message names the directory where it still lies."""
+    """An output of a job did not get into S3; the message names the directory where it still lies."""
 
     exit_code = 6
 

@@ -83,7 +83,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a `Histogram` has seen: `counts` for each bound and one for what was longer."""
+    """The content of a `Histogram`: `counts` for each bound, and one for longer times."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[int, ...]
@@ -102,7 +102,7 @@ class Distribution:
         return lower_s if below < sum(self.counts) else 0.0
 
 
-# In a bucket the quarters differ by less than a factor of 2.5. A read that waits for nothing takes less than 0.1 ms.
+# Times in one bucket differ by less than a factor of 2.5. A read that waits for nothing takes less than 0.1 ms.
 _GET_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 HISTOGRAMS = (
     Histogram("fastfuse_get_first_byte_seconds", "From a GET to the head of its reply.", _GET_BOUNDS_S),

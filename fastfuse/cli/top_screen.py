@@ -1,4 +1,4 @@
-"""What ``fastfuse top`` shows at one moment. Pure: the figures come in, something that rich can print goes out."""
+"""The screen of ``fastfuse top`` at one moment. Pure: figures come in, something that rich can print goes out."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ __all__ = ["SORTS", "Look", "Screen"]
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = "_.:-=+*#"
-# By their keys.
+# The orders of files, by the keys that choose them.
 SORTS: Final[Mapping[str, str]] = {"w": "waiting", "b": "bytes", "f": "file"}
 _MOST_GETS = 5
 _MOST_ERRORS = 3
@@ -28,7 +28,7 @@ _PATH_COLUMNS = 100
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a mount did in one interval.
+    """The work of a mount in one interval.
 
     `status` is as of `mount.status`, `work` as of `mount.stream_view` (empty while no worker tells). The rates are in
     bytes, GETs and share of the time since the look before; `history` has reading and stalled of each look, the newest

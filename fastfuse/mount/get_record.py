@@ -21,7 +21,7 @@ class RecordedReader:
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
         self._numbers = count()
-        # By number: when it began, its key, and its range.
+        # The begin, key and range of each GET, by its number.
         self._running: dict[int, tuple[float, str, int, int]] = {}
         # Seconds, key and range of the slowest of this period and of the one before, as heaps.
         self._slowest: list[tuple[float, str, int, int]] = []

@@ -143,7 +143,7 @@ class MountOperations(InitialisedOperations):
         self._failures = RepeatedFailures(_log)
         # The last reads that failed, each with its time in seconds since 1970.
         self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
-        # Set while somebody watches the reads.
+        # The watchers of the reads; None while there are none.
         self.watched: WatchedReads | None = None
         # Reads under way, and since when there was one without a pause.
         self._waiting = 0

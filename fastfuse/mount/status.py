@@ -35,7 +35,7 @@ class Recent:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._looks: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=64)
-        # In seconds since 1970, and by the clock that nobody sets.
+        # The begin of the mount: in seconds since 1970, and on the monotonic clock.
         self.mounted_at = self._mounted_s = 0.0
         self._active_s = 0.0
         self._readahead_kib = 0

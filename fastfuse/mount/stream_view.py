@@ -1,4 +1,4 @@
-"""What a worker's readers do, summed up for each interval: for `fastfuse top`."""
+"""Sums up the reads of a worker in each interval, for `fastfuse top`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from fastfuse.mount.get_record import RecordedReader
 
 __all__ = ["EngineView", "StreamView"]
 
-# Of these, those with the longest waits are shown.
+# A view counts so many files in an interval, and shows those with the longest waits.
 _MOST_STREAMS = 4096
 _SHOWN = 64
 

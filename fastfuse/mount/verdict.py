@@ -16,13 +16,13 @@ __all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "sum
 
 # Less waiting than this is no reason to change anything.
 _HARDLY = 0.05
-# Of all GETs: more retries than this are the cause of the waiting.
+# The share of GETs that are retried, above which retries are the cause of the waiting.
 _OFTEN_RETRIED = 0.02
-# Of one core: the worker has one thread that takes requests.
+# The share of one core: the worker has one thread that takes requests.
 _BUSY = 0.9
-# Of the parts: readers waited for more than this, so that little was foreseen.
+# The share of parts that readers asked for, above which little was foreseen.
 _MOSTLY_DEMANDED = 0.5
-# What one GET brings faster than it begins.
+# A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
 _KERNEL_READAHEAD_KIB = 128
 # Bytes fetched for each byte that was read: more means that parts were dropped before they were read.
@@ -35,7 +35,7 @@ _FEW = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a mount did from its start until now."""
+    """The work of a mount from its start until now."""
 
     elapsed_s: float
     # The seconds in which the kernel asked for anything.
@@ -51,7 +51,7 @@ class Figures:
     # Other requests that were tried again.
     retried: int
     failed_reads: int
-    # Of the worker; one core is 1 s a second.
+    # The CPU time of the worker; one core is 1 s a second.
     cpu_s: float
     # Parts by asker.
     demanded: int
@@ -60,7 +60,7 @@ class Figures:
     hints: int
     files: int
     total_bytes: int
-    # Of the kernel, for this mount; 0 if unknown.
+    # The kernel's readahead for this mount; 0 if unknown.
     readahead_kib: int
     first_byte_p50_s: float
     first_byte_p99_s: float

@@ -53,7 +53,7 @@ class Engine(EngineView, Protocol):
 
 
 class Watcher(Protocol):
-    """Who is told of each read."""
+    """A client's view of the reads."""
 
     def note(self, access: Access) -> None:
         """Take a read that has ended; never wait and never fail."""
@@ -82,7 +82,7 @@ class WatchedReads:
         self._gets = gets
         self._watchers: list[Watcher] = []
         self._numbers = count()
-        # What is read while somebody watches.
+        # The reads that have not ended, while somebody watches.
         self._in_hand: InHand = {}
 
     async def read(

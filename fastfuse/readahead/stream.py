@@ -72,7 +72,7 @@ class Stream:
 
     @property
     def pattern(self) -> tuple[str, int]:
-        """How the reader that asked last reads, and how many bytes may be ahead of it."""
+        """The pattern of the reader that asked last, and the bytes that may be ahead of it."""
         return self._window.pattern
 
     async def read(self, offset: int, end: int) -> Buffer:

@@ -93,7 +93,7 @@ class Window:
 
     @property
     def pattern(self) -> tuple[str, int]:
-        """How the reader that asked last reads, and how many bytes may be ahead of it."""
+        """The pattern of the reader that asked last, and the bytes that may be ahead of it."""
         cursor = self._last
         if cursor is None:
             return "footer" if self._runs else "–", 0

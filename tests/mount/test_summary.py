@@ -1,4 +1,4 @@
-"""What a real mount counts, exactly, over the death of a worker; and what it says of itself in the end."""
+"""A real mount counts exactly, over the death of a worker, and says in the end whether readers waited."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.mounting import Mount, mounted, run_fastfuse
 
 pytestmark = pytest.mark.fuse
 
-# In no order: nothing is foreseen.
+# Nothing is foreseen, because the names have no order.
 NAMES = sorted((f"{number:03}" for number in range(400)), key=lambda name: zlib.crc32(name.encode()))[:40]
 
 

@@ -16,7 +16,7 @@ from tests.readahead.simulation import SimulatedService
 # As in a job: whole files are expected from the first on.
 CONFIG = replace(SMALL, first_window_bytes=256 * KIB)
 SIZE_BYTES = 400 * KIB
-# What is ahead goes by the rate of a reader: here 16 MB/s, on a virtual clock.
+# The window goes by the rate of a reader: here 16 MB/s, on a virtual clock.
 _READ_S = 1e-3
 
 

@@ -1,4 +1,4 @@
-"""What an earlier run left: it is moved aside whole, or kept, and nothing of anybody else's is touched."""
+"""The files of an earlier run are moved aside whole, or kept, and nothing of anybody else's is touched."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a job asks for beside its data: the place of its model, its limits and its command."""
+"""The parts of a job beside its data: the place of its model, its limits and its command."""
 
 from pathlib import Path
 

@@ -182,13 +182,13 @@ class OutputConfig:
 class SyncedDirectory:
     """``CheckpointConfig`` or ``TensorBoardOutputConfig``: a directory whose files go to S3 while the job runs."""
 
-    # As messages call it.
+    # The name in messages.
     name: str
-    # In SageMaker's container; what is below ``/opt/ml`` is below the base directory here.
+    # The path in SageMaker's container; ``/opt/ml`` is the base directory here.
     local_path: str
     # The prefix, which ends in "/" unless it is the whole bucket.
     place: S3Uri
-    # What S3 has is there before the command starts, and a file is sent once it is complete. A log is sent as it grows.
+    # Checkpoints come back before the command starts, and go to S3 once they are complete. Logs go as they grow.
     are_checkpoints: bool
 
 
@@ -197,7 +197,7 @@ class Limits:
     """``StoppingCondition``; None: no limit."""
 
     runtime_s: int | None = None
-    # From the request for a spot instance to the end of the job; nobody waits for one here.
+    # The limit from the request for a spot instance to the end of the job; nobody waits for one here.
     wait_s: int | None = None
 
 
@@ -221,7 +221,7 @@ class TrainingJob:
     limits: Limits = Limits()
     # ``ContainerEntrypoint`` and ``ContainerArguments``; left out of repr, for people put tokens there.
     command: tuple[str, ...] = field(default=(), repr=False)
-    # What becomes of each field that the description gives.
+    # The row of each field that the description gives.
     fields: tuple[Field, ...] = field(default=(), compare=False)
 
     @property

@@ -1,4 +1,4 @@
-"""What a job asks for beside its data: its command, its time limits, and the places of what it makes. Pure."""
+"""The parts of a job beside its data: its command, its time limits, and the places of its outputs. Pure."""
 
 import posixpath
 from typing import Final

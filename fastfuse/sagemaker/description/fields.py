@@ -1,4 +1,4 @@
-"""What becomes of each field of a job: one row for every member of CreateTrainingJob. Pure.
+"""The treatment of each field of a job: one row for every member of CreateTrainingJob. Pure.
 
 A row covers its field and everything below it, and no two rows overlap. A test compares the rows with botocore's model
 of the API, and fails for a field that AWS adds. Paths leave out the indices of lists.
@@ -13,7 +13,7 @@ __all__ = ["FIELDS", "Field", "Handling", "given_fields"]
 
 
 class Handling(StrEnum):
-    """What `fastfuse run` does with a field, compared with SageMaker."""
+    """The treatment of a field by `fastfuse run`, compared with SageMaker."""
 
     DONE = "done"
     DIFFERENTLY = "done differently"
@@ -24,10 +24,10 @@ class Handling(StrEnum):
 class Field:
     """A field of the API, and what becomes of it."""
 
-    # In AWS's names, joined with dots.
+    # The names that AWS gives, joined with dots.
     path: str
     handling: Handling
-    # What differs; empty where nothing does.
+    # The difference; empty where there is none.
     note: str = ""
 
     def __str__(self) -> str:

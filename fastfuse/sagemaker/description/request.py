@@ -82,7 +82,7 @@ _Long = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _Seconds = Annotated[int, Field(ge=1, lt=2**31)]
 _LocalPath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
-# Of a command; no NUL can stand in one.
+# A word of a command; no NUL can stand in one.
 _Word = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 
 

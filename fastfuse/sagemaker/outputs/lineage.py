@@ -1,4 +1,4 @@
-"""What a channel held when the job read it: enough to know later whether two jobs had the same data."""
+"""Describes the content of a channel, so that it is known later whether two jobs had the same data."""
 
 import hashlib
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Listing:
 
     objects: int
     total_bytes: int
-    # Of names below the prefix, sizes, ETags and the order of a manifest.
+    # The hash covers names below the prefix, sizes, ETags and the order of a manifest.
     sha256: str
 
 

@@ -21,9 +21,9 @@ from fastfuse.sagemaker.script.files import JobPaths, write_file
 __all__ = ["RECORD_NAME", "Artifact", "ChannelAccount", "Ending", "job_record", "read_failure", "write_record"]
 
 RECORD_NAME: Final = "job-record.json"
-# Of the record's fields; a change that breaks a reader makes it another.
+# The version of the record's fields; a change that breaks a reader makes it another.
 _FORMAT: Final = 1
-# As many as SageMaker shows.
+# SageMaker shows as many.
 _FAILURE_CHARACTERS: Final = 1024
 _MAX_CHARACTER_BYTES: Final = 4
 
@@ -44,9 +44,9 @@ class Artifact:
 
     uri: S3Uri
     files: int
-    # Of the files.
+    # The sum of the files' sizes.
     total_bytes: int
-    # Of the archive; empty for a prefix.
+    # The ETag of the archive; empty for a prefix.
     etag: str
 
 
@@ -63,7 +63,7 @@ class Ending:
     phase_s: Mapping[str, float]
     # Empty for a job that did not fail.
     failure_reason: str = ""
-    # By name: ``model`` and ``output``.
+    # The artifacts by name, such as ``model``.
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
 
 

@@ -25,10 +25,10 @@ from fastfuse.sagemaker.outputs.walk import Found, open_found, unreadable, walk
 
 __all__ = ["Outgoing", "SendTask", "Sent", "Tell", "key_of", "piece_bytes_of", "send_outputs"]
 
-# Of a multipart upload; with those in flight it takes 100 MiB of memory. S3 takes 10,000 of them.
+# The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20
 _MOST_PIECES = 9_000
-# In the archive beside its content, and in what deflate makes of incompressible bytes.
+# The header of a file in the archive takes less.
 _HEAD_BYTES = 2048
 
 
@@ -36,7 +36,7 @@ _HEAD_BYTES = 2048
 class Outgoing:
     """Something that the job has made."""
 
-    # As messages call it: "model".
+    # The name in messages: "model".
     name: str
     # A directory; or a file, if `data` has its content.
     place: Path
@@ -58,17 +58,17 @@ class SendTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What S3 holds of one directory."""
+    """The content of one directory, as S3 holds it."""
 
     # Files and links; without any, nothing was sent.
     files: int
-    # Of the files.
+    # The sum of the files' sizes.
     bytes: int
-    # Of the archive; empty for a prefix.
+    # The ETag of the archive; empty for a prefix.
     etag: str = ""
 
 
-# Called with the name of what is sent, and with "progress", "sent" or "error".
+# A function of the name of an output, and of "progress", "sent" or "error".
 Tell = Callable[..., None]
 
 
@@ -164,7 +164,7 @@ class _Sending:
 
         async def make_in_thread() -> None:
             await trio.to_thread.run_sync(make)
-            # Not closed if anything has failed: the end of the channel is the end of a whole archive.
+            # A failure leaves it open: the end of the channel is the end of a whole archive.
             await sending.aclose()
 
         async with receiving, trio.open_nursery() as nursery:

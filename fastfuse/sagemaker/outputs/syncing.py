@@ -44,7 +44,7 @@ _Version = tuple[int, int, int]
 class SyncedPlace:
     """A directory, and the prefix in S3 that gets its files."""
 
-    # As messages call it.
+    # The name in messages.
     name: str
     directory: Path
     # No symbolic link below it is followed.
@@ -62,7 +62,7 @@ class SyncTask:
     connection: ConnectionConfig
     # The size of one GET.
     part_size_bytes: int
-    # Between two looks at the directories.
+    # The time between two looks at the directories.
     look_every_s: float = 5.0
 
 
@@ -110,18 +110,18 @@ async def _sync_all(task: SyncTask, directories: list["_Directory"], tell: Tell)
 
 
 class _Directory:
-    """What is known of the files of one directory."""
+    """One directory, and the versions of its files that S3 has."""
 
     def __init__(self, place: SyncedPlace) -> None:
         self.place = place
-        # What S3 has, and what was there at the last look.
+        # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
-        # What this process has sent, each time that it has.
+        # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
         self._sent_bytes = 0
         self._writer: ObjectWriter | None = None
-        # What a warning told already.
+        # The warnings that were logged already.
         self._told: set[str] = set()
         self._error: FastfuseError | None = None
 

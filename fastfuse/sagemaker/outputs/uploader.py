@@ -30,7 +30,7 @@ class _OutputProcess(ChildProcess):
 
     def __init__(self, work: Callable[[Tell], None], uris: Mapping[str, S3Uri]) -> None:
         self._uris = uris
-        # By name: what S3 holds, as `Sent`.
+        # The fields of `Sent`, by name.
         self.sent: dict[str, Mapping[str, Any]] = {}
         self._errors: dict[str, FastfuseError] = {}
         super().__init__(lambda: self._tell_of(work))
@@ -131,7 +131,7 @@ class Syncer(_OutputProcess):
 
     def __init__(self, task: SyncTask) -> None:
         self._task = task
-        # What S3 has is in place.
+        # The checkpoints that S3 had are in place.
         self.is_ready = False
         self._is_finishing = False
         super().__init__(partial(sync_directories, task), {place.name: place.prefix for place in task.places})

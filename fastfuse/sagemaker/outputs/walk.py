@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 class Found:
     """A file, a directory or a symbolic link."""
 
-    # Of the directory that holds it, open until the next one is asked for.
+    # The directory that holds it, open until the next one is asked for.
     parent_fd: int
     name: str
-    # Below the directory where the walk began.
+    # The path below the directory where the walk began.
     path: str
     status: os.stat_result
 

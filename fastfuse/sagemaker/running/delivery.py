@@ -1,4 +1,4 @@
-"""What goes to S3 of a job: checkpoints while it runs, model and output at its end, and the record of it."""
+"""Sends a job's files to S3: checkpoints while it runs, model and output at its end, and its record."""
 
 import logging
 import math
@@ -18,9 +18,9 @@ __all__ = ["Delivery"]
 
 _log = logging.getLogger(__name__)
 
-# Between two looks where no signal comes.
+# The time between two looks where no signal comes.
 _LOOK_EVERY_S = 1.0
-# For aborting an upload.
+# The time that aborting an upload may take.
 _END_S = 10.0
 
 
@@ -37,7 +37,7 @@ class Delivery:
         self._syncer: Syncer | None = None
         self._uploader: Uploader | None = None
         self._is_lost_told = False
-        # By name.
+        # The content of S3, by name.
         self.artifacts: dict[str, Artifact] = {}
 
     def say_where(self) -> None:
@@ -72,7 +72,7 @@ class Delivery:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the checkpoints are there."""
+        """True once the checkpoints are there."""
         return self._syncer is None or self._syncer.is_ready
 
     @property

@@ -77,7 +77,7 @@ class _Run:
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
-        # Of a shared run: the runs that share our channels, or the run whose channels we share.
+        # The runs that share our channels, or the run whose channels we share; None unless the run is shared.
         self._members: Members | None = None
         self._owner: Owner | None = None
         self._started_at = time.time()

@@ -53,13 +53,13 @@ class RunSettings:
     # ``/opt/ml`` of SageMaker.
     base_dir: Path
     connection: ConnectionConfig
-    # By name of channel; `ChannelTask.origin` adds kind, attributes and shard.
+    # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
     origins: Mapping[str, IndexOrigin]
     # By name of channel (`budget`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
     shard_by_bytes: bool = False
-    # Of mounted channels.
+    # The settings of mounted channels.
     io: PageCacheUse = PageCacheUse.AUTO
     uid: int
     gid: int

@@ -93,7 +93,7 @@ class Owner:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the owner, and with it the channels, is gone."""
+        """True once the owner, and with it the channels, is gone."""
         return _has_ended(self._connection)
 
 

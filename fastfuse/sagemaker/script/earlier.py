@@ -1,4 +1,4 @@
-"""What an earlier run left below the base directory. It is moved aside, for each job begins with empty directories.
+"""Moves aside the files that an earlier run left below the base directory: each job begins with empty directories.
 
 SageMaker gives each job a new instance. Here the files of the earlier run move to ``runs/<its name>`` on the same disk,
 and nothing is deleted. A file in the base directory names the run whose files are there: others are not ours to move.

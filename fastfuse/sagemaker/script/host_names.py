@@ -103,12 +103,12 @@ class HostNames:
 
     def _enter_namespace(self) -> None:
         uid, gid = os.geteuid(), os.getegid()
-        # In our own directory of the user, so that no other one can replace it before it is mounted.
+        # The directory is the user's own, so that nobody else can replace the file before it is mounted.
         with tempfile.TemporaryDirectory(prefix="fastfuse-hosts-") as directory:
             file = Path(directory, "hosts")
             added = "".join(f"{address} {name}\n" for name, address in self._addresses.items())
             file.write_text(added + self._text, errors="surrogateescape")
-            # Whatever the umask is.
+            # The umask must not hide it.
             file.chmod(0o644)
             _check(_LIBC.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if uid else 0)))
             if uid:

@@ -102,7 +102,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def put(path: Path, data: bytes) -> None:
-    """As frameworks do that care: into another file, which then takes the place."""
+    """Write into another file, which then takes the place, as careful frameworks do."""
     path.parent.mkdir(exist_ok=True)
     hidden = path.with_name("writing")
     hidden.write_bytes(data)
@@ -115,10 +115,10 @@ def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Serve
         sync.wait_for(a=b"first")
         status = (directory / "a").stat()
         put(directory / "a", b"other")
-        # Of the same size and the same time: it is known by its inode.
+        # The file has the same size and time: it is known by its inode.
         os.utime(directory / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
         sync.wait_for(a=b"other")
-        # What is removed here stays there.
+        # A file that is removed here stays there.
         (directory / "a").unlink()
         put(directory / "b" / "c", b"")
         sync.wait_for(**{"a": b"other", "b/c": b""})

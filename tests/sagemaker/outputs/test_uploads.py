@@ -1,4 +1,4 @@
-"""What a job has made is in S3 when it ends, whole, however it ended; or an error says where it still lies."""
+"""The outputs of a job are in S3 when it ends, whole, however it ended; or an error says where they still lie."""
 
 import io
 import json

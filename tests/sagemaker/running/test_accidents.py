@@ -95,7 +95,7 @@ def test_a_disk_that_fills_up_during_a_download_ends_the_run_and_the_next_goes_o
             assert "x" not in shown
             assert all(OBJECTS[f"data/{name}"] == data for name, data in shown.items() if name[0] != ".")
         filler.unlink()
-        # Without it, what was fetched would be moved aside, and the disk hold the data only once.
+        # The option keeps what was fetched; moved aside, it would fill the disk, which holds the data only once.
         with running(server.endpoint_url, channels, "--keep", base=base, command=script(CHECKSUMS)) as job:
             assert job.wait() == 0, job.log
             sums = checksums(job)
