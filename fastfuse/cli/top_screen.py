@@ -57,7 +57,8 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         bars = _BARS if options.encoding.startswith("utf") else _PLAIN_BARS
         gets, errors = self.look.work.get("gets", ())[:_MOST_GETS], self.look.status["errors"][-_MOST_ERRORS:]
-        room = (options.height or 1000) - _FIXED_LINES - len(gets) - len(errors) if self.is_live else 1000
+        # The height of the terminal: rich does not pass that of a screen to what is drawn in it.
+        room = console.height - _FIXED_LINES - len(gets) - len(errors) if self.is_live else 1000
         parts: list[RenderableType] = [self._head(), *self._rates(options.max_width, bars), self._memory(), Text()]
         parts += [self._streams(max(room, 1), options.max_width), Text(), _gets(gets)]
         parts += [_line(f"error  {plain(text)}", "red") for _, text in errors]

@@ -79,7 +79,7 @@ LOOK = Look(
 def drawn(screen: Screen, *, width: int = 80, height: int = 40, encoding: str = "utf-8", **options: Any) -> list[str]:  # noqa: ANN401
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
     console = Console(file=file, width=width, height=height, color_system=None, **options)
-    console.print(screen, height=height if screen.is_live else None)
+    console.print(screen)
     file.flush()
     lines = file.buffer.getvalue().decode(encoding).splitlines()
     assert all(len(line) <= width for line in lines)
