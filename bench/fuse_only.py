@@ -15,10 +15,12 @@ from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.mount.fuse import pyfuse3
+from fastfuse.mount.kernel_readahead import raise_readahead
+from fastfuse.mount.mount_places import OwnPlace
 from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.refresh import run_lister
 from fastfuse.mount.replies import threads_for
-from fastfuse.mount.session import Session, raise_readahead
+from fastfuse.mount.session import Session
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -51,7 +53,7 @@ def main() -> None:
     snapshot_fd, _ = run_lister(source, IndexOrigin(), S3Session(connection))
     operations = MountOperations(Counters(), uid=os.getuid(), gid=os.getgid())
     operations.serve(open_snapshot(snapshot_fd).table, _MemoryEngine())
-    session = Session.mount(operations, Path(mountpoint), source=str(source), allow_other=False)
+    session = Session.mount(operations, OwnPlace(Path(mountpoint)), source=str(source), allow_other=False)
     raise_readahead(session.device)
     trio.run(_serve, operations, session.fd)
     session.close()

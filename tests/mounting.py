@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +102,9 @@ class Mount:
         return self.wait()
 
 
-def mount_command(uri: str, path: Path, endpoint_url: str, *options: str) -> list[str]:
+def mount_command(uri: str, path: Path | None, endpoint_url: str, *options: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "fastfuse", "mount", uri, str(path)),
+        *(sys.executable, "-m", "fastfuse", "mount", uri, *([] if path is None else [str(path)])),
         *("--endpoint-url", endpoint_url, "--region", "us-east-1", "--force-path-style", "--memory-target", "256MiB"),
         *options,
     ]
@@ -125,8 +125,13 @@ def mounted(
     *options: str,
     path: Path | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
+    run_by: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
 ) -> Iterator[Mount]:
-    """Mount `uri` at `path` (a new directory unless given) until the end of the block; fails unless it gets ready."""
+    """Mount `uri` at `path` (a new directory unless given) until the end of the block; fails unless it gets ready.
+
+    `run_by` is a command that runs the mount's. With --fuse-socket the path is the helper's, and is not named.
+    """
     with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as directory:
         place = path or Path(directory, "mount")
         if path is None:
@@ -134,9 +139,13 @@ def mounted(
         log_path = Path(directory, "log")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket, log_path.open("wb") as log:
             notify_socket.bind(str(Path(directory, "notify")))
+            if run_by:
+                os.chmod(directory, 0o711)
+                os.chmod(Path(directory, "notify"), 0o777)
             process = subprocess.Popen(
-                mount_command(uri, place, endpoint_url, *options),
+                [*run_by, *mount_command(uri, None if "--fuse-socket" in options else place, endpoint_url, *options)],
                 env={**environment, "NOTIFY_SOCKET": str(Path(directory, "notify"))}, stdout=log, stderr=log,
+                pass_fds=pass_fds,
             )  # fmt: skip
             mount = Mount(place, process, log_path, notify_socket)
             try:

@@ -73,6 +73,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "top": Page(("fastfuse top", "fastfuse top /mnt/data")),
     "stats": Page(("fastfuse stats /mnt/data", "fastfuse stats /mnt/data --interval 10 --count 6")),
     "refresh": Page(("fastfuse refresh /mnt/data",)),
+    "fuse-helper": Page(("fastfuse fuse-helper --socket /run/fastfuse/socket --user 1000 /mnt/data",)),
     "hint": Page(("fastfuse hint /mnt/data < list",)),
     "demo": Page(
         ("fastfuse demo", "fastfuse demo --uri s3://BUCKET/PREFIX"), ("--uri", "--keep", "--readers", *_ACCESS)

@@ -271,6 +271,8 @@ def mount_settings(
     allow_other: bool = False,
     mount_options: Sequence[str] = (),
     grace_s: float = 30.0,
+    fuse_socket: Path | None = None,
+    fuse_fd: int | None = None,
     metrics_listen: str | None = None,
     notify_socket: str | None = None,
     watchdog_usec: str = "",
@@ -284,6 +286,11 @@ def mount_settings(
         raise ConfigurationError(
             "MOUNTPOINT and --channel contradict each other: a channel's place is given by its name",
             hint=f"give a MOUNTPOINT, or --channel NAME for {CHANNELS_ROOT}/NAME",
+        )
+    if fuse_socket is not None and (fuse_fd, mountpoint, channel) != (None, None, None):
+        raise ConfigurationError(
+            "--fuse-socket leaves the place to the helper that listens there",
+            hint="give the helper its MOUNTPOINT, and this mount neither that nor --channel nor --fuse-fd",
         )
     place = channel_mountpoint(channel or "training") if mountpoint is None else Path(os.path.abspath(mountpoint))
     memory_bytes = memory_target_bytes(memory_target, _ram_bytes(), memory_limit_bytes())
@@ -304,11 +311,14 @@ def mount_settings(
         uid=os.getuid() if uid is None else uid,
         gid=os.getgid() if gid is None else gid,
         umask=int(umask, 8),
-        allow_other=allow_other,
+        # A helper mounts for everybody: whoever it does so for has another user or container.
+        allow_other=allow_other or fuse_socket is not None,
         # fastfuse creates the parents of a channel's place. Elsewhere a missing parent is probably mistyped.
         create_parents=place.parent == CHANNELS_ROOT,
         mount_options=tuple(mount_options),
         grace_s=grace_s,
+        fuse_socket=fuse_socket,
+        fuse_fd=fuse_fd,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
         notify_socket=notify_socket,
         # Its sender is the service manager, so what is no number is none of its.

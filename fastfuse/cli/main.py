@@ -139,6 +139,8 @@ def mount(
             "whichever is less. At least 128MiB; left out, a quarter, but at most 4GiB.",
         ),
     ] = None,
+    fuse_socket: options.FuseSocket = None,
+    fuse_fd: options.FuseFd = None,
     part_size: options.PartSize = "8MiB",
     training: options.Training = False,
     io: options.Io = PageCacheUse.AUTO,
@@ -163,6 +165,8 @@ def mount(
         allow_other=allow_other,
         mount_options=mount_option or (),
         grace_s=grace_s,
+        fuse_socket=fuse_socket,
+        fuse_fd=fuse_fd,
         metrics_listen=metrics_listen,
         # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
         notify_socket=None if background else os.environ.get("NOTIFY_SOCKET"),
@@ -214,6 +218,7 @@ for _command in (
     mounted.top,
     mounted.trace,
     mounted.hint,
+    mounted.fuse_helper,
 ):
     app.command(cls=Command)(_command)
 

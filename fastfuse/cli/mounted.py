@@ -1,4 +1,4 @@
-"""The commands for mounts that there are: unmount, refresh, status, stats, trace, top and hint."""
+"""The commands beside mounts: unmount, refresh, status, stats, trace, top, hint and fuse-helper."""
 
 import io
 import os
@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fastfuse import log
 from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["hint", "refresh", "stats", "status", "top", "trace", "unmount"]
+__all__ = ["fuse_helper", "hint", "refresh", "stats", "status", "top", "trace", "unmount"]
 
 
 def unmount(
@@ -159,6 +160,29 @@ def hint(
             hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
     except KeyboardInterrupt:
         return INTERRUPTED
+    return 0
+
+
+def fuse_helper(
+    mountpoint: Annotated[
+        Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where to mount: an empty directory.")
+    ],
+    *,
+    path: Annotated[
+        Path, typer.Option("--socket", metavar="PATH", help="Where to listen. It is made for this user alone.")
+    ],
+    uid: Annotated[int, typer.Option("--user", metavar="ID", min=0, help="Who may have it mount; becomes the owner.")],
+) -> int:
+    """Mount for a process that may not, which serves the mount with 'fastfuse mount --fuse-socket PATH'.
+
+    Takes CAP_SYS_ADMIN, and knows neither S3 nor credentials. The mount goes with the process that serves it, and the
+    next one gets another.
+    """
+    log.configure(log.LogConfig())
+    from fastfuse.mount import fuse_helper as helper
+
+    place = Path(os.path.abspath(mountpoint))
+    helper.serve(place, helper.listen_at(Path(os.path.abspath(path)), uid), uid)
     return 0
 
 

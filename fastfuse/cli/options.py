@@ -27,6 +27,7 @@ _CONNECTION = "Connection"
 _LOGS = "Logs"
 _INDEX = "Index"
 _SOURCE = "What the source is"
+_RIGHTS = "Mounting without rights"
 _MAX_CONNECTIONS = ConnectionConfig().max_connections
 _READ_DEADLINE_S = ConnectionConfig().deadline_s
 
@@ -166,6 +167,23 @@ Gid = Annotated[
     typer.Option(
         "--gid", envvar="FASTFUSE_GID", metavar="ID", min=0, max=2**32 - 2, rich_help_panel=VIEW_PANEL,
         help="Group of the mounted files; left out, yours.",
+    ),
+]  # fmt: skip
+
+FuseSocket = Annotated[
+    Path | None,
+    typer.Option(
+        "--fuse-socket", envvar="FASTFUSE_FUSE_SOCKET", metavar="PATH", rich_help_panel=_RIGHTS,
+        help="Mount through the helper that listens there ('fastfuse fuse-helper'), at its place, so that this "
+        "process needs no rights.",
+    ),
+]  # fmt: skip
+FuseFd = Annotated[
+    int | None,
+    typer.Option(
+        "--fuse-fd", envvar="FASTFUSE_FUSE_FD", metavar="N", min=3, rich_help_panel=_RIGHTS,
+        help="Serve the mount at MOUNTPOINT that was made with this descriptor of /dev/fuse; whoever made it "
+        "unmounts it.",
     ),
 ]  # fmt: skip
 

@@ -52,6 +52,9 @@ class MountSettings:
     # Options of `-o` that are passed through to the kernel's mount (`nodev`, `noatime`, ...).
     mount_options: tuple[str, ...] = ()
     grace_s: float = 30.0
+    # The socket of a helper that mounts (`mount.fuse_helper`), or the descriptor of a mount that was made for us.
+    fuse_socket: Path | None = None
+    fuse_fd: int | None = None
     # (host, port) of the Prometheus endpoint, or None.
     metrics_listen: tuple[str, int] | None = None
     # $NOTIFY_SOCKET of the service manager, or None.

@@ -22,13 +22,14 @@ import trio
 from fastfuse.errors import MountError
 from fastfuse.mount.fuse import interposed, pyfuse3
 from fastfuse.mount.loop import take_over_waiting
+from fastfuse.mount.mount_places import Place
 from fastfuse.mount.mount_settings import PageCacheUse
-from fastfuse.mount.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, unmount
+from fastfuse.mount.mountpoint import SUBTYPE, find_mount
 from fastfuse.mount.preflight import CONTAINER, DEVICE_NUMBER
 from fastfuse.mount.protocol import OUT_HEADER, send_notices
 from fastfuse.mount.replies import LargeReplies
 
-__all__ = ["InitialisedOperations", "Session", "raise_readahead", "readahead_kib", "tune_kernel"]
+__all__ = ["InitialisedOperations", "Session", "tune_kernel"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,47 +60,11 @@ _CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
 _INIT_REQUEST_MAX_BYTES = 1 << 20
 _TRIED_INODE = 1 << 41 | 7
 
-# Mount options cannot set the readahead (libfuse refuses ``max_readahead``); only the bdi's file in sysfs can.
-_BDI = Path("/sys/class/bdi")
-
-# Four requests of 1 MiB ahead of the reader hide one part's delivery: docs/MEASUREMENTS.md, "Mount".
-READ_AHEAD_KIB = 4096
-
-
-def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Path = _BDI) -> bool:
-    """Set the kernel's readahead of the mount with the bdi `device` (``major:minor``).
-
-    Return False and log with `level` if that is not permitted.
-    """
-    setting = directory / device / "read_ahead_kb"
-    try:
-        setting.write_text(str(READ_AHEAD_KIB))
-    except OSError as error:
-        _log.log(
-            level,
-            "the kernel reads ahead only 128 KiB, which costs readers of large files a third of their speed: "
-            "%s cannot be written (%s); let root write %d there, run where sysfs is writable, or, for files that are "
-            "read once and in pieces of 1 MiB or more, mount with --io direct",
-            setting,
-            error.strerror,
-            READ_AHEAD_KIB,
-        )
-        return False
-    return True
-
-
-def readahead_kib(device: str) -> int:
-    """Return the kernel's readahead of the mount with the bdi `device`, or 0 where it cannot be known."""
-    try:
-        return int((_BDI / device / "read_ahead_kb").read_text())
-    except (OSError, ValueError):
-        return 0
-
 
 def tune_kernel(session: "Session", io: PageCacheUse) -> None:
     """Raise the readahead, and log what this kernel cannot do with `io`."""
     # A user who chose --io need not be warned.
-    raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
+    session.place.raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
     if io == PageCacheUse.DIRECT and not session.can_map_direct:
         _log.warning(
             "this kernel cannot map files that are read past the page cache (Linux 6.6 can): with --io direct, mmap of "
@@ -126,10 +91,8 @@ class InitialisedOperations(pyfuse3.Operations):
 class Session:
     """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
 
-    def __init__(
-        self, mountpoint: Path, device: str, fd: int, *, can_resend: bool, can_map_direct: bool = False
-    ) -> None:
-        self._mountpoint = mountpoint
+    def __init__(self, place: Place, device: str, fd: int, *, can_resend: bool, can_map_direct: bool = False) -> None:
+        self.place = place
         # ``major:minor``: tells this mount from another one at the same place while this one lives.
         self.device = device
         # True if the kernel can send again the requests that a dead worker had read (Linux >= 6.9).
@@ -143,7 +106,7 @@ class Session:
     def mount(
         cls,
         operations: InitialisedOperations,
-        mountpoint: Path,
+        place: Place,
         *,
         source: str,
         allow_other: bool,
@@ -160,28 +123,28 @@ class Session:
         if allow_other:
             arguments.add("allow_other")
         take_over_waiting(operations.replies)
+        ready = place.mount(name)
         fds_before = _fuse_fds()
+        # libfuse serves a descriptor that it is named in this way, and mounts nothing.
+        target = str(place.mountpoint) if ready is None else f"/dev/fd/{ready.fd}"
         with _captured_stderr() as captured:
             try:
-                pyfuse3.init(operations, str(mountpoint), arguments)
+                pyfuse3.init(operations, target, arguments)
             except RuntimeError as error:
-                raise _mount_error(mountpoint, captured()) from error
+                raise _mount_error(place.mountpoint, captured()) from error
         try:
-            # pyfuse3 does not expose the descriptor.
-            (fd,) = _fuse_fds() - fds_before
+            # pyfuse3 does not expose the descriptor of its own mount.
+            fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
             flags2 = _shake_hands(operations, fd)
-            entry = find_mount(mountpoint)
-            if entry is None or not entry.is_ours:
-                raise MountError(f"{mountpoint} was unmounted by somebody else right away")
             return cls(
-                mountpoint,
-                entry.device,
+                place,
+                _device_at(place.mountpoint) if ready is None else ready.device,
                 fd,
                 can_resend=bool(flags2 & _HAS_RESEND),
                 can_map_direct=bool(flags2 & _DIRECT_IO_ALLOW_MMAP),
             )
         except BaseException:
-            pyfuse3.close(unmount=True)
+            pyfuse3.close(unmount=ready is None)
             raise
 
     @property
@@ -194,8 +157,7 @@ class Session:
     @property
     def is_mounted(self) -> bool:
         """Return whether this mount is at its place, even if another one covers it."""
-        # A later mount may have our number. If our connection has ended, the mount there is ours only if it is dead.
-        return is_mounted(self._mountpoint, self.device) and (self.is_connected or is_dead(self._mountpoint))
+        return self.place.is_mounted(self.device, is_connected=self.is_connected)
 
     def unmount(self, *, lazy: bool = False) -> None:
         """Unmount this mount, and never another one; do nothing if it is already unmounted.
@@ -207,7 +169,7 @@ class Session:
         if not self.is_mounted:
             return
         try:
-            unmount(self._mountpoint, lazy=lazy, device=self.device)
+            self.place.unmount(self.device, lazy=lazy)
         except MountError:
             if self.is_mounted:
                 raise
@@ -229,7 +191,7 @@ class Session:
     def abort(self) -> None:
         """End the connection for every process that holds it; every request of the mount fails from now on."""
         if self.is_connected:
-            abort(self._mountpoint, self.device)
+            self.place.abort(self.device)
 
     def close(self) -> None:
         """Close the connection; without a worker, every request of the mount fails from now on."""
@@ -310,6 +272,13 @@ async def _serve_read(operations: InitialisedOperations) -> int:
     finally:
         del operations.read
     return handles[0]
+
+
+def _device_at(mountpoint: Path) -> str:
+    entry = find_mount(mountpoint)
+    if entry is None or not entry.is_ours:
+        raise MountError(f"{mountpoint} was unmounted by somebody else right away")
+    return entry.device
 
 
 def _fuse_fds() -> set[int]:

@@ -9,8 +9,8 @@ from typing import Any, Final
 from fastfuse import __version__
 from fastfuse.metrics import METRICS, Counters
 from fastfuse.mount.board import Board
+from fastfuse.mount.kernel_readahead import readahead_kib
 from fastfuse.mount.mount_settings import MountSettings
-from fastfuse.mount.session import readahead_kib
 from fastfuse.mount.verdict import as_json, figures_of, summary_lines
 
 __all__ = ["Recent", "status_of"]

@@ -30,10 +30,10 @@ from fastfuse.mount.heartbeat import BEAT_EVERY_S
 from fastfuse.mount.hint_taker import listen_for_hints
 from fastfuse.mount.in_hand import ReadsInHand
 from fastfuse.mount.key_finder import KeyFinder
+from fastfuse.mount.mount_places import place_for
 from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.mount.notify import Notifier
 from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.preflight import prepare_mount
 from fastfuse.mount.privileges import as_nobody, keep_memory_private
 from fastfuse.mount.refresh import NewTable, Refresher, run_lister
 from fastfuse.mount.session import Session, tune_kernel
@@ -106,7 +106,7 @@ class Supervisor:
             expects_whole_files=settings.expects_whole_files,
             expects_every_file=settings.expects_every_file,
         )
-        self._mountpoint = settings.mountpoint
+        self._place = place_for(settings)
         self._session: Session | None = None
         self._snapshot_fd = -1
         self._metrics_pid = 0
@@ -126,7 +126,6 @@ class Supervisor:
         """Mount and serve, as the function `run` says."""
         keep_memory_private()
         settings = self._settings
-        self._mountpoint = prepare_mount(settings)
         try:
             if settings.metrics_listen:
                 self._start_metrics(*settings.metrics_listen)
@@ -140,9 +139,9 @@ class Supervisor:
                 self._start_worker()
                 assert self._session is not None
                 self._recent.begin(self._session.device)
-                _log.info("mounted %s at %s", settings.source, self._mountpoint)
+                _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
                 self._notifier.ready()
-                self._notifier.status(f"serving {settings.source} at {self._mountpoint}")
+                self._notifier.status(f"serving {settings.source} at {self._place.mountpoint}")
                 ready(self._snapshot_fd)
                 self._serve()
             finally:
@@ -153,6 +152,7 @@ class Supervisor:
             if self._metrics_pid:
                 os.kill(self._metrics_pid, signal.SIGKILL)
                 wait_child(self._metrics_pid)
+            self._place.close()
 
     def _start_metrics(self, host: str, port: int) -> None:
         # Forked before the mount: it must not hold a copy of the connection to the kernel.
@@ -177,7 +177,7 @@ class Supervisor:
         settings = self._settings
         self._session = Session.mount(
             self._operations,
-            self._mountpoint,
+            self._place,
             source=str(settings.source),
             allow_other=settings.allow_other,
             options=settings.mount_options,
@@ -204,6 +204,7 @@ class Supervisor:
                 if ours is not None and ours is not kept:
                     ours.close()
             self._refresher.close_connections()
+            self._place.close()
             work()
 
         return fork_child(without_sockets)
@@ -268,14 +269,8 @@ class Supervisor:
                 self._refresher.want(self._snapshot_fd, asking)
 
     def _status(self) -> dict[str, Any]:
-        return status_of(
-            self._settings,
-            str(self._mountpoint),
-            self._counters,
-            self._recent,
-            self._board,
-            worker_pid=self._worker.pid,
-        )
+        mountpoint, pid = str(self._place.mountpoint), self._worker.pid
+        return status_of(self._settings, mountpoint, self._counters, self._recent, self._board, worker_pid=pid)
 
     def _has_lost_its_terminal(self) -> bool:
         """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
@@ -326,7 +321,7 @@ class Supervisor:
             reads = self._counters.get("fastfuse_waiting_reads")
             quiet_looks = 0 if reads else quiet_looks + 1
         if reads:
-            _log.warning("%d reads under way fail: %s is unmounted now", reads, self._mountpoint)
+            _log.warning("%d reads under way fail: %s is unmounted now", reads, self._place.mountpoint)
 
     def _worker_has_ended(self) -> bool:
         """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
@@ -367,7 +362,7 @@ class Supervisor:
             # Before the next worker reads anything, or its own requests would be sent to it twice.
             can_go_on = session.resend()
             if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
-                _log.info("%s was unmounted", self._mountpoint)
+                _log.info("%s was unmounted", self._place.mountpoint)
                 return False
             self._note_death(self._worker.end)
             if not can_go_on:
@@ -409,7 +404,7 @@ class Supervisor:
         signal.sigtimedwait((), pause_s)
 
     def _mount_again(self) -> None:
-        _log.warning("mounting %s again: files that are open now fail, opened again they work", self._mountpoint)
+        _log.warning("mounting %s again: files that are open now fail, opened again they work", self._place.mountpoint)
         self._disconnect()
         self._mount()
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.session import raise_readahead
+from fastfuse.mount.kernel_readahead import raise_readahead
 
 
 @pytest.fixture

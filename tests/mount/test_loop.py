@@ -12,6 +12,7 @@ from fastfuse.errors import MountError
 from fastfuse.mount import loop
 from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.loop import RequestLock, RequestWait
+from fastfuse.mount.mount_places import OwnPlace
 from fastfuse.mount.replies import LargeReplies
 from fastfuse.mount.session import InitialisedOperations, Session
 
@@ -148,5 +149,5 @@ def test_the_lock_that_serves_init_is_the_one_that_workers_inherit(
     monkeypatch.setattr(pyfuse3, "trio", trio, raising=False)
     monkeypatch.setattr(pyfuse3, "init", init)
     with pytest.raises(MountError):
-        Session.mount(InitialisedOperations(), tmp_path, source="s3://b", allow_other=False)
+        Session.mount(InitialisedOperations(), OwnPlace(tmp_path), source="s3://b", allow_other=False)
     assert seen == [RequestLock]

@@ -800,8 +800,8 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
     change = """
     from functools import partial
     from pathlib import Path
-    from fastfuse.mount import session
-    session.raise_readahead = partial(session.raise_readahead, directory=Path("/nonexistent"))
+    from fastfuse.mount import mount_places
+    mount_places.raise_readahead = partial(mount_places.raise_readahead, directory=Path("/nonexistent"))
     """
     with_change(monkeypatch, change)
     options = ("--io", io, "--part-size", "1MiB", "--metrics-listen", "0")

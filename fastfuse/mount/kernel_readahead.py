@@ -1,0 +1,46 @@
+"""The kernel's readahead of a mount, which only sysfs can set."""
+
+import logging
+from pathlib import Path
+
+__all__ = ["raise_readahead", "readahead_kib"]
+
+_log = logging.getLogger(__name__)
+
+# Mount options cannot set the readahead (libfuse refuses ``max_readahead``); only the bdi's file in sysfs can.
+_BDI = Path("/sys/class/bdi")
+
+# Four requests of 1 MiB ahead of the reader hide one part's delivery: docs/MEASUREMENTS.md, "Mount".
+READ_AHEAD_KIB = 4096
+
+
+def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Path = _BDI) -> bool:
+    """Set the kernel's readahead of the mount with the bdi `device` (``major:minor``).
+
+    Return False and log with `level` if that is not permitted. Who made the mount for us may have set it.
+    """
+    setting = directory / device / "read_ahead_kb"
+    if readahead_kib(device, directory=directory) == READ_AHEAD_KIB:
+        return True
+    try:
+        setting.write_text(str(READ_AHEAD_KIB))
+    except OSError as error:
+        _log.log(
+            level,
+            "the kernel reads ahead only 128 KiB, which costs readers of large files a third of their speed: "
+            "%s cannot be written (%s); let root write %d there, run where sysfs is writable, or, for files that are "
+            "read once and in pieces of 1 MiB or more, mount with --io direct",
+            setting,
+            error.strerror,
+            READ_AHEAD_KIB,
+        )
+        return False
+    return True
+
+
+def readahead_kib(device: str, *, directory: Path = _BDI) -> int:
+    """Return the kernel's readahead of the mount with the bdi `device`, or 0 where it cannot be known."""
+    try:
+        return int((directory / device / "read_ahead_kb").read_text())
+    except (OSError, ValueError):
+        return 0
