@@ -70,7 +70,21 @@ def test_every_option_that_is_named_exists(page: str) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXTS[page])) - OTHERS
     assert named <= set().union(
         *map(
-            _options, ("mount", "run", "demo", "index", "advise", "unmount", "hint", "status", "stats", "top", "trace")
+            _options,
+            (
+                "mount",
+                "run",
+                "demo",
+                "index",
+                "advise",
+                "unmount",
+                "hint",
+                "status",
+                "stats",
+                "top",
+                "trace",
+                "fuse-helper",
+            ),
         )
     )
 
