@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from fastfuse.cli import commands
 from fastfuse.cli.main import app
 from fastfuse.metrics import HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
@@ -68,25 +69,7 @@ def test_the_table_of_options_is_complete() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_that_is_named_exists(page: str) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXTS[page])) - OTHERS
-    assert named <= set().union(
-        *map(
-            _options,
-            (
-                "mount",
-                "run",
-                "demo",
-                "index",
-                "advise",
-                "unmount",
-                "hint",
-                "status",
-                "stats",
-                "top",
-                "trace",
-                "fuse-helper",
-            ),
-        )
-    )
+    assert named <= set().union(*map(_options, commands.PAGES))
 
 
 @pytest.mark.parametrize("command", ["mount", "run", "index", "advise"])
