@@ -22,15 +22,20 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from fastfuse import __version__
 from fastfuse.errors import ConfigurationError
 
 __all__ = [
     "ASKERS",
+    "BUILD_INFO",
     "ERRNO_LABELS",
     "HISTOGRAMS",
+    "MEMORY_USES",
     "METRICS",
     "OUTCOMES",
+    "READS",
     "RETRY_CAUSES",
+    "SOURCES",
     "Counter",
     "Counters",
     "Distribution",
@@ -46,6 +51,15 @@ OUTCOMES = ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "
 
 # A reader waits for it; it was foreseen behind a reader; it was foreseen before anybody began the file.
 ASKERS = ("demanded", "ahead", "prefetched")
+
+# A reader waited for none of its bytes, or for some.
+READS = ("hit", "miss")
+
+# Bytes that lay in memory when their reader came, and those that it had to wait for.
+SOURCES = ("ahead", "demanded")
+
+# Parts on their way, parts that nobody has read yet, and parts that were read.
+MEMORY_USES = ("in_flight", "unread", "read")
 
 # Why requests were tried again (s3.failures).
 RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
@@ -118,15 +132,25 @@ METRICS = (
     Counter("fastfuse_credentials_renewed", "Times that other AWS credentials took the place of the ones in use."),
     Counter("fastfuse_verified_objects", "Objects checked against their checksums, by outcome.", "outcome", CHECKS),
     Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
+    Counter(
+        "fastfuse_read_source_bytes", "Bytes handed to readers, by whether they waited for them.", "source", SOURCES
+    ),
+    Counter("fastfuse_reads", "Reads that reached the mount, by whether they waited for bytes.", "outcome", READS),
+    Counter("fastfuse_wasted_bytes", "Bytes fetched and dropped before anybody read them."),
     Counter("fastfuse_requests", "Requests of the kernel answered, errors included."),
     Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
     Counter("fastfuse_blocked_seconds", "Seconds that readers waited for the mount, summed over readers.", unit=1e-6),
     Counter("fastfuse_stalled_seconds", "Seconds in which at least one reader waited for the mount.", unit=1e-6),
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),
+    Counter("fastfuse_gets_in_flight", "Ranged GETs under way, retries included.", is_gauge=True),
     Counter("fastfuse_in_trouble", "1 while requests to S3 fail and are tried again.", is_gauge=True),
+    Counter("fastfuse_reads_failing", "1 while reads fail, as /healthz sees it.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount refuses new reads.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
+    Counter("fastfuse_memory_bytes", "Bytes of parts, by use.", "use", MEMORY_USES, is_gauge=True),
+    Counter("fastfuse_memory_target_bytes", "The value of --memory-target, in bytes.", is_gauge=True),
+    Counter("fastfuse_worker_memory_bytes", "Bytes of memory that the worker shares with nobody.", is_gauge=True),
     Counter("fastfuse_cpu_seconds", "Seconds of CPU that workers have used.", unit=1e-6),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed."),
@@ -138,6 +162,12 @@ METRICS = (
     Counter("fastfuse_worker_respawns", "Workers started after the death of their predecessor."),
     Counter("fastfuse_worker_hangs", "Workers killed because they hung."),
     Counter("fastfuse_worker_beats", "Seconds in which a worker showed that it does not hang."),
+)
+
+
+# Not counted, so it has no slot.
+BUILD_INFO = Counter(
+    "fastfuse_build_info", "1, with the version of fastfuse.", "version", (__version__,), is_gauge=True
 )
 
 
@@ -209,6 +239,9 @@ class _SharedCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         is_job = "" not in self._channels
+        build = GaugeMetricFamily(BUILD_INFO.name, BUILD_INFO.help, labels=[BUILD_INFO.label])
+        build.add_metric([*BUILD_INFO.values], 1)
+        yield build
         for metric in METRICS:
             names = [*(["channel"] if is_job else []), *([metric.label] if metric.label else [])]
             family = (GaugeMetricFamily if metric.is_gauge else CounterMetricFamily)(
@@ -263,8 +296,8 @@ def health(channels: Mapping[str, Counters]) -> str:
     for name, counters in channels.items():
         if counters.get("fastfuse_draining"):
             reason = "stopping"
-        elif counters.get("fastfuse_in_trouble"):
-            reason = "requests to S3 fail and are tried again"
+        elif counters.get("fastfuse_reads_failing"):
+            reason = "reads fail: S3 delivers nothing"
         elif not name and not counters.get("fastfuse_listed_timestamp_seconds"):
             reason = "listing"
         else:

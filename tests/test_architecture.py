@@ -40,7 +40,7 @@ FLOORS: Mapping[str, set[str]] = {
         "cgroup": "",
         "log": "errors",
         "malloc": "",
-        "metrics": "errors",
+        "metrics": "__init__ errors",
         "prices": "",
         "repeats": "",
         "sizes": "errors",
@@ -96,7 +96,7 @@ PURE = {
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),
-    *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "mount.deaths"),
+    *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "mount.deaths", "mount.failing"),
     *("readahead.announced", "readahead.cursor", "readahead.limits", "readahead.listed"),
     *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),
     *(

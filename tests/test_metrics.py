@@ -14,9 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastfuse import metrics
+from fastfuse import __version__, metrics
 from fastfuse.errors import ConfigurationError
-from fastfuse.metrics import ERRNO_LABELS, HISTOGRAMS, METRICS, OUTCOMES, Counters, bind_metrics, health, serve_metrics
+from fastfuse.metrics import (
+    BUILD_INFO,
+    ERRNO_LABELS,
+    HISTOGRAMS,
+    METRICS,
+    OUTCOMES,
+    Counters,
+    bind_metrics,
+    health,
+    serve_metrics,
+)
 from fastfuse.mount.children import fork_child, wait_child
 
 # name -> (type, label, values of the label). A change here is a change for whoever watches a mount.
@@ -36,15 +46,23 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_credentials_renewed": ("counter", "", ("",)),
     "fastfuse_verified_objects": ("counter", "outcome", ("ok", "none", "begun", "refetched", "mismatch")),
     "fastfuse_read_served_bytes": ("counter", "", ("",)),
+    "fastfuse_read_source_bytes": ("counter", "source", ("ahead", "demanded")),
+    "fastfuse_reads": ("counter", "outcome", ("hit", "miss")),
+    "fastfuse_wasted_bytes": ("counter", "", ("",)),
     "fastfuse_requests": ("counter", "", ("",)),
     "fastfuse_errors": ("counter", "errno", ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")),
     "fastfuse_handler_failures": ("counter", "", ("",)),
     "fastfuse_blocked_seconds": ("counter", "", ("",)),
     "fastfuse_stalled_seconds": ("counter", "", ("",)),
     "fastfuse_waiting_reads": ("gauge", "", ("",)),
+    "fastfuse_gets_in_flight": ("gauge", "", ("",)),
     "fastfuse_in_trouble": ("gauge", "", ("",)),
+    "fastfuse_reads_failing": ("gauge", "", ("",)),
     "fastfuse_draining": ("gauge", "", ("",)),
     "fastfuse_pool_bytes": ("gauge", "", ("",)),
+    "fastfuse_memory_bytes": ("gauge", "use", ("in_flight", "unread", "read")),
+    "fastfuse_memory_target_bytes": ("gauge", "", ("",)),
+    "fastfuse_worker_memory_bytes": ("gauge", "", ("",)),
     "fastfuse_cpu_seconds": ("counter", "", ("",)),
     "fastfuse_hints": ("counter", "outcome", ("taken", "unknown")),
     "fastfuse_objects_listed": ("counter", "", ("",)),
@@ -110,7 +128,9 @@ def test_the_exposition_parses_and_has_every_metric_with_every_label(
     counters.add(counters.slot("fastfuse_fetch_requests", "denied"), 3)
     counters.set(counters.slot("fastfuse_waiting_reads"), 5)
     families = {family.name: family for family in text_string_to_metric_families(scraped(scrape))}
-    assert families.keys() == CONTRACT.keys() | set(HISTOGRAM_NAMES)
+    assert families.keys() == CONTRACT.keys() | {*HISTOGRAM_NAMES, BUILD_INFO.name}
+    [build] = families[BUILD_INFO.name].samples
+    assert (build.labels, build.value) == ({"version": __version__}, 1)
     for name, (kind, label, values) in CONTRACT.items():
         assert families[name].type == kind
         suffix = "_total" if kind == "counter" else ""
@@ -176,8 +196,9 @@ def test_a_client_that_says_nothing_does_not_hold_the_endpoint_for_ever(scrape: 
     [
         ({}, 503, "listing"),
         ({"fastfuse_listed_timestamp_seconds": 1}, 200, "ok"),
-        ({"fastfuse_listed_timestamp_seconds": 1, "fastfuse_in_trouble": 1}, 503, "requests to S3 fail"),
-        ({"fastfuse_listed_timestamp_seconds": 1, "fastfuse_in_trouble": 1, "fastfuse_draining": 1}, 503, "stopping"),
+        ({"fastfuse_listed_timestamp_seconds": 1, "fastfuse_in_trouble": 1}, 200, "ok"),
+        ({"fastfuse_listed_timestamp_seconds": 1, "fastfuse_reads_failing": 1}, 503, "reads fail"),
+        ({"fastfuse_reads_failing": 1, "fastfuse_draining": 1}, 503, "stopping"),
     ],
 )
 def test_probes_learn_whether_the_mount_serves(
@@ -196,8 +217,8 @@ def test_probes_learn_whether_the_mount_serves(
 def test_a_job_is_well_if_its_channels_are() -> None:
     channels = {"train": Counters(), "test": Counters()}
     assert health(channels) == ""
-    channels["test"].set(channels["test"].slot("fastfuse_in_trouble"), 1)
-    assert health(channels) == "test: requests to S3 fail and are tried again"
+    channels["test"].set(channels["test"].slot("fastfuse_reads_failing"), 1)
+    assert health(channels) == "test: reads fail: S3 delivers nothing"
 
 
 def test_slots_do_not_overlap(counters: Counters) -> None:

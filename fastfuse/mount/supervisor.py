@@ -89,6 +89,7 @@ class Supervisor:
         self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
         self._counters = counters or Counters()
+        self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(

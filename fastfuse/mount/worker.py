@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +25,12 @@ import trio
 
 from fastfuse import log
 from fastfuse.errors import FastfuseError
-from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
-from fastfuse.metrics import ASKERS, Counters
+from fastfuse.metrics import ASKERS, MEMORY_USES, OUTCOMES, READS, SOURCES, Counters
 from fastfuse.mount.board import Board
+from fastfuse.mount.failing import FailingReads
 from fastfuse.mount.fuse import pyfuse3
 from fastfuse.mount.get_record import RecordedReader
 from fastfuse.mount.hang_report import DUMP_SIGNAL
@@ -41,7 +41,7 @@ from fastfuse.mount.operations import MountOperations
 from fastfuse.mount.privileges import become_nobody
 from fastfuse.mount.replies import threads_for
 from fastfuse.mount.watching import WatchedReads
-from fastfuse.readahead import ReadaheadConfig, ReadEngine, ReadStatistics
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
@@ -170,9 +170,9 @@ async def _serve(task: WorkerTask) -> None:
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
-        nursery.start_soon(_beat, engine, operations, counters)
+        nursery.start_soon(_beat, _Report(counters, engine, operations), operations, counters)
         nursery.start_soon(_show, task.board, operations, retries, counters)
-        nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, nursery.cancel_scope)
+        nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, counters, nursery.cancel_scope)
         nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets)
         os.write(task.ready_fd, READY)
@@ -231,54 +231,84 @@ async def _take_handed_over(
         tables.send(_SWAPPED)
 
 
-async def _beat(engine: ReadEngine, operations: MountOperations, counters: Counters) -> None:
+async def _beat(report: "_Report", operations: MountOperations, counters: Counters) -> None:
     """Show every second that requests are taken and answered, and count what is not counted as it happens."""
     beats = counters.slot("fastfuse_worker_beats")
-    report = _Report(counters)
     try:
         while True:
-            report.write(engine.statistics(), operations.table)
+            report.write()
             # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
             if operations.replies.are_moving():
                 counters.add(beats)
             operations.count_stall()
             await trio.sleep(BEAT_EVERY_S)
     finally:
-        report.write(engine.statistics(), operations.table)
+        report.write()
 
 
 class _Report:
     """Gauges, and counters that grow by what is new; a worker that is killed leaves out its last second."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, engine: ReadEngine, operations: MountOperations) -> None:
         self._counters = counters
+        self._engine = engine
+        self._operations = operations
+        self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
         self._before: dict[int, int] = {}
 
-    def write(self, now: ReadStatistics, table: InodeTable) -> None:
-        counters = self._counters
-        counters.set(counters.slot("fastfuse_pool_bytes"), now.pool.reserved_bytes + now.pool.held_bytes)
-        counters.set(counters.slot("fastfuse_table_bytes"), table.metadata.total_bytes)
-        parts = zip(ASKERS, (now.demanded_parts, now.ahead_parts, now.prefetched_parts), strict=True)
-        grown = {counters.slot("fastfuse_fetched_parts", asker): count for asker, count in parts}
-        grown[counters.slot("fastfuse_cpu_seconds")] = int(time.process_time() * 1e6)
+    def write(self) -> None:
+        counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
+        self._set("fastfuse_pool_bytes", sum(memory.values()))
+        for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
+            self._set("fastfuse_memory_bytes", size_bytes, use)
+        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight)
+        self._set("fastfuse_table_bytes", self._operations.table.metadata.total_bytes)
+        served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
+        grown = {
+            **self._by_slot(
+                "fastfuse_fetched_parts", ASKERS, now.demanded_parts, now.ahead_parts, now.prefetched_parts
+            ),
+            **self._by_slot("fastfuse_reads", READS, now.hits, now.waits),
+            **self._by_slot("fastfuse_read_source_bytes", SOURCES, served_bytes - now.waited_bytes, now.waited_bytes),
+            counters.slot("fastfuse_wasted_bytes"): now.pool.unread_dropped_bytes,
+            counters.slot("fastfuse_cpu_seconds"): int(time.process_time() * 1e6),
+        }
         for slot, number in grown.items():
             counters.add(slot, number - self._before.get(slot, 0))
         self._before = grown
 
+    def _set(self, name: str, number: int, value: str = "") -> None:
+        self._counters.set(self._counters.slot(name, value), number)
+
+    def _by_slot(self, name: str, values: Sequence[str], *numbers: int) -> dict[int, int]:
+        return {self._counters.slot(name, value): number for value, number in zip(values, numbers, strict=True)}
+
 
 async def _show(board: Board, operations: MountOperations, retries: Retries, counters: Counters) -> None:
-    """Show every second what `fastfuse status` tells of this process."""
+    """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
+    failing = FailingReads(*_ended_gets(counters))
     while True:
         trouble = retries.trouble()
         counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
+        # Nobody waits for a trouble without requests: it is over with the next answer.
+        trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
+        is_failing = failing.look(trio.current_time(), *_ended_gets(counters), trouble_s=trouble_s)
+        counters.set(counters.slot("fastfuse_reads_failing"), int(is_failing))
         board.show({"trouble": trouble, "errors": list(operations.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
 
 
-async def _end_when_too_large(most_bytes: int, scope: trio.CancelScope) -> None:
+def _ended_gets(counters: Counters) -> tuple[int, int]:
+    """Return how many GETs delivered, and how many failed."""
+    ended = {outcome: counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES}
+    return ended["ok"], sum(ended.values()) - ended["ok"] - ended["cancelled"]
+
+
+async def _end_when_too_large(most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:
     """Cancel `scope` once this process has more than `most_bytes` of its own. The kernel asks the next worker again."""
     while True:
         used_bytes = private_bytes()
+        counters.set(counters.slot("fastfuse_worker_memory_bytes"), used_bytes)
         if used_bytes > most_bytes:
             break
         await trio.sleep(BEAT_EVERY_S)

@@ -192,6 +192,7 @@ class ReadEngine:
             self._begin(inode, 0, is_missed=True)
             data = await self._reader.get(ref, 0, ref.size_bytes)
             fetched_bytes = len(data)
+            counts.waited_bytes += fetched_bytes
             return data
         except Exception:
             counts.failed_parts += 1

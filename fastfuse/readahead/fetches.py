@@ -13,14 +13,12 @@ __all__ = ["Fetches", "PoolStatistics", "ReadCounts"]
 
 @dataclass(slots=True)
 class ReadCounts:
-    """The counts of all files of an engine together. A read is a hit when it waited for nothing.
-
-    `waits` counts waits for a part: two for a read across two parts. A file that was taken at its first read counts as
-    neither.
-    """
+    """The counts of all files of an engine together. A read is a hit when it waited for nothing."""
 
     hits: int = 0
+    # Reads that waited, and those of their bytes that were not in memory when they came.
     waits: int = 0
+    waited_bytes: int = 0
     demanded_parts: int = 0
     ahead_parts: int = 0
     prefetched_parts: int = 0

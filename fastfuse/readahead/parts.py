@@ -163,6 +163,17 @@ class FileParts:
         start = self._parts[self._starts[index - 1]].end if index else 0
         return start, self._starts[index] if index < len(self._starts) else self.ref.size_bytes
 
+    def missing_bytes(self, offset: int, end: int) -> int:
+        """Return how many bytes of ``[offset, end)`` are not in memory."""
+        missing_bytes = 0
+        while offset < end:
+            part = self.at(offset)
+            until = min(end, self.gap(offset)[1] if part is None else part.end)
+            if part is None or part.data is None:
+                missing_bytes += until - offset
+            offset = until
+        return missing_bytes
+
     def add(self, part: Part) -> None:
         insort(self._starts, part.start)
         self._parts[part.start] = part

@@ -149,6 +149,11 @@ class Stream:
 
     async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
         """Do as `read`, where bytes are missing, in flight, or in more than one part."""
+        counts, missing_bytes = self._fetches.counts, self.file.missing_bytes(offset, end)
+        if missing_bytes:
+            counts.waits += 1
+        else:
+            counts.hits += 1
         self._pool.enter(self.file)
         try:
             self._resize()
@@ -160,6 +165,7 @@ class Stream:
             else:
                 piece = await self._join_pieces(cursor, offset, end)
             self._window.came(cursor, trio.current_time())
+            counts.waited_bytes += missing_bytes
             return piece
         finally:
             self._pool.leave(self.file)
@@ -187,7 +193,6 @@ class Stream:
         self._part = part
         if part.data is not None:
             return self._take(part, offset, min(end, part.end))
-        self._fetches.counts.waits += 1
         self._pool.pin(part)
         pace = cursor.pace
         if pace is not None:

@@ -8,7 +8,7 @@ import typer.main
 
 from fastfuse.cli import commands
 from fastfuse.cli.main import app
-from fastfuse.metrics import HISTOGRAMS, METRICS
+from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 
 TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
@@ -28,12 +28,12 @@ def test_readme_is_read_in_one_sitting() -> None:
 
 def test_the_table_of_metrics_is_complete() -> None:
     rows = dict(re.findall(r"^\| `(fastfuse_\w+)[^|]*` \| (.*) \|$", TEXTS["docs/METRICS.md"], re.MULTILINE))
-    numbers = {metric.name + ("" if metric.is_gauge else "_total"): metric.help for metric in METRICS}
+    numbers = {metric.name + ("" if metric.is_gauge else "_total"): metric.help for metric in (*METRICS, BUILD_INFO)}
     assert rows == numbers | {f"{histogram.name}_bucket": histogram.help for histogram in HISTOGRAMS}
 
 
 def test_the_table_of_label_values_is_complete() -> None:
-    rows = re.findall(r"^\| `(\w+)` of `(\w+)_total` \| (.*) \|$", TEXTS["docs/METRICS.md"], re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` of `(\w+?)(?:_total)?` \| (.*) \|$", TEXTS["docs/METRICS.md"], re.MULTILINE)
     values = {(name, label): re.findall(r"`(\w+)`", text) for label, name, text in rows}
     assert values == {(metric.name, metric.label): [*metric.values] for metric in METRICS if metric.label}
 

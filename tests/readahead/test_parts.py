@@ -26,10 +26,12 @@ def test_the_index_answers_as_a_list_that_is_searched_byte_by_byte(
                 owner = [None if other is part else other for other in owner]
         elif not any(owner[offset : offset + length]):
             part = Part(file, offset, min(offset + length, SIZE))
+            part.data = memoryview(bytes(length)) if length % 2 else None
             file.add(part)
             owner[part.start : part.end] = [part] * part.size_bytes
     for probe in probes:
         assert file.at(probe) is owner[probe]
+        assert file.missing_bytes(probe, SIZE) == sum(part is None or part.data is None for part in owner[probe:])
         if owner[probe] is None:
             start, end = file.gap(probe)
             assert start <= probe < end

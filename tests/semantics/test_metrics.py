@@ -3,24 +3,28 @@
 import itertools
 import os
 import signal
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
 from tests.mount.waiting import wait_until
+from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+
+# Not `urlopen`: a proxy of the environment would be asked.
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Scrape:
     """The samples of one moment."""
 
     def __init__(self, port: int) -> None:
-        # Not `urlopen`: a proxy of the environment would be asked.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+        with OPENER.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
             families = text_string_to_metric_families(reply.read().decode())
         self._samples = {
             (sample.name, *sample.labels.values()): int(sample.value)
@@ -100,10 +104,12 @@ def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting() -> None
         port = here.mount.metrics_port()
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
         read = threads.submit(direct_read, here.path / "small", 4096)
-        wait_until(lambda: Scrape(port)["waiting_reads",] == 1)
+        wait_until(lambda: Scrape(port)["waiting_reads",] == Scrape(port)["gets_in_flight",] == 1)
+        assert Scrape(port)["memory_bytes", "in_flight"] == 10
         here.server.faults.remove(rule)
         assert read.result(60) == b"0123456789"
-        wait_until(lambda: Scrape(port)["waiting_reads",] == 0)
+        wait_until(lambda: Scrape(port)["waiting_reads",] == Scrape(port)["gets_in_flight",] == 0)
+        assert sum(Scrape(port)["memory_bytes", use] for use in ("in_flight", "unread")) == 0
 
 
 def test_counters_survive_the_worker_that_counted() -> None:
@@ -123,6 +129,74 @@ def test_counters_survive_the_worker_that_counted() -> None:
         assert after["fetch_requests_total", "ok"] == before["fetch_requests_total", "ok"] + 1
         assert after["fetched_bytes_total",] == before["fetched_bytes_total",] + 10
         assert after["waiting_reads",] == before["waiting_reads",] == 0
+
+
+def wait_for_three_reads_of_a_file(port: int, files: int) -> None:
+    """Each of `files` was read once from S3, and twice from memory; counts come every second, all at once."""
+    wanted = {
+        ("reads_total", "hit"): 2 * files,
+        ("reads_total", "miss"): files,
+        ("read_source_bytes_total", "ahead"): 8192 * files,
+        ("read_source_bytes_total", "demanded"): 4096 * files,
+        ("read_served_bytes_total",): 12288 * files,
+        ("memory_bytes", "in_flight"): 0,
+        ("memory_bytes", "unread"): 1 << 20,
+        ("memory_bytes", "read"): 0,
+        ("wasted_bytes_total",): 0,
+        ("worker_respawns_total",): files - 1,
+    }
+
+    def found() -> dict[tuple[str, ...], int]:
+        now = Scrape(port)
+        return {key: now[key] for key in wanted}
+
+    wait_until(lambda: found() == wanted, lambda: f"found {found()}, not {wanted}")
+
+
+def test_bytes_are_counted_by_source_and_as_waste_also_after_a_worker_died() -> None:
+    """L3"""
+    data = block_bytes(1, 1 << 20)
+    files = MemoryObjects({"one": data, "two": data})
+    with place(files, "--metrics-listen", "0", "--memory-target", "128MiB") as here:
+        port = here.mount.metrics_port()
+        for number, name in enumerate(("one", "two"), 1):
+            for offset in (0, 4096, 8192):  # all of the file comes with the first
+                assert direct_read(here.path / name, 4096, offset) == data[offset : offset + 4096]
+            wait_for_three_reads_of_a_file(port, number)
+            if name == "one":
+                os.kill(here.mount.worker(), signal.SIGKILL)
+        assert Scrape(port)["memory_target_bytes",] == 128 << 20
+        assert 1 << 20 < Scrape(port)["worker_memory_bytes",] < 256 << 20
+        files.delete("two")
+        assert run_fastfuse("refresh", str(here.path)).returncode == 0
+        wait_until(lambda: Scrape(port)["wasted_bytes_total",] == (1 << 20) - 12288)
+
+
+def health(port: int) -> tuple[int, str]:
+    try:
+        with OPENER.open(f"http://127.0.0.1:{port}/healthz", timeout=60) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds() -> None:
+    with place(objects(), "--metrics-listen", "0") as here:
+        port = here.mount.metrics_port()
+        denied = here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+        assert health(port) == (200, "ok\n")
+
+        def is_ill() -> bool:
+            with pytest.raises(PermissionError):
+                direct_read(here.path / "small", 4096)
+            return health(port) == (503, "reads fail: S3 delivers nothing\n")
+
+        wait_until(is_ill)
+        assert Scrape(port)["reads_failing",] == 1
+        here.server.faults.remove(denied)
+        assert direct_read(here.path / "small", 4096) == b"0123456789"
+        wait_until(lambda: health(port) == (200, "ok\n"))
 
 
 def test_a_second_epoch_is_read_from_the_page_cache_without_a_request() -> None:
@@ -184,7 +258,7 @@ def test_metrics_name_no_key_and_no_bucket() -> None:
     with place({"very-special-key": b"x"}, "--metrics-listen", "0") as here:
         port = here.mount.metrics_port()
         (here.path / "very-special-key").read_bytes()
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}/") as reply:
+        with OPENER.open(f"http://127.0.0.1:{port}/") as reply:
             text = reply.read().decode()
         assert "very-special-key" not in text
         assert 'bucket="' not in text
