@@ -27,8 +27,9 @@ FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
     for name, allowed in {
         "__main__": "cli",
-        "cli": f"__init__ advise demo hints sagemaker mount index s3 {LEAVES}",
+        "cli": f"__init__ advise demo doctor hints sagemaker mount index s3 {LEAVES}",
         "demo": f"cli mount index s3 testing {LEAVES}",
+        "doctor": f"mount {LEAVES}",
         "advise": f"index s3 {LEAVES}",
         "sagemaker": f"__init__ mount index readahead s3 {LEAVES}",
         "mount": f"__init__ index readahead s3 {LEAVES}",
@@ -92,7 +93,7 @@ ASKED_FOR_BY_NAME = {"pyarrow"}
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("advise.model", "prices", "advise.recommend", "advise.shape"),
+    *("doctor.rules", "advise.model", "prices", "advise.recommend", "advise.shape"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),

@@ -16,7 +16,7 @@ from fastfuse.errors import MountError
 from fastfuse.mount.mount_settings import MountSettings
 from fastfuse.mount.mountpoint import prepare_mountpoint
 
-__all__ = ["CONTAINER", "DEVICE_NUMBER", "Machine", "examine", "obstacle", "prepare_mount"]
+__all__ = ["CONTAINER", "DEVICE_NUMBER", "Machine", "check_device", "examine", "obstacle", "prepare_mount"]
 
 CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
 
@@ -51,7 +51,7 @@ def prepare_mount(settings: MountSettings) -> Path:
         MountError: nothing can be mounted there; the error says why and what to do.
     """
     mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
-    _check_device()
+    check_device()
     found = obstacle(examine(mountpoint), mountpoint, allow_other=settings.allow_other)
     if found is not None:
         raise found
@@ -84,8 +84,8 @@ def obstacle(machine: Machine, mountpoint: Path, *, allow_other: bool) -> MountE
     return None
 
 
-def examine(mountpoint: Path) -> Machine:
-    """Find out what `obstacle` needs to know."""
+def examine(mountpoint: Path | None) -> Machine:
+    """Find out what `obstacle` needs to know; None is any mountpoint that may be written to."""
     status = Path("/proc/self/status").read_bytes()
     found = shutil.which(_PROGRAM) or shutil.which(_PROGRAM, mode=os.F_OK)
     is_root = os.getuid() == 0
@@ -95,7 +95,7 @@ def examine(mountpoint: Path) -> Machine:
         program=Path(found) if found else None,
         may_run_program=found is not None and os.access(found, os.X_OK),
         is_program_set_uid=found is not None and _is_set_uid(found),
-        may_write_to_mountpoint=is_root or _may_write(mountpoint),
+        may_write_to_mountpoint=is_root or mountpoint is None or _may_write(mountpoint),
         may_allow_other=is_root or _allows_other(),
     )
 
@@ -132,11 +132,12 @@ def _allows_other() -> bool:
     return "user_allow_other" in map(str.strip, lines)
 
 
-def _check_device() -> None:
+def check_device(device: Path = _DEVICE) -> None:
+    """Raise `MountError` if `device` is not the FUSE device, or may not be opened."""
     try:
-        if os.stat(_DEVICE).st_rdev != DEVICE_NUMBER:
+        if os.stat(device).st_rdev != DEVICE_NUMBER:
             raise MountError("/dev/fuse is not the FUSE device", hint=CONTAINER)
-        os.close(os.open(_DEVICE, os.O_RDWR))
+        os.close(os.open(device, os.O_RDWR))
     except FileNotFoundError as error:
         raise MountError("/dev/fuse is missing", hint=CONTAINER) from error
     except OSError as error:
