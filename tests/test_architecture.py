@@ -27,9 +27,10 @@ FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
     for name, allowed in {
         "__main__": "cli",
-        "cli": f"__init__ advise demo doctor hints sagemaker mount index s3 {LEAVES}",
+        "cli": f"__init__ advise demo deploy doctor hints sagemaker mount index s3 {LEAVES}",
         "demo": f"cli mount index s3 testing {LEAVES}",
-        "doctor": f"mount {LEAVES}",
+        "deploy": "__init__ errors",
+        "doctor": f"index mount s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
         "sagemaker": f"__init__ mount index readahead s3 {LEAVES}",
         "mount": f"__init__ index readahead s3 {LEAVES}",
