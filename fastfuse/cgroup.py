@@ -1,8 +1,8 @@
-"""The control group that this process runs in and its memory limit, cgroup v1 and v2."""
+"""The control group that this process runs in and its limits, cgroup v1 and v2."""
 
 from pathlib import Path, PurePosixPath
 
-__all__ = ["memory_limit_bytes"]
+__all__ = ["cpu_limit", "memory_limit_bytes"]
 
 _PROCESSES = Path("/proc")
 _HIERARCHIES = Path("/sys/fs/cgroup")
@@ -14,33 +14,51 @@ def memory_limit_bytes(memberships: Path = _PROCESSES / "self/cgroup", hierarchi
     A group is limited by its ancestors too. In a container the file may name a path of the host that does not exist
     here, while the container's own group is mounted at the root: files that are missing are passed over.
     """
-    try:
-        lines = memberships.read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    limits = [limit for line in lines for file in _limit_files(line, hierarchies) if (limit := _read(file)) is not None]
+    groups = _groups(memberships, hierarchies, "memory")
+    # "max" (v2) is no limit. Unlimited in v1 is a number beyond any RAM, and harmless.
+    limits = [_number(_text(group / name)) for group in groups for name in ("memory.max", "memory.limit_in_bytes")]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def cpu_limit(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = _HIERARCHIES) -> float | None:
+    """How many CPUs our group may use at once, 0.5 for half of one; None where nothing limits us."""
+    limits = []
+    for group in _groups(memberships, hierarchies, "cpu"):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        words = (quota or _text(group / "cpu.cfs_quota_us"), period or _text(group / "cpu.cfs_period_us"))
+        quota_us, period_us = map(_number, words)
+        if quota_us is not None and period_us and quota_us > 0:  # -1 is no limit in v1
+            limits.append(quota_us / period_us)
     return min(limits, default=None)
 
 
-def _limit_files(line: str, hierarchies: Path) -> list[Path]:
-    """The limit files for one line ``hierarchy:controllers:path``; version 2 has no controllers there."""
+def _groups(memberships: Path, hierarchies: Path, controller: str) -> list[Path]:
+    """Return the folders of our groups and of their ancestors that may limit what `controller` shares out."""
+    return [folder for line in _text(memberships).splitlines() for folder in _folders(line, hierarchies, controller)]
+
+
+def _folders(line: str, hierarchies: Path, controller: str) -> list[Path]:
+    """The folders for one line ``hierarchy:controllers:path``; version 2 has no controllers there."""
     _, _, rest = line.partition(":")
     controllers, _, group = rest.partition(":")
     path = PurePosixPath(group)
     if not path.is_absolute() or ".." in path.parts:
         return []  # `/../x`: a group outside our cgroup namespace, of which only the root can be seen from here
-    if "memory" in controllers.split(","):
-        mount, name = hierarchies / "memory", "memory.limit_in_bytes"
-    elif not controllers:
-        mount, name = hierarchies, "memory.max"
-    else:
+    if controllers and controller not in controllers.split(","):
         return []
-    return [mount / folder.relative_to("/") / name for folder in (path, *path.parents)]
+    mount = hierarchies / controller if controllers else hierarchies
+    return [mount / folder.relative_to("/") for folder in (path, *path.parents)]
 
 
-def _read(file: Path) -> int | None:
-    """The limit in bytes; None for ``max`` (v2). Unlimited in v1 is a number beyond any RAM, and harmless."""
+def _text(file: Path) -> str:
     try:
-        return int(file.read_text())
-    except (OSError, ValueError):
+        return file.read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
         return None

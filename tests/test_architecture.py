@@ -30,7 +30,7 @@ FLOORS: Mapping[str, set[str]] = {
         "cli": f"__init__ advise demo deploy doctor hints sagemaker mount index s3 {LEAVES}",
         "demo": f"cli mount index s3 testing {LEAVES}",
         "deploy": "__init__ errors",
-        "doctor": f"index mount s3 {LEAVES}",
+        "doctor": f"advise index mount s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
         "sagemaker": f"__init__ mount index readahead s3 {LEAVES}",
         "mount": f"__init__ index readahead s3 {LEAVES}",
@@ -80,7 +80,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pyfuse3": "mount.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
-        "trio": "advise demo index mount readahead repeats s3 sagemaker",
+        "trio": "advise demo doctor index mount readahead repeats s3 sagemaker",
         "typer": "cli",
     }.items()
 }

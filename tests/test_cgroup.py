@@ -1,11 +1,11 @@
-"""The memory limit of a control group, over hierarchies made in a temporary directory."""
+"""The limits of a control group, over hierarchies made in a temporary directory."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from fastfuse.cgroup import memory_limit_bytes
+from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 
 
 class Machine:
@@ -77,3 +77,19 @@ def test_a_group_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff")).mkdir()
     (tmp_path / os.fsdecode(b"\xff") / "memory.max").write_text("1000")
     assert memory_limit_bytes(tmp_path / "self", tmp_path) == 1000
+
+
+@pytest.mark.parametrize(
+    ("memberships", "files", "limit"),
+    [
+        ("0::/jobs/a\n", {"jobs/a/cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/jobs/a\n", {"jobs/a/cpu.max": "max 100000\n"}, None),
+        ("0::/jobs/a\n", {"jobs/a/cpu.max": "400000 100000\n", "jobs/cpu.max": "200000 100000\n"}, 2),
+        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "150000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, None),
+        ("0::/a\n", {"a/cpu.max": "much\n"}, None),
+    ],
+)
+def test_the_limit_on_cpus(machine: Machine, memberships: str, files: dict[str, str], limit: float | None) -> None:
+    machine.limit(memberships, files)
+    assert cpu_limit(machine.memberships, machine.hierarchies) == limit

@@ -68,7 +68,7 @@ PAGES: Final[Mapping[str, Page]] = {
         ),
         ("--hosts", "--epochs", "--hours", "--readers", "--access", "--json", *_ACCESS),
     ),
-    "doctor": Page(("fastfuse doctor", "fastfuse doctor --json")),
+    "doctor": Page(("fastfuse doctor", "fastfuse doctor s3://BUCKET/PREFIX"), ("--json", *_ACCESS, "--ca-bundle")),
     "status": Page(("fastfuse status", "fastfuse status /mnt/data --json")),
     "trace": Page(("fastfuse trace /mnt/data", "fastfuse trace /mnt/data --path '*.tar' --json")),
     "top": Page(("fastfuse top", "fastfuse top /mnt/data")),

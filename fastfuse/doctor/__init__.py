@@ -1,1 +1,1 @@
-"""Checks whether this machine can mount, and what slows a mount down here: `machine` looks, `rules` decide (pure)."""
+"""Checks what a mount needs and what slows it down: `machine` looks, `steps` asks S3, `rules` decide (pure)."""

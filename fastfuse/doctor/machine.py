@@ -5,7 +5,7 @@ import re
 import resource
 from pathlib import Path
 
-from fastfuse.cgroup import memory_limit_bytes
+from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
 from fastfuse.mount.preflight import check_device, examine, obstacle
@@ -38,4 +38,5 @@ def look(root: Path = Path("/")) -> Facts:
         open_files=2**20 if limit == resource.RLIM_INFINITY else limit,
         # Version 1 writes "unlimited" as a number beyond any RAM.
         memory_limit_bytes=memory if memory is not None and memory < ram_bytes else None,
+        cpu_limit=cpu_limit(root / "proc/self/cgroup", root / "sys/fs/cgroup"),
     )

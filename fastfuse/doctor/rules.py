@@ -1,17 +1,26 @@
 """Decide what is well, what slows a mount down and what prevents it, from the facts of a machine. Pure."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fastfuse.advise.model import Network
 from fastfuse.sizes import MIB, format_size
 
-__all__ = ["Facts", "Finding", "Level", "findings"]
+__all__ = ["Facts", "Finding", "Level", "clock", "findings", "network", "region"]
 
 _RESEND = (6, 9)
 # A descriptor for each connection, and some for the mount itself.
 _LEAST_FILES = 512
 # A quarter of it is the least memory target, 128 MiB.
 _LEAST_MEMORY_BYTES = 512 * MIB
+# S3 refuses requests that were signed 15 minutes away from its own time (RequestTimeTooSkewed).
+_MOST_SKEW_S = 900
+_WORRYING_SKEW_S = 300
+# Within a region S3 takes 20 to 40 ms to the first byte.
+_FAR_S = 0.1
+# S3 gives 90 MB/s to one connection: if many get no more together, something between limits them.
+_SLOW_BYTES_PER_S = 100e6
 
 
 class Level(StrEnum):
@@ -43,13 +52,15 @@ class Facts:
     may_raise_readahead: bool
     open_files: int
     memory_limit_bytes: int | None
+    # What the control group lets this process use of the CPUs, in CPUs; None if all.
+    cpu_limit: float | None
 
 
 def findings(facts: Facts) -> list[Finding]:
     """Return a finding for each check, always in the same order."""
     kernel = f"Linux {facts.kernel[0]}.{facts.kernel[1]}"
     rights = "CAP_SYS_ADMIN: mounts by itself" if facts.has_sys_admin else "no CAP_SYS_ADMIN: fusermount3 mounts"
-    memory = facts.memory_limit_bytes
+    memory, cpus = facts.memory_limit_bytes, facts.cpu_limit
     return [
         _warn_unless(
             facts.kernel >= _RESEND,
@@ -89,7 +100,61 @@ def findings(facts: Facts) -> list[Finding]:
             f"{format_size(memory or 0)} in this control group: little is left beside the memory target",
             f"allow {format_size(_LEAST_MEMORY_BYTES)} or more",
         ),
+        _warn_unless(
+            cpus is None or cpus >= 1,
+            Finding("CPU limit", Level.OK, "none" if cpus is None else f"{cpus:g} CPUs"),
+            f"{cpus or 0:g} CPUs in this control group: reads wait for the rest of each period",
+            "allow one CPU or more, or set no limit",
+        ),
     ]
+
+
+def clock(skew_s: float | None) -> Finding:
+    """Judge by how many seconds this machine's clock is ahead of the service's, None where that is not known."""
+    if skew_s is None:
+        return Finding("clock", Level.OK, "the service does not tell the time")
+    found = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the service"
+    if abs(skew_s) < _WORRYING_SKEW_S:
+        return Finding("clock", Level.OK, found)
+    level = Level.WARN if abs(skew_s) < _MOST_SKEW_S else Level.FAIL
+    return Finding("clock", level, found, "set this machine's clock (timedatectl set-ntp true): S3 refuses 15 minutes")
+
+
+def region(used: str, told: str) -> Finding:
+    """Judge the region that requests are signed for by the one that the service tells, empty if it tells none."""
+    if not told or told == used:
+        return Finding("region", Level.OK, used)
+    return Finding("region", Level.WARN, f"configured is {used}, but the bucket is in {told}", f"use --region {told}")
+
+
+def network(measured: Network, note: str) -> list[Finding]:
+    """Judge what was `measured` of the network; `note` says what was not."""
+    first_byte = f"{measured.latency_s * 1000:.0f} ms"
+    one, many = (f"{rate / 1e6:,.0f} MB/s" for rate in (measured.connection_bytes_per_s, measured.total_bytes_per_s))
+    files = measured.requests_per_s
+    found = [
+        _warn_unless(
+            measured.latency_s <= _FAR_S,
+            Finding("first byte", Level.OK, first_byte),
+            f"{first_byte}: the service is far away or busy",
+            "run in the bucket's region; many readers and --training hide part of it",
+        )
+    ]
+    if math.isfinite(files):
+        found.append(Finding("small files", Level.OK, f"up to {files:,.0f} files/s"))
+    rates = f"one connection {one}, many {many}: expect up to that of large files"
+    if note:
+        found.append(Finding("throughput", Level.WARN, note, "name a prefix of larger objects, or look at the cause"))
+        return found
+    found.append(
+        _warn_unless(
+            measured.total_bytes_per_s >= _SLOW_BYTES_PER_S,
+            Finding("throughput", Level.OK, rates),
+            f"{rates}: the network or the service limits them",
+            "look for a proxy, a NAT gateway, or the bandwidth of this kind of host",
+        )
+    )
+    return found
 
 
 def _warn_unless(is_well: bool, well: Finding, found: str, remedy: str) -> Finding:

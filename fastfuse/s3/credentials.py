@@ -42,6 +42,8 @@ class Credentials:
     secret_key: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
     expires_at: datetime | None = None
+    # Where they were found, in botocore's words: "env", "shared-credentials-file", "iam-role" and the like.
+    provider: str = field(default="", compare=False)
 
 
 async def resolve_credentials(session: AioSession) -> Credentials:
@@ -73,6 +75,7 @@ async def resolve_credentials(session: AioSession) -> Credentials:
         token=frozen.token,
         # Only this attribute has the expiry of botocore's refreshable credentials.
         expires_at=getattr(found, "_expiry_time", None),
+        provider=found.method or "",
     )
 
 

@@ -20,6 +20,7 @@ WELL = Facts(
     may_raise_readahead=True,
     open_files=1024,
     memory_limit_bytes=None,
+    cpu_limit=None,
 )
 
 
@@ -39,6 +40,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
         ({"may_raise_readahead": False}, "readahead", Level.WARN, "--io direct"),
         ({"open_files": 256}, "open files", Level.WARN, "ulimit -n"),
         ({"memory_limit_bytes": 256 << 20}, "memory limit", Level.WARN, "512 MiB"),
+        ({"cpu_limit": 0.5}, "CPU limit", Level.WARN, "one CPU"),
     ],
 )
 def test_each_condition_is_found_with_its_remedy(

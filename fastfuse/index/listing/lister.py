@@ -31,7 +31,6 @@ from fastfuse.index.listing.frontier import Frontier, Span
 from fastfuse.index.listing.page import Page, Pager
 from fastfuse.index.readable import check_readable, samples
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import PageSource, RangeReader
 from fastfuse.s3.retries import Retries
 
@@ -198,7 +197,7 @@ class _Lister:
 
     async def _check_readable(self, reader: RangeReader, prefix: str, page: Page) -> None:
         try:
-            await check_readable(reader, samples(self._refs(page)))
+            await check_readable(reader, samples(page.refs(self._source.bucket)))
         except AccessError:
             # Rights often go by folders, so what lies behind the first one is asked, too.
             folder, slash, _ = page.keys[0].removeprefix(prefix.encode()).partition(b"/")
@@ -208,12 +207,7 @@ class _Lister:
             behind = await self._pager.page(prefix, start_after=end.decode(errors="replace"))
             if not behind.keys:
                 raise
-            await check_readable(reader, samples(self._refs(behind)))
-
-    def _refs(self, page: Page) -> list[ObjectRef]:
-        bucket, keys = self._source.bucket, [key.decode(errors="replace") for key in page.keys]
-        columns = zip(keys, page.sizes, page.etags, page.mtimes_ns, page.storage_classes, strict=True)
-        return [ObjectRef(bucket, *row) for row in columns]
+            await check_readable(reader, samples(behind.refs(self._source.bucket)))
 
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
         """Return the page `after` another, by its continuation token or else by its last name."""

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from fastfuse.errors import ServiceError, ThrottledError
-from fastfuse.objects import MAX_KEY_BYTES
+from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
 from fastfuse.s3.base import PageSource
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import UNTIL_DEADLINE, Retries, RetryableError
@@ -75,6 +75,12 @@ class Page:
     is_truncated: bool
     next_token: str
     common_prefixes: list[bytes] = field(default_factory=list)
+
+    def refs(self, bucket: str) -> list[ObjectRef]:
+        """Return the objects of the page, which is of `bucket`."""
+        keys = [key.decode(errors="replace") for key in self.keys]
+        columns = zip(keys, self.sizes, self.etags, self.mtimes_ns, self.storage_classes, strict=True)
+        return [ObjectRef(bucket, *row) for row in columns]
 
 
 def parse_page(body: bytes) -> Page:

@@ -1,0 +1,192 @@
+"""`fastfuse doctor S3_URI`: each condition of the service provoked, and what is said of it."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from fastfuse.advise.model import Network
+from fastfuse.doctor.rules import Level, clock, network, region
+from fastfuse.testing import (
+    ACCESS_DENIED,
+    EXPIRED_TOKEN,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+    create_certificate,
+)
+from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.terminals import terminal
+
+NAMES = ["credentials", "address", "connection", "clock", "region", "list", "get"]
+MEASURED = ["first byte", "small files", "throughput"]
+OBJECTS = {"data/large": bytes(9 << 20), "data/small": b"a", "tiny/small": b"a"}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[LoopbackServer]:
+    buckets = {name: MemoryObjects(OBJECTS) for name in ("bucket", "elsewhere")}
+    config = ServerConfig(regions={"elsewhere": "eu-west-1"}, clock_s=time.time)
+    with LoopbackServer(buckets, config) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: LoopbackServer) -> Iterator[LoopbackServer]:
+    yield running
+    running.faults.clear()
+
+
+def asked(
+    uri: str, endpoint_url: str, *more: str, environment: Mapping[str, str] = ENVIRONMENT
+) -> dict[str, dict[str, Any]]:
+    """Return the findings about the service; the machine's own are left out."""
+    words = ("doctor", "--json", uri, "--endpoint-url", endpoint_url, "--force-path-style", *more)
+    done = run_fastfuse(*words, environment=environment)
+    assert "Traceback" not in done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    assert done.returncode == any(one["level"] == "fail" for one in checks)
+    found = {one["check"]: one for one in checks}
+    names = [*found]
+    return {name: found[name] for name in names[names.index("credentials") :]}
+
+
+def failed(found: Mapping[str, Mapping[str, Any]], check: str) -> str:
+    """Return what is said of the `check` that failed; all before it are well, and nothing follows."""
+    assert [*found][-1] == check
+    assert {name for name, one in found.items() if one["level"] == "fail"} == {check}
+    assert found[check]["remedy"]
+    return f"{found[check]['found']}; {found[check]['remedy']}"
+
+
+def test_a_service_that_is_well(server: LoopbackServer) -> None:
+    found = asked("s3://bucket/data/", server.endpoint_url, "--region", "us-east-1")
+    assert [*found] == NAMES + MEASURED
+    assert {name: one["level"] for name, one in found.items() if name in NAMES} == dict.fromkeys(NAMES, "ok")
+    assert "2 objects" in found["list"]["found"]
+    assert "MB/s" in found["throughput"]["found"]
+
+
+def test_it_tells_whose_keys_and_no_secret(server: LoopbackServer) -> None:
+    keys = {
+        "AWS_ACCESS_KEY_ID": "AKIAFIRSTPARTWXYZ",
+        "AWS_SECRET_ACCESS_KEY": "not-to-be-seen",
+        "AWS_SESSION_TOKEN": "nor-this",
+    }
+    words = ("doctor", "s3://bucket/tiny/", "--endpoint-url", server.endpoint_url, "--region", "us-east-1", "-v")
+    done = run_fastfuse(*words, environment={**ENVIRONMENT, **keys})
+    assert "...WXYZ from env" in done.stdout
+    assert not any(secret in done.stdout + done.stderr for secret in keys.values())
+
+
+def test_no_credentials(server: LoopbackServer) -> None:
+    none = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("AWS_")}
+    none |= {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
+    assert "No AWS credentials" in failed(
+        asked("s3://bucket/data/", server.endpoint_url, environment=none), "credentials"
+    )
+
+
+def test_a_host_without_an_address() -> None:
+    assert "resolv.conf" in failed(asked("s3://bucket/data/", "http://nowhere.invalid:9"), "address")
+
+
+def test_a_port_that_nobody_listens_on() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found = asked("s3://bucket/data/", f"http://127.0.0.1:{free.getsockname()[1]}")
+    assert "cannot be reached" in failed(found, "connection")
+
+
+def test_a_certificate_of_an_unknown_authority(tmp_path_factory: pytest.TempPathFactory) -> None:
+    files = create_certificate(tmp_path_factory.mktemp("tls"))
+    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}, ServerConfig(tls=files)) as secure:
+        assert "--ca-bundle" in failed(asked("s3://bucket/data/", secure.endpoint_url), "connection")
+        trusted = asked("s3://bucket/data/", secure.endpoint_url, "--ca-bundle", str(files.certificate))
+        assert trusted["connection"]["found"].startswith("TLS")
+
+
+def test_a_proxy_is_named_without_its_password(server: LoopbackServer) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        environment = {**ENVIRONMENT, "http_proxy": f"http://user:hidden@127.0.0.1:{port}", "no_proxy": ""}
+        found = asked("s3://bucket/data/", server.endpoint_url, environment=environment)
+    assert f"through the proxy 127.0.0.1:{port}" in found["address"]["found"]
+    failed(found, "connection")
+    assert "hidden" not in json.dumps(found)
+
+
+def test_a_clock_that_is_an_hour_off() -> None:
+    config = ServerConfig(clock_s=lambda: time.time() - 3600)
+    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}, config) as late:
+        assert "ahead of the service" in failed(asked("s3://bucket/data/", late.endpoint_url), "clock")
+
+
+def test_another_region_than_the_buckets(server: LoopbackServer) -> None:
+    found = asked("s3://elsewhere/data/", server.endpoint_url, "--region", "us-east-1")
+    assert found["region"]["level"] == "warn"
+    assert "--region eu-west-1" in found["region"]["remedy"]
+    assert found["get"]["level"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("operation", "check", "remedy"), [("ListObjectsV2", "list", "s3:ListBucket"), ("GetObject", "get", "s3:GetObject")]
+)
+def test_permissions(server: LoopbackServer, operation: str, check: str, remedy: str) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation=operation))
+    assert remedy in failed(asked("s3://bucket/data/", server.endpoint_url, "--region", "us-east-1"), check)
+
+
+def test_credentials_that_have_expired(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="ListObjectsV2"))
+    assert "expired" in failed(asked("s3://bucket/data/", server.endpoint_url, "--region", "us-east-1"), "list")
+
+
+def test_nothing_below_the_prefix(server: LoopbackServer) -> None:
+    found = asked("s3://bucket/nothing/", server.endpoint_url, "--region", "us-east-1")
+    assert (found["list"]["level"], found["network"]["found"]) == ("warn", "not measured: nothing to read")
+
+
+def test_small_objects_show_no_rate(server: LoopbackServer) -> None:
+    found = asked("s3://bucket/tiny/", server.endpoint_url, "--region", "us-east-1")
+    assert found["throughput"]["level"] == "warn"
+    assert "small" in found["throughput"]["found"]
+
+
+def test_what_is_no_uri_is_a_mistake_of_usage() -> None:
+    done = run_fastfuse("doctor", "bucket/data")
+    assert (done.returncode, "is not an S3 URI" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_no_line_is_wider_than_the_terminal(server: LoopbackServer, columns: int) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
+    words = ("doctor", "s3://bucket/data/", "--endpoint-url", server.endpoint_url, "--region", "us-east-1")
+    with terminal(*words, columns=columns) as shown:
+        assert shown.finished() == 1
+    lines = [line for line in shown.output.splitlines() if line]
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith("fail  list") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "level"), [(None, Level.OK), (299, Level.OK), (-300, Level.WARN), (900, Level.FAIL), (-900, Level.FAIL)]
+)
+def test_the_rule_of_the_clock(skew_s: float | None, level: Level) -> None:
+    assert clock(skew_s).level is level
+
+
+def test_the_rule_of_the_region() -> None:
+    assert region("eu-west-1", "").level is region("eu-west-1", "eu-west-1").level is Level.OK
+
+
+def test_the_rules_of_the_network() -> None:
+    quick = Network(latency_s=0.02, connection_bytes_per_s=90e6, total_bytes_per_s=1e9, requests_per_s=4000)
+    assert {one.level for one in network(quick, "")} == {Level.OK}
+    far = Network(latency_s=0.2, connection_bytes_per_s=20e6, total_bytes_per_s=60e6, requests_per_s=300)
+    assert [one.check for one in network(far, "") if one.level is Level.WARN] == ["first byte", "throughput"]
