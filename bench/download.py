@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import trio
 
+from fastfuse.filesystem.children import fork_child
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.children import fork_child
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import trio
 
+from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.kernel_readahead import raise_readahead
+from fastfuse.filesystem.mount_places import OwnPlace
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.refresh import run_lister
+from fastfuse.filesystem.replies import threads_for
+from fastfuse.filesystem.session import Session
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
-from fastfuse.mount.fuse import pyfuse3
-from fastfuse.mount.kernel_readahead import raise_readahead
-from fastfuse.mount.mount_places import OwnPlace
-from fastfuse.mount.operations import MountOperations
-from fastfuse.mount.refresh import run_lister
-from fastfuse.mount.replies import threads_for
-from fastfuse.mount.session import Session
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig

@@ -8,9 +8,9 @@ import argparse
 import os
 import statistics
 
+from fastfuse.filesystem.refresh import IndexReport, run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.refresh import IndexReport, run_lister
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import Pace, ServerProcess

@@ -15,11 +15,11 @@ from bench.machine import describe, touch_memory
 from bench.mounting import ENVIRONMENT
 from bench.processes import pss_bytes
 from fastfuse.demo.mounting import MountProcess
+from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import copy_index, load_index, replace_file
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.refresh import run_lister
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import ServerProcess

@@ -12,7 +12,7 @@ from bench.processes import cpu_seconds, peak_pss_bytes
 from bench.readers import Outcome, read_mount
 from bench.reading import Manner, Span
 from bench.server import Server
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 
 __all__ = ["ENVIRONMENT", "Mounted", "UnavailableError", "environment_for", "foreground", "make_mountpoint"]
 

@@ -26,11 +26,11 @@ from bench.profiles import PROFILES
 from bench.readers import read_raw
 from bench.reading import RawAccess, Span
 from bench.server import Server
+from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode

@@ -27,7 +27,7 @@ from tests.mounting import ENVIRONMENT
 __all__ = ["run_forked"]
 
 _ROOT = Path(__file__).parents[1]
-_LOADED = ("cli.main", "cli.index_command", "mount.supervisor", "mount.control")
+_LOADED = ("cli.main", "cli.index_command", "filesystem.supervisor", "filesystem.control")
 _MOST_BYTES = 1 << 17
 _PATIENCE_S = 60.0
 _PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfuse.mount.mountpoint import find_mount, unmount
+from fastfuse.filesystem.mountpoint import find_mount, unmount
 
 __all__ = ["ENVIRONMENT", "Mount", "abort_connection", "fuse_connections", "mount_command", "mounted", "run_fastfuse"]
 

@@ -27,14 +27,14 @@ FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
     for name, allowed in {
         "__main__": "cli",
-        "cli": f"__init__ advise demo deploy doctor hints sagemaker mount index s3 {LEAVES}",
-        "demo": f"cli mount index s3 testing {LEAVES}",
+        "cli": f"__init__ advise demo deploy doctor hints sagemaker filesystem index s3 {LEAVES}",
+        "demo": f"cli filesystem index s3 testing {LEAVES}",
         "deploy": "__init__ errors",
-        "doctor": f"advise index mount s3 {LEAVES}",
+        "doctor": f"advise index filesystem s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
-        "sagemaker": f"__init__ mount index readahead s3 {LEAVES}",
-        "mount": f"__init__ index readahead s3 {LEAVES}",
-        "hints": "errors mount",
+        "sagemaker": f"__init__ filesystem index readahead s3 {LEAVES}",
+        "filesystem": f"__init__ index readahead s3 {LEAVES}",
+        "hints": "errors filesystem",
         "testing": "errors objects sizes",
         "index": f"s3 {LEAVES}",
         "readahead": f"s3 {LEAVES}",
@@ -60,7 +60,7 @@ STRICTER: Mapping[str, set[str]] = {
         "index.sources": "errors objects index.sources",
         "advise.model": "prices sizes",
         "advise.recommend": "sizes advise.model",
-        "hints": "errors mount.mountpoint mount.sockets",
+        "hints": "errors filesystem.mountpoint filesystem.sockets",
     }.items()
 }
 LIBRARIES: Mapping[str, set[str]] = {
@@ -71,16 +71,16 @@ LIBRARIES: Mapping[str, set[str]] = {
         "botocore": "s3",
         "google_crc32c": "demo testing",
         "httpx2": "s3",
-        "numpy": "advise cli demo hints index mount readahead s3 sagemaker testing",
+        "numpy": "advise cli demo hints index filesystem readahead s3 sagemaker testing",
         "prometheus_client": "metrics demo",
         "psutil": "",
         "pyarrow": "index",
         "pydantic": "cli sagemaker",
         "pydantic_core": "sagemaker",
-        "pyfuse3": "mount.fuse",
+        "pyfuse3": "filesystem.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
-        "trio": "advise demo doctor index mount readahead repeats s3 sagemaker",
+        "trio": "advise demo doctor index filesystem readahead repeats s3 sagemaker",
         "typer": "cli",
     }.items()
 }
@@ -98,7 +98,7 @@ PURE = {
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),
-    *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "mount.deaths", "mount.failing"),
+    *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "filesystem.deaths", "filesystem.failing"),
     *("readahead.announced", "readahead.cursor", "readahead.limits", "readahead.listed"),
     *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),
     *(
@@ -267,7 +267,7 @@ def size_violations(modules: Mapping[str, Module]) -> list[str]:
 @pytest.fixture(scope="module")
 def modules() -> dict[str, Module]:
     found = modules_of(PACKAGE)
-    assert {"errors", "mount.supervisor", "s3.client", "__init__"} <= found.keys()
+    assert {"errors", "filesystem.supervisor", "s3.client", "__init__"} <= found.keys()
     return found
 
 
@@ -325,11 +325,15 @@ def planted(tmp_path: Path, files: Mapping[str, str]) -> dict[str, Module]:
     [
         ("errors.py", "import fastfuse.log", "errors may not import fastfuse.log"),
         ("log.py", "from fastfuse.metrics import Counters", "log may not import fastfuse.metrics.Counters"),
-        ("readahead/window.py", "from fastfuse.mount import worker", "readahead.window may not import"),
+        ("readahead/window.py", "from fastfuse.filesystem import worker", "readahead.window may not import"),
         ("s3/client.py", "import boto3.session", "s3.client may not import boto3.session"),
-        ("s3/client.py", "from fastfuse.mount import worker", "s3.client may not import fastfuse.mount.worker"),
+        (
+            "s3/client.py",
+            "from fastfuse.filesystem import worker",
+            "s3.client may not import fastfuse.filesystem.worker",
+        ),
         ("index/lister.py", "def f():\n    import pyfuse3", "index.lister may not import pyfuse3"),
-        ("mount/supervisor.py", "from boto3 import run", "mount.supervisor may not import boto3.run"),
+        ("filesystem/supervisor.py", "from boto3 import run", "filesystem.supervisor may not import boto3.run"),
         ("objects.py", "import numpy as np", "objects may not import numpy"),
         ("log.py", "from . import errors", "log may not import ..errors"),
         ("log.py", "if TYPE_CHECKING:\n    from fastfuse import cli", "log may not import fastfuse.cli"),
@@ -337,7 +341,7 @@ def planted(tmp_path: Path, files: Mapping[str, str]) -> dict[str, Module]:
     ],
 )
 def test_a_planted_import_is_found(tmp_path: Path, path: str, text: str, violation: str) -> None:
-    known = {"cli.py": "", "mount/worker.py": "", "readahead/pool.py": ""}
+    known = {"cli.py": "", "filesystem/worker.py": "", "readahead/pool.py": ""}
     found = import_violations(planted(tmp_path, known | {path: text}))
     assert len(found) == 1
     assert found[0].startswith(violation)

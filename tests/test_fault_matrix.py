@@ -14,15 +14,15 @@ import pytest
 import trio
 
 from fastfuse.errors import ServiceError, first_of
+from fastfuse.filesystem.control import request_refresh
+from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.operations import MountOperations
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.listing import page as listing_page
 from fastfuse.index.listing.lister import list_source
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
-from fastfuse.mount.control import request_refresh
-from fastfuse.mount.fuse import pyfuse3
-from fastfuse.mount.operations import MountOperations
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3 import client as s3_client

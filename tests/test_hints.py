@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from fastfuse import hints
 from fastfuse.errors import MountError
+from fastfuse.filesystem.mountpoint import MountEntry
+from fastfuse.filesystem.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, hint_prefix, listen
 from fastfuse.hints import HintedSampler, hand_over, order, paths_in
-from fastfuse.mount.mountpoint import MountEntry
-from fastfuse.mount.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, hint_prefix, listen
-from tests.mount.waiting import PATIENCE_S, wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 
 DEVICE = f"test-client:{os.getpid()}"
 

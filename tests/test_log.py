@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.log import HumanFormatter, JsonFormatter, LogConfig, command_text, configure, formatter
-from fastfuse.mount.children import fork_child, wait_child
-from fastfuse.mount.privileges import become_nobody
 
 SECRETS = [
     "GET https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIDSECRET%2F2026&X-Amz-Signature=5ec7e7",

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse import __version__, metrics
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.metrics import (
     BUILD_INFO,
     ERRNO_LABELS,
@@ -27,7 +28,6 @@ from fastfuse.metrics import (
     health,
     serve_metrics,
 )
-from fastfuse.mount.children import fork_child, wait_child
 
 # name -> (type, label, values of the label). A change here is a change for whoever watches a mount.
 CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.testing.server_config import Pace
 from tests.mounting import ENVIRONMENT, run_fastfuse

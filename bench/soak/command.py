@@ -21,7 +21,7 @@ from bench.soak.report import as_text, failure_counts, latency_rows, percentiles
 from bench.soak.server import SoakServer
 from bench.soak.watching import holdings, is_alive, sample, settled
 from fastfuse.demo.processes import process_tree
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sizes import parse_size
 
 __all__ = ["main"]

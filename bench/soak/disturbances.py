@@ -16,7 +16,7 @@ from bench import machine
 from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 from fastfuse.errors import FastfuseError
-from fastfuse.mount.control import request_refresh
+from fastfuse.filesystem.control import request_refresh
 from fastfuse.testing.faults import (
     EXPIRED_TOKEN,
     INTERNAL_ERROR,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.mounting import ENVIRONMENT
 from bench.soak.server import BUCKET, SoakServer
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 
 __all__ = ["SoakMount", "soak_mount"]
 

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.sse import read_customer_key
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size

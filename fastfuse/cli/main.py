@@ -18,10 +18,10 @@ from fastfuse.cli.config import demo_settings, mount_settings
 from fastfuse.cli.doctor_command import doctor
 from fastfuse.cli.index_options import parse_index_place
 from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.log import LogConfig
-from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 
 __all__ = ["app", "main"]
@@ -185,7 +185,7 @@ app.command(cls=Command, epilog=cli_run.EPILOG, context_settings={"allow_intersp
 
 def _serve(settings: MountSettings, ready: Callable[[int], None] | None) -> int:
     with startup.loading():
-        from fastfuse.mount import supervisor
+        from fastfuse.filesystem import supervisor
     return supervisor.run(settings, ready=ready)
 
 

@@ -33,7 +33,7 @@ def unmount(
         )
     if of_all_users and os.geteuid() != 0:
         raise ConfigurationError("--all-users takes root", hint="--all unmounts those that are yours")
-    from fastfuse.mount import mountpoint as mounts
+    from fastfuse.filesystem import mountpoint as mounts
 
     uid = None if of_all_users else os.geteuid()
     for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
@@ -46,7 +46,7 @@ def refresh(
     mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
 ) -> int:
     """List the source of a mount again and show what it holds now; what has not changed keeps its pages."""
-    from fastfuse.mount import control
+    from fastfuse.filesystem import control
 
     say(control.request_refresh(Path(os.path.abspath(mountpoint))))
     return 0
@@ -179,7 +179,7 @@ def fuse_helper(
     next one gets another.
     """
     log.configure(log.LogConfig())
-    from fastfuse.mount import fuse_helper as helper
+    from fastfuse.filesystem import fuse_helper as helper
 
     place = Path(os.path.abspath(mountpoint))
     helper.serve(place, helper.listen_at(Path(os.path.abspath(path)), uid), uid)

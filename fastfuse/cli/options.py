@@ -14,9 +14,9 @@ import typer
 
 from fastfuse.cli.config import connection_config
 from fastfuse.cli.index_options import index_origin
+from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.log import LogConfig
-from fastfuse.mount.mount_settings import PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 
 __all__ = ["LogFormat", "ShardBy", "connection", "logs", "origin", "takes"]

@@ -13,8 +13,8 @@ from fastfuse.cli import messages, options, startup
 from fastfuse.cli.config import job_memory_bytes, parse_listen_address, parse_part_size
 from fastfuse.cli.index_options import by_channel, index_origin
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.log import LogConfig
-from fastfuse.mount.mount_settings import PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 
 if TYPE_CHECKING:

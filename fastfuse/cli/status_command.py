@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.mount.control import ask_status, entry_of
-from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
-from fastfuse.mount.verdict import summary_lines
+from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
+from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import MIB, format_size
 
 __all__ = ["duration", "failures_in", "grown", "percent", "plain", "stats", "status", "summary"]

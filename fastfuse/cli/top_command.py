@@ -21,8 +21,8 @@ from rich.live import Live
 from fastfuse.cli.status_command import grown
 from fastfuse.cli.top_screen import SORTS, Look, Screen
 from fastfuse.errors import ConfigurationError, MountError
-from fastfuse.mount.control import TOP, ask_status, entry_of, watching
-from fastfuse.mount.mountpoint import MountEntry, fastfuse_mounts
+from fastfuse.filesystem.control import TOP, ask_status, entry_of, watching
+from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.terminal import can_redraw
 
 __all__ = ["top"]

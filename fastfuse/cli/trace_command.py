@@ -15,8 +15,8 @@ from typing import Any
 from fastfuse.cli.messages import say
 from fastfuse.cli.status_command import plain
 from fastfuse.errors import MountError
-from fastfuse.mount.control import TRACE, entry_of, watching
-from fastfuse.mount.mountpoint import MountEntry
+from fastfuse.filesystem.control import TRACE, entry_of, watching
+from fastfuse.filesystem.mountpoint import MountEntry
 
 __all__ = ["Choice", "trace"]
 

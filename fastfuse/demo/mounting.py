@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse.demo.processes import peak_memory_bytes
 from fastfuse.errors import FastfuseError
-from fastfuse.mount.mountpoint import find_mount, unmount
+from fastfuse.filesystem.mountpoint import find_mount, unmount
 from fastfuse.s3.base import ConnectionConfig
 
 __all__ = ["MountProcess", "connection_arguments"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
-from fastfuse.mount.preflight import check_device, examine, obstacle
+from fastfuse.filesystem.preflight import check_device, examine, obstacle
 
 __all__ = ["look"]
 

@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
+from tests.filesystem.waiting import wait_for_end
 from tests.forked import run_forked
-from tests.mount.waiting import wait_for_end
 from tests.mounting import ENVIRONMENT
 
 __all__ = ["NOBODY", "as_nobody", "assert_refused", "in_namespace", "refused", "run"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.bad_input.checks import NOBODY, as_nobody, assert_refused, in_namespace, refused, run
 from tests.mounting import mount_command, mounted, run_fastfuse

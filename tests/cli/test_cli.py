@@ -19,9 +19,9 @@ from fastfuse.cli.commands import PAGES
 from fastfuse.cli.config import DemoSettings
 from fastfuse.cli.main import app, main
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
+from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 
 COMMANDS: list[str] = list(vars(typer.main.get_command(app))["commands"])
@@ -66,7 +66,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> N
 @pytest.fixture
 def mounts(monkeypatch: pytest.MonkeyPatch) -> Mounts:
     mounts = Mounts()
-    stand_in(monkeypatch, "fastfuse.mount.supervisor", run=mounts.run)
+    stand_in(monkeypatch, "fastfuse.filesystem.supervisor", run=mounts.run)
     return mounts
 
 
@@ -329,7 +329,7 @@ class TestUnmount:
         def fastfuse_mounts(uid: int | None) -> list[Path]:
             return [Path("/mnt/a"), Path("/mnt/b"), *([Path("/mnt/theirs")] if uid is None else [])]
 
-        stand_in(monkeypatch, "fastfuse.mount.mountpoint", unmount=unmount, fastfuse_mounts=fastfuse_mounts)
+        stand_in(monkeypatch, "fastfuse.filesystem.mountpoint", unmount=unmount, fastfuse_mounts=fastfuse_mounts)
         return calls
 
     def test_one_mount_is_taken_away(self, unmounted: list[tuple[Path, bool]]) -> None:

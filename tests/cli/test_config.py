@@ -20,10 +20,10 @@ from fastfuse.cli.config import (
 )
 from fastfuse.cli.index_options import by_channel, index_origin, parse_duration_s, parse_index_place
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.mount_settings import PageCacheUse
 from fastfuse.s3.base import ConnectionConfig
 
 MIB = 2**20

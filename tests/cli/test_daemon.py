@@ -13,10 +13,10 @@ import pytest
 
 WAIT_S = 60
 
-# Stands in for fastfuse.mount.supervisor; `MOUNT` is its body, and `release` a FIFO that ends what reads it.
+# Stands in for fastfuse.filesystem.supervisor; `MOUNT` is its body, and `release` a FIFO that ends what reads it.
 DRIVER = """
 import logging, os, pathlib, signal, sys, types
-import fastfuse.mount
+import fastfuse.filesystem
 from fastfuse.errors import AccessError
 
 def await_release():
@@ -24,12 +24,12 @@ def await_release():
         fifo.read()
 
 def run(settings, *, ready):
-    logger = logging.getLogger("fastfuse.mount")
+    logger = logging.getLogger("fastfuse.filesystem")
 MOUNT
 
-supervisor = types.ModuleType("fastfuse.mount.supervisor")
+supervisor = types.ModuleType("fastfuse.filesystem.supervisor")
 supervisor.run = run
-sys.modules[supervisor.__name__] = fastfuse.mount.supervisor = supervisor
+sys.modules[supervisor.__name__] = fastfuse.filesystem.supervisor = supervisor
 import fastfuse.log
 from fastfuse.cli.main import main
 fastfuse.log.SYSLOG = pathlib.Path("/absent")

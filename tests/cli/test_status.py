@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fastfuse.cli import status_command
-from fastfuse.mount.mountpoint import MountEntry
+from fastfuse.filesystem.mountpoint import MountEntry
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 from tests.terminals import terminal
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from fastfuse.cli.top_screen import Look, Screen
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
 from tests.terminals import terminal
 

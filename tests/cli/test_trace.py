@@ -14,7 +14,7 @@ import pytest
 
 from fastfuse.cli.trace_command import Choice, line_of
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
 from tests.terminals import terminal
 

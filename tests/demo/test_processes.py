@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from fastfuse.demo.processes import peak_memory_bytes, process_tree
-from fastfuse.mount.children import fork_child, wait_child
-from fastfuse.mount.privileges import become_nobody
+from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.privileges import become_nobody
 
 PARENT = """
 import os, subprocess, sys

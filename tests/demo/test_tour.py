@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, WrongEtag
 from tests.mounting import ENVIRONMENT
 

@@ -3,7 +3,7 @@
 import json
 
 from fastfuse.errors import FastfuseError
-from fastfuse.mount.control import report_of
+from fastfuse.filesystem.control import report_of
 
 TOKENS = (
     *(

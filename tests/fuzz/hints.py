@@ -6,11 +6,11 @@ from typing import cast
 import trio
 import trio.testing
 
+from fastfuse.filesystem.hint_taker import HintTaker
+from fastfuse.filesystem.sockets import MAX_PATH_BYTES, SERVED, TAKEN
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.mount.hint_taker import HintTaker
-from fastfuse.mount.sockets import MAX_PATH_BYTES, SERVED, TAKEN
 
 TOKENS = (
     *(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT
 
 __all__ = ["PROGRAMS", "cluster"]

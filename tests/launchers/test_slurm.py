@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.docs.blocks import blocks_of
 from tests.launchers.slurm import PROGRAMS, cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.mount.children import fork_child, wait_child
+from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.sagemaker.description.channel import Cluster
 from fastfuse.sagemaker.script import host_names
 from fastfuse.sagemaker.script.host_names import HostNames, parse_addresses

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from fastfuse.sagemaker.running.child_process import LinePipe
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mountpoint import fastfuse_mounts
 
 __all__ = ["descendants", "nothing_is_left"]
 

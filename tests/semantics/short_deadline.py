@@ -11,8 +11,8 @@ import pytest
 
 from fastfuse import log
 from fastfuse.cli.config import mount_settings
+from fastfuse.filesystem import supervisor
 from fastfuse.log import LogConfig
-from fastfuse.mount import supervisor
 from fastfuse.s3.base import ConnectionConfig
 from tests import mounting
 

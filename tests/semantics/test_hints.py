@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.hints import HintedSampler, order
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, abort_connection, run_fastfuse
 from tests.semantics.places import Place, place
 from tests.semantics.test_metrics import Scrape

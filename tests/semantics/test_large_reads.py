@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing import FaultRule, Stall
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import fuse_connections
 from tests.readahead.readers import tensors
 from tests.semantics.places import block_bytes, direct_read, gets, place

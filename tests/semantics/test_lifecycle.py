@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.semantics.leftovers import descendants

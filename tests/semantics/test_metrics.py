@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
 

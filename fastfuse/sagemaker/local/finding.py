@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
-from fastfuse.mount.mountpoint import mount_holding
+from fastfuse.filesystem.mountpoint import mount_holding
 from fastfuse.sagemaker.description.channel import LocalDirectory
 
 __all__ = ["Found", "find_directory"]

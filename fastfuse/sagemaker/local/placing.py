@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastfuse.errors import DiskError, MountError
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.mount.mountpoint import find_mount
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.local.finding import find_directory
 from fastfuse.sagemaker.script.directories import open_directory

@@ -18,9 +18,9 @@ from typing import BinaryIO
 import trio
 
 from fastfuse.errors import FastfuseError, OutputError, first_of
+from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.refresh import run_lister
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from fastfuse.errors import FastfuseError, OutputError
+from fastfuse.filesystem.children import error_message, heard
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.children import error_message, heard
 from fastfuse.sagemaker.outputs.record import Artifact
 from fastfuse.sagemaker.outputs.sending import SendTask, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.mount.mount_settings import MINIMUM_MEMORY_BYTES
+from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sizes import format_size

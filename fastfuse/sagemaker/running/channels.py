@@ -5,9 +5,9 @@ import os
 import signal
 
 from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.filesystem.children import heard
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
-from fastfuse.mount.children import heard
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.outputs.lineage import Listing
 from fastfuse.sagemaker.outputs.record import ChannelAccount

@@ -11,7 +11,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from fastfuse.mount.children import fork_child
+from fastfuse.filesystem.children import fork_child
 from fastfuse.sagemaker.running.phases import Phases
 
 __all__ = ["ChildProcess", "LinePipe"]

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastfuse.errors import FastfuseError
-from fastfuse.mount.children import fork_child, wait_child
-from fastfuse.mount.mountpoint import find_mount, is_dead, unmount
+from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.mountpoint import find_mount, is_dead, unmount
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.local.placing import take_away
 from fastfuse.sagemaker.pipe import Guard, remove_stale

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.privileges import as_nobody
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
-from fastfuse.mount.children import fork_child, wait_child
-from fastfuse.mount.privileges import as_nobody
 
 __all__ = ["serving_metrics"]
 

@@ -1,7 +1,7 @@
 """The work of one channel's process: index, then mount, download or stream, and report to the parent.
 
 A message is a line of JSON: ``{"listing": ...}``, ``{"ready": ...}``, ``{"progress": ...}`` of a download, or an error
-as `mount.children` writes it. Counters are in memory that parent and child share.
+as `filesystem.children` writes it. Counters are in memory that parent and child share.
 """
 
 import json
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError, MountError
+from fastfuse.filesystem import supervisor
+from fastfuse.filesystem.children import error_message
+from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
+from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
-from fastfuse.mount import supervisor
-from fastfuse.mount.children import error_message
-from fastfuse.mount.mount_settings import MountSettings, PageCacheUse
-from fastfuse.mount.mountpoint import find_mount
-from fastfuse.mount.refresh import run_lister
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob

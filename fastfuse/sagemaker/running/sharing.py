@@ -17,7 +17,7 @@ import socket
 from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.mount.sockets import raise_sigio
+from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.sagemaker.running.serving import RunSettings
 from fastfuse.sagemaker.script.directories import open_directory, path_of
 from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sagemaker.script.directories import open_directory
 from fastfuse.sagemaker.script.files import FREE_SPACE, JobPaths
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.mount.children import fork_child
+from fastfuse.filesystem.children import fork_child
 from fastfuse.sagemaker.script.host_names import HostNames
 
 __all__ = ["CommandProcess", "adopt_orphans", "find_command", "ignored_signals"]

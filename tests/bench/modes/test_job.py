@@ -3,8 +3,8 @@ from bench.modes.job import stages_of
 LINES = [
     (1.0, "2026-01-01 00:00:00 Starting - Preparing 2 channels: a (FastFile), b (File)\n"),
     (1.25, "2026-01-01 00:00:00 Downloading - Preparing the input data\n"),
-    (1.5, "2026-01-01T00:00:00.000Z INFO fastfuse.mount.supervisor: listed s3://bucket/: 20 objects channel=a\n"),
-    (2.0, "2026-01-01T00:00:00.000Z INFO fastfuse.mount.supervisor: listed s3://bucket/: 20 objects channel=b\n"),
+    (1.5, "2026-01-01T00:00:00.000Z INFO fastfuse.filesystem.supervisor: listed s3://bucket/: 20 objects channel=a\n"),
+    (2.0, "2026-01-01T00:00:00.000Z INFO fastfuse.filesystem.supervisor: listed s3://bucket/: 20 objects channel=b\n"),
     (2.25, "2026-01-01 00:00:00 Downloading - a (FastFile): 20 objects at /opt/ml/input/data/a\n"),
     (3.0, "2026-01-01 00:00:00 Downloading - b: 1 MiB of 2 MiB (50%)\n"),
     (4.0, "2026-01-01 00:00:00 Downloading - b (File): 20 files, 2 MiB in 1.8 s at /opt/ml/input/data/b\n"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import (
     INTERNAL_ERROR,
     FaultRule,

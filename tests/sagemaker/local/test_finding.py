@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
-from fastfuse.mount.mountpoint import mount_holding
+from fastfuse.filesystem.mountpoint import mount_holding
 from fastfuse.sagemaker.description.channel import LocalDirectory
 from fastfuse.sagemaker.local.finding import Found, find_directory
 from tests.sagemaker.local.conftest import mounted_tmpfs, write_files

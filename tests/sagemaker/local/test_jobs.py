@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from tests.bad_input.checks import NOBODY, as_nobody, run
-from tests.mount.waiting import wait_for_end
+from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.local.conftest import FILES, mounted_tmpfs, write_files
 from tests.sagemaker.running.jobs import CHECKSUMS, Job, channel, running, script
 from tests.sagemaker.running.test_accidents import kill_all

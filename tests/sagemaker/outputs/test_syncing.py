@@ -16,7 +16,7 @@ from fastfuse.sagemaker.outputs.syncing import SyncedPlace, SyncTask
 from fastfuse.sagemaker.outputs.uploader import Syncer
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request as request_of
 from tests.sagemaker.jobs import source
 from tests.sagemaker.outputs.test_record import record_of

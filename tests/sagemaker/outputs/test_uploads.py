@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
-from tests.mount.waiting import wait_until
+from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.running.jobs import BUCKET, Job, running, script

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError
+from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.mount.children import fork_child, wait_child
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode

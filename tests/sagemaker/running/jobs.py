@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.mount.waiting import PATIENCE_S, wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import ENVIRONMENT
 
 __all__ = ["BUCKET", "CHECKSUMS", "Job", "Script", "channel", "checksums", "running", "script"]

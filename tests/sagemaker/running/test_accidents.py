@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
-from tests.mount.waiting import wait_for_end
+from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.download.test_accidents import small_disk
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, Job, channel, checksums, running, script
 from tests.semantics.leftovers import descendants

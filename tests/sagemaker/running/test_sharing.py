@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError, MountError
-from fastfuse.mount.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
-from tests.mount.waiting import PATIENCE_S, wait_for_end, wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.sagemaker.running.jobs import BUCKET, Job, Script, channel, running, script
 from tests.semantics.leftovers import descendants
 

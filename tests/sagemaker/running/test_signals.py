@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.mount.mountpoint import find_mount
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
-from tests.mount.waiting import PATIENCE_S, wait_for_end, wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT
 from tests.sagemaker.running.jobs import BUCKET, Job, channel, running, script
 from tests.semantics.leftovers import descendants

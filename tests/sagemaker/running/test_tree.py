@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from fastfuse.demo.processes import process_tree
-from fastfuse.mount.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import ServerProcess
-from tests.mount.waiting import wait_for_end
+from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.running.jobs import BUCKET, channel, running, script
 from tests.semantics.leftovers import descendants
 

@@ -1,0 +1,270 @@
+"""Ask a running mount, through an abstract Unix socket (`filesystem.sockets`): for a refresh, or for its status.
+
+A request is one line of JSON, ``{"fastfuse": 1, "request": "status"}``, the protocol's version and one of `REQUESTS`.
+The answer is one JSON object, the result or an error, and the end of the connection. Only the mount's user and root are
+served. docs/OPERATIONS.md describes the protocol.
+"""
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem import sockets
+from fastfuse.filesystem.children import error_message, heard
+from fastfuse.filesystem.mountpoint import MountEntry, find_mount
+from fastfuse.filesystem.sockets import addresses, control_prefix, peer_uid, raise_sigio
+
+__all__ = [
+    "REFRESH",
+    "STATUS",
+    "TOP",
+    "TRACE",
+    "ControlSocket",
+    "RefreshReport",
+    "ask_status",
+    "entry_of",
+    "report_of",
+    "request_refresh",
+    "send_answer",
+    "watching",
+]
+
+_log = logging.getLogger(__name__)
+
+PROTOCOL: Final = 1
+REFRESH: Final = "refresh"
+STATUS: Final = "status"
+TRACE: Final = "trace"
+TOP: Final = "top"
+REQUESTS: Final = (REFRESH, STATUS, TRACE, TOP)
+
+_BACKLOG = 16
+_MOST_REQUEST_BYTES = 4096
+_MOST_ANSWER_BYTES = 1 << 20
+# A client sends its line at once.
+_ASK_WITHIN_S = 5.0
+# A mount answers between two looks a second apart, but may have a table to hand over.
+_STATUS_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshReport:
+    """The changes that a refresh made."""
+
+    added: int
+    removed: int
+    replaced: int
+    files: int
+    elapsed_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.added:,} added, {self.removed:,} removed, {self.replaced:,} replaced; "
+            f"{self.files:,} objects now, {self.elapsed_s:.1f} s"
+        )
+
+
+class ControlSocket:
+    """The socket of one mount. A connection, and what it sends, is a SIGIO of this process; nothing here waits."""
+
+    def __init__(self, device: str) -> None:
+        """Listen for the mount with this ``major:minor``.
+
+        Raises:
+            OSError: no socket can be made; the mount does without.
+        """
+        self._listener = sockets.listen(control_prefix(device), backlog=_BACKLOG, raises_sigio=True)
+        # Clients that have not said yet what they want, and until when they may.
+        self._silent: list[tuple[socket.socket, float]] = []
+
+    def requests(self) -> Iterator[tuple[Mapping[str, Any], socket.socket]]:
+        """Yield each request that has come, and the connection on which to answer it.
+
+        Its ``request`` is one of `REQUESTS`; the rest is as the client sent it.
+        """
+        self._accept()
+        silent, self._silent = self._silent, []
+        for connection, until_s in silent:
+            try:
+                line = connection.recv(_MOST_REQUEST_BYTES)
+            except BlockingIOError:
+                if time.monotonic() < until_s:
+                    self._silent.append((connection, until_s))
+                else:
+                    send_answer(connection, error_message(MountError("no request came")))
+                continue
+            except OSError:
+                line = b""
+            request = _request_of(line)
+            if request:
+                yield request, connection
+            else:
+                hint = "ask with the fastfuse that mounted it"
+                send_answer(connection, error_message(MountError("the mount does not know this request", hint=hint)))
+
+    def close_in_child(self) -> None:
+        """Close what a copy of would keep clients from seeing the end."""
+        self._listener.close()
+        for connection, _ in self._silent:
+            connection.close()
+
+    def close(self) -> None:
+        """Hang up on every client."""
+        self.close_in_child()
+        self._silent.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                _log.warning("a request has to wait: %s", error)
+                return
+            if peer_uid(connection) not in {0, os.geteuid()}:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            raise_sigio(connection)
+            self._silent.append((connection, time.monotonic() + _ASK_WITHIN_S))
+
+
+def send_answer(connection: socket.socket, message: bytes) -> None:
+    """Send `message`, without waiting for a client that does not read, and end the connection."""
+    with connection, suppress(OSError):  # the client may have gone
+        connection.setblocking(False)
+        connection.send(message)
+        connection.shutdown(socket.SHUT_RDWR)  # even if a child still holds a copy
+
+
+def request_refresh(mountpoint: Path) -> RefreshReport:
+    """Have the mount at `mountpoint` list its source again, and wait until it shows the result.
+
+    Raises:
+        MountError: there is no mount of fastfuse, it is not yours, or it does not answer.
+        FastfuseError: the mount could not list; the same error would have kept it from starting.
+    """
+    return report_of(_ask(entry_of(mountpoint), REFRESH, within_s=None))
+
+
+def ask_status(entry: MountEntry, *, within_s: float = _STATUS_WITHIN_S) -> dict[str, Any]:
+    """Return the status of a mount, as `filesystem.status` makes it; it may say nothing for `within_s`.
+
+    Raises:
+        MountError: it is not yours, does not answer, or is of another version.
+    """
+    try:
+        found = heard(_ask(entry, STATUS, within_s=within_s))
+        if found["fastfuse"] != PROTOCOL:
+            raise ValueError("another version")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MountError(
+            f"the mount at {entry.path} answered what is no status", hint="ask with the fastfuse that mounted it"
+        ) from error
+    return found
+
+
+@contextmanager
+def watching(
+    entry: MountEntry, asked: Mapping[str, Any], *, within_s: float = _STATUS_WITHIN_S
+) -> Iterator[BufferedReader]:
+    """Ask a mount to be told what its worker does; yield what it tells, a line of JSON each, until that worker ends.
+
+    Raises:
+        MountError: it is not yours, does not answer, is of another version, or has no worker now.
+    """
+    for connection in _connections(entry, asked, within_s=within_s):
+        with connection.makefile("rb") as told:
+            try:
+                first = told.readline()
+                found = bool(first) and heard(first)["fastfuse"] == PROTOCOL
+            except OSError:
+                continue
+            except (ValueError, TypeError, KeyError, RecursionError):
+                found = False
+            if found:
+                connection.settimeout(None)
+                yield told
+                return
+    raise _no_answer(entry)
+
+
+def entry_of(mountpoint: Path) -> MountEntry:
+    """Return the mount of fastfuse at `mountpoint`.
+
+    Raises:
+        MountError: there is none.
+    """
+    entry = find_mount(mountpoint)
+    if entry is None or not entry.is_ours:
+        raise MountError(f"nothing of fastfuse is mounted at {mountpoint}", hint="fastfuse mount mounts it")
+    return entry
+
+
+def report_of(answer: bytes) -> RefreshReport:
+    """Return the report that a mount sent.
+
+    Raises:
+        MountError: the answer is none, or is cut off: the mount may be of another version.
+        FastfuseError: it is an error.
+    """
+    try:
+        found = RefreshReport(**heard(answer))
+        if [type(value) for value in astuple(found)] != [int, int, int, int, float]:
+            raise TypeError("a number that is none")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MountError(
+            "the mount answered what is no report",
+            hint="it may be of another version of fastfuse; its log tells what it did",
+        ) from error
+    return found
+
+
+def _request_of(line: bytes) -> Mapping[str, Any]:
+    """Return what a client asks for; nothing for what is no request of this version."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+        is_known = found["fastfuse"] == PROTOCOL and found["request"] in REQUESTS and line.endswith(b"\n")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return found if is_known else {}
+
+
+def _ask(entry: MountEntry, request: str, *, within_s: float | None) -> bytes:
+    """Return what the mount answers; it may say nothing for `within_s`."""
+    for connection in _connections(entry, {"request": request}, within_s=within_s):
+        answer = bytearray()
+        with suppress(ConnectionError, TimeoutError):
+            while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:
+                answer += received
+        if answer:
+            return bytes(answer)
+    raise _no_answer(entry)
+
+
+def _no_answer(entry: MountEntry) -> MountError:
+    return MountError(
+        f"the mount at {entry.path} does not answer",
+        hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
+    )
+
+
+def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float | None) -> Iterator[socket.socket]:
+    """Yield a connection to each socket of the mount at which its user or root listens, once `asked` is sent."""
+    for address in addresses(control_prefix(entry.device)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError, TimeoutError):
+            connection.settimeout(within_s)
+            connection.connect(address)
+            if peer_uid(connection) in {0, entry.owner_uid}:
+                connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")
+                yield connection

@@ -1,0 +1,256 @@
+"""The privileged end of a mount that an unprivileged process serves: mount at one place, and hand the descriptor over.
+
+A mount takes CAP_SYS_ADMIN, and in Kubernetes a container that may show its mounts to others; serving it takes nothing.
+So this small process, which has no S3 client, no credentials and no network, does what takes rights. Where it mounts
+comes from its own command line. Who may ask comes from the kernel (SO_PEERCRED), and that user becomes the mount's
+owner.
+
+A client connects to a Unix socket of sequenced packets. Each packet is one JSON object, a request
+``{"fastfuse": 1, "request": NAME, ...}`` or its answer; an error is an answer as `children.error_message` makes it. The
+requests: `mount` (with ``source``, the name to show; answered with ``device`` and ``mountpoint``, beside the
+descriptor), `raise_readahead`, `is_mounted` (of a mount whose connection to the kernel has ended), `unmount` (with
+``lazy``) and `abort`. The mount goes with the connection.
+"""
+
+import array
+import ctypes
+import errno
+import json
+import logging
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from fastfuse.errors import FastfuseError, MountError
+from fastfuse.filesystem.children import error_message
+from fastfuse.filesystem.kernel_readahead import raise_readahead
+from fastfuse.filesystem.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
+from fastfuse.filesystem.sockets import peer_uid
+
+__all__ = ["MAX_PACKET_BYTES", "PROTOCOL", "Helper", "listen_at", "serve"]
+
+_log = logging.getLogger(__name__)
+
+PROTOCOL: Final = 1
+# A source of a bucket and a key, each byte of it escaped, fits several times.
+MAX_PACKET_BYTES: Final = 64 << 10
+_MAX_SOURCE_LENGTH: Final = 8192
+
+_DEVICE = "/dev/fuse"
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4  # <sys/mount.h>
+# A client that neither asks nor takes its answer is gone, or means harm.
+_ANSWER_WITHIN_S: Final = 1.0
+
+
+def listen_at(path: Path, uid: int) -> socket.socket:
+    """Return a socket at `path` that only the user `uid` and root can connect to. One that nobody serves is replaced.
+
+    Raises:
+        MountError: it cannot be made there, or another helper serves it.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as earlier:
+            if path.is_socket() and earlier.connect_ex(os.fspath(path)) == errno.ECONNREFUSED:
+                path.unlink()
+        before = os.umask(0o177)
+        try:
+            listener.bind(os.fspath(path))
+        finally:
+            os.umask(before)
+        os.chown(path, uid, -1, follow_symlinks=False)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        reason = "too long for a socket" if "too long" in str(error) else error.strerror
+        raise MountError(
+            f"--socket {path} cannot be made: {reason}", hint="give a path in a directory of root"
+        ) from error
+    return listener
+
+
+def serve(mountpoint: Path, listener: socket.socket, uid: int) -> None:
+    """Mount at `mountpoint` for one process of the user `uid` (or of root) after the other, until SIGTERM or SIGINT."""
+    with _listening(listener), _told_to_stop() as stop:
+        while True:
+            if stop in _readable(stop, listener):
+                return
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(_ANSWER_WITHIN_S)
+                if peer_uid(connection) in {0, uid}:
+                    _serve_one(Helper(mountpoint, peer_uid(connection)), connection, listener, stop)
+
+
+def _serve_one(helper: "Helper", connection: socket.socket, listener: socket.socket, stop: int) -> None:
+    """Do what one client asks until it hangs up, and refuse others meanwhile; then take its mount away."""
+    try:
+        while True:
+            ready = _readable(stop, listener, connection)
+            if stop in ready:
+                return
+            if listener in ready:
+                other, _ = listener.accept()
+                with other, suppress(OSError):
+                    other.settimeout(_ANSWER_WITHIN_S)
+                    other.recv(MAX_PACKET_BYTES)  # hung up with a packet unread, it would lose the answer
+                    _send(other, error_message(MountError(f"{helper.mountpoint} is served by another process")))
+            if connection in ready:
+                packet = connection.recv(MAX_PACKET_BYTES)
+                if not packet:
+                    return
+                _send(connection, *helper.answer(packet))
+    except (ConnectionError, TimeoutError) as error:
+        _log.warning("the process that served %s is gone: %s", helper.mountpoint, error)
+    finally:
+        helper.close()
+
+
+def _readable(*ends: int | socket.socket) -> list[int | socket.socket]:
+    return select.select(ends, [], [])[0]
+
+
+def _send(connection: socket.socket, answer: bytes, fd: int | None = None) -> None:
+    """Send an answer, and with it `fd`, which is closed here: the mount must end with those that serve it."""
+    rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    try:
+        connection.sendmsg([answer], rights)
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+class Helper:
+    """What one client may have done at `mountpoint`. Its user `uid` is the owner of the mount."""
+
+    def __init__(self, mountpoint: Path, uid: int) -> None:
+        self.mountpoint = mountpoint
+        self._uid = uid
+        self._device = ""
+
+    def answer(self, packet: bytes) -> tuple[bytes, int | None]:
+        """Do what `packet` asks for; return the answer, and the descriptor to send with it."""
+        fd: int | None = None
+        try:
+            asked = _request_of(packet)
+            found: dict[str, Any] = {}
+            match asked["request"]:
+                case "mount":
+                    fd, found = self._mount(asked["source"])
+                case "raise_readahead":
+                    raise_readahead(self._device)
+                case "is_mounted":
+                    found = {"is_mounted": self._is_there() and is_dead(self.mountpoint)}
+                case "unmount" if self._is_there():
+                    unmount(self.mountpoint, lazy=asked["lazy"], device=self._device)
+                case "abort" if self._is_there():
+                    abort(self.mountpoint, self._device)
+        except FastfuseError as error:
+            return error_message(error), None
+        return json.dumps({"fastfuse": PROTOCOL, **found}).encode(), fd
+
+    def close(self) -> None:
+        """Take the mount away; whoever reads from it still gets an error, for nobody serves it."""
+        try:
+            if self._is_there():
+                unmount(self.mountpoint, lazy=True, device=self._device)
+                _log.info("unmounted %s", self.mountpoint)
+        except FastfuseError as error:
+            _log.error("%s", error)
+
+    def _is_there(self) -> bool:
+        return bool(self._device) and is_mounted(self.mountpoint, self._device)
+
+    def _mount(self, source: str) -> tuple[int, dict[str, Any]]:
+        """Mount, and return the descriptor and what the client is told."""
+        left = find_mount(self.mountpoint)
+        if left is not None and left.is_ours and is_dead(self.mountpoint):
+            # The process died with the helper before this one.
+            unmount(self.mountpoint, lazy=True, device=left.device)
+        self.mountpoint = prepare_mountpoint(self.mountpoint, create_parents=False)
+        try:
+            fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise MountError(f"{_DEVICE} cannot be opened by the helper: {error.strerror}") from error
+        try:
+            self._attach(fd, source)
+            entry = find_mount(self.mountpoint)
+            if entry is None or not entry.is_ours:
+                raise MountError(f"{self.mountpoint} was moved or unmounted by somebody else right away")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._device = entry.device
+        _log.info("mounted %s for user %d", self.mountpoint, self._uid)
+        return fd, {"device": entry.device, "mountpoint": str(self.mountpoint)}
+
+    def _attach(self, fd: int, source: str) -> None:
+        """Mount what `fd` serves as libfuse does (fuse(4)), on the directory that is there now, through no link."""
+        options = f"fd={fd},rootmode=40000,user_id={self._uid},group_id={self._uid},default_permissions,allow_other"
+        flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            place = os.open(self.mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise MountError(f"{self.mountpoint} cannot be mounted on: {error.strerror}") from error
+        try:
+            target, kind = f"/proc/self/fd/{place}".encode(), f"fuse.{SUBTYPE}".encode()
+            if libc.mount(os.fsencode(source), target, kind, flags, options.encode()) != 0:
+                reason = os.strerror(ctypes.get_errno())
+                raise MountError(
+                    f"{self.mountpoint} cannot be mounted on by the helper: {reason}",
+                    hint="the helper takes CAP_SYS_ADMIN: in Kubernetes, privileged: true",
+                )
+        finally:
+            os.close(place)
+
+
+def _request_of(packet: bytes) -> dict[str, Any]:
+    """Return what a client asks for.
+
+    Raises:
+        MountError: it is no request of this version.
+    """
+    try:
+        asked = json.loads(packet)
+        source, lazy = asked.setdefault("source", ""), asked.setdefault("lazy", False)
+        is_known = (
+            (asked["fastfuse"], type(asked["request"]), type(source), type(lazy)) == (PROTOCOL, str, str, bool)
+            and len(source) <= _MAX_SOURCE_LENGTH
+            and source.isprintable()
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        is_known = False
+    if not is_known or asked["request"] not in {"mount", "raise_readahead", "is_mounted", "unmount", "abort"}:
+        raise MountError("the helper was asked what is no request of its version", hint="use one version of fastfuse")
+    return dict(asked)
+
+
+@contextmanager
+def _listening(listener: socket.socket) -> Iterator[None]:
+    with listener:
+        try:
+            yield
+        finally:
+            Path(listener.getsockname()).unlink(missing_ok=True)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[int]:
+    """Yield a descriptor that is readable once SIGTERM or SIGINT came; neither interrupts what is under way."""
+    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = signal.set_wakeup_fd(writable), [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        yield readable
+    finally:
+        for number, handler in zip(numbers, before[1], strict=True):
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before[0])
+        os.close(readable)
+        os.close(writable)

@@ -1,0 +1,209 @@
+"""Take hints (announced orders of files) from `fastfuse.hints`, in the worker, and pass them on as inodes.
+
+A hint is never trusted. It can make the engine fetch files that exist, as a reader of the mount could, and never more
+of them ahead than the engine allows. A client that sends nonsense loses its connection and nothing else.
+"""
+
+import logging
+import select
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Protocol
+
+import trio
+
+from fastfuse.filesystem.sockets import (
+    REFUSED,
+    SERVED,
+    TAKEN,
+    PathTooLongError,
+    hint_prefix,
+    listen,
+    peer_uid,
+    split_paths,
+)
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.metrics import Counters
+
+__all__ = ["Announcements", "HintTaker", "cancel_when_gone", "listen_for_hints"]
+
+_log = logging.getLogger(__name__)
+
+# A process for each GPU of a large machine, and a few evaluations. Each costs a task, an epoll descriptor and a buffer.
+_MAX_CONNECTIONS = 64
+
+# Further connections wait in the kernel, as do those that come while no worker lives.
+_BACKLOG = 128
+
+# Some 300 paths. The kernel holds the rest, and then the sender waits.
+_RECEIVE_BYTES = 16 << 10
+
+# Looking a path up in a table of a million takes 5 to 7 µs: a batch delays no read by a millisecond.
+_BATCH_PATHS = 64
+
+# The pause after each unknown path, over all connections: endless nonsense takes a tenth of the worker's time.
+_UNKNOWN_PAUSE_S = 1e-4
+
+# After a client of another user was refused, and after an accept that failed (too many open files, most likely).
+_REFUSED_PAUSE_S = 0.01
+_ACCEPT_PAUSE_S = 1.0
+
+# Directories whose inode is cached for each table: a data set has a folder for each of its classes.
+_MAX_REMEMBERED_DIRECTORIES = 4096
+
+
+class Announcements(Protocol):
+    """One announced order, as the engine sees it."""
+
+    async def announce(self, inodes: Sequence[int]) -> None:
+        """Take `inodes`, files of the current table that will be opened in this order; wait while enough are announced.
+
+        The call is cancelled when the order's sender hangs up.
+        """
+        ...
+
+    def withdraw(self) -> None:
+        """End the order: forget the files that were announced and not opened."""
+        ...
+
+
+def listen_for_hints(device: str) -> socket.socket:
+    """Return the hint socket of the mount with this ``major:minor``, for the supervisor: it outlives workers."""
+    return listen(hint_prefix(device), backlog=_BACKLOG)
+
+
+class HintTaker:
+    """The clients that announce orders to one worker.
+
+    Invariant: an order that was not taken whole is withdrawn when its connection ends. The last whole one stands until
+    there is another order, because its sender may exit long before its files are opened.
+    """
+
+    def __init__(
+        self,
+        table: Callable[[], InodeTable],
+        orders: Callable[[], Announcements],
+        counters: Counters,
+        *,
+        trusted_uids: frozenset[int] | None,
+    ) -> None:
+        """Take hints from `trusted_uids` (None: everybody); `table` returns the current table, `orders` a new order."""
+        self._table = table
+        self._orders = orders
+        self._counters = counters
+        self._trusted_uids = trusted_uids
+        self._slots = trio.Semaphore(_MAX_CONNECTIONS, max_value=_MAX_CONNECTIONS)
+        self._connected = 0
+        self._whole: Announcements | None = None
+        self._directories_of: InodeTable | None = None
+        self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
+        self._taken_slot = counters.slot("fastfuse_hints", "taken")
+        self._unknown_slot = counters.slot("fastfuse_hints", "unknown")
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve every connection, for ever. Nothing that a client does ends it."""
+        accepting = trio.socket.from_stdlib_socket(listener)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._slots.acquire()
+                connection = await self._next_trusted(accepting)
+                nursery.start_soon(self._serve, connection)
+
+    async def _next_trusted(self, accepting: trio.socket.SocketType) -> trio.socket.SocketType:
+        while True:
+            try:
+                connection, _ = await accepting.accept()
+            except OSError as error:
+                _log.warning("no hint can be taken for a second: %s", error)
+                await trio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if self._trusted_uids is None or peer_uid(connection) in self._trusted_uids:
+                return connection
+            with connection, suppress(OSError):
+                await connection.send(REFUSED)
+            await trio.sleep(_REFUSED_PAUSE_S)
+
+    async def _serve(self, connection: trio.socket.SocketType) -> None:
+        self._stand_down()
+        order = self._orders()
+        self._connected += 1
+        is_whole = False
+        try:
+            with connection:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(cancel_when_gone, connection, nursery.cancel_scope)
+                    is_whole = await self._take(connection, order)
+                    nursery.cancel_scope.cancel()
+        except Exception:  # noqa: BLE001 - a hint must not end the worker
+            _log.exception("an announced order failed for an unforeseen reason; the mount goes on")
+        finally:
+            self._connected -= 1
+            self._slots.release()
+            if is_whole:
+                self._stand_down()
+                self._whole = order
+            else:
+                order.withdraw()
+
+    def _stand_down(self) -> None:
+        if self._whole is not None:
+            self._whole.withdraw()
+            self._whole = None
+
+    async def _take(self, connection: trio.socket.SocketType, order: Announcements) -> bool:
+        """Return whether the order was taken to its end."""
+        try:
+            await connection.send(SERVED)
+            rest = b""
+            while received := await connection.recv(_RECEIVE_BYTES):
+                paths, rest = split_paths(rest, received)
+                for at in range(0, len(paths), _BATCH_PATHS):
+                    await self._announce(paths[at : at + _BATCH_PATHS], order)
+            if rest:
+                return False
+            await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
+        except (OSError, PathTooLongError) as error:
+            _log.debug("an announced order ends early: %s", error)
+            return False
+        return True
+
+    async def _announce(self, paths: Sequence[bytes], order: Announcements) -> None:
+        inodes = [inode for path in paths if (inode := self._file(path)) is not None]
+        if inodes:
+            await order.announce(inodes)
+        unknown = len(paths) - len(inodes)
+        self._counters.add(self._taken_slot, len(inodes))
+        self._counters.add(self._unknown_slot, unknown)
+        await trio.sleep(unknown * self._connected * _UNKNOWN_PAUSE_S)
+
+    def _file(self, path: bytes) -> int | None:
+        """Return the inode of a file, as the kernel would find it; None if `path` is no file."""
+        table = self._table()
+        if table is not self._directories_of:
+            self._directories_of = table
+            self._directory.cache_clear()
+        folder, _, name = path.rpartition(b"/")
+        directory = self._directory(folder)
+        inode = None if directory is None else table.lookup(directory, name)
+        return None if inode is None or table.is_directory(inode) else inode
+
+    def _find(self, folder: bytes) -> int | None:
+        """Return the inode of a directory; None if `folder` is none."""
+        table = self._table()
+        inode: int | None = ROOT
+        for segment in folder.split(b"/"):
+            if segment not in {b"", b"."} and inode is not None:
+                inode = table.lookup(inode, segment)
+                if inode is not None and not table.is_directory(inode):
+                    return None
+        return inode
+
+
+async def cancel_when_gone(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+    """Cancel `scope` when the client hangs up, even if bytes that it sent are not received yet."""
+    with select.epoll() as hangup:
+        hangup.register(connection.fileno(), 0)  # EPOLLHUP is reported without being asked for: epoll_ctl(2)
+        await trio.lowlevel.wait_readable(hangup.fileno())
+    scope.cancel()

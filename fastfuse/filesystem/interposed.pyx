@@ -1,0 +1,304 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Operations that are put between libfuse and pyfuse3.
+
+READ and READDIRPLUS: the kernel asks for no OPEN and no OPENDIR once one was answered with ENOSYS, and these then come
+with the handle 0. libfuse still knows the inode, but pyfuse3 (3.5) passes its handlers only the handle. So the inode,
+and the process that reads, are written into the handle.
+
+LOOKUP and GETATTR are answered here from the columns of the inode table (`index.inodes.columns`), which takes 3 µs
+where a handler in Python takes 40. Nothing that the columns say is trusted: whatever does not fit is passed on, so that
+the handler answers it, or raises.
+
+This module stands before libfuse's constructor of sessions, through which pyfuse3 registers its operations. Only
+libfuse's public API is used. For that, it must be loaded before pyfuse3 and with its symbols visible to it
+(RTLD_GLOBAL), as `filesystem.fuse` does. `filesystem.session` proves at each mount that it works.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset, strlen
+from posix.stat cimport struct_stat
+from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
+
+cdef extern from *:
+    """
+    #define FUSE_USE_VERSION 35
+    #include <dlfcn.h>
+    #include <string.h>
+    #include <fuse3/fuse_lowlevel.h>
+
+    static struct fuse_lowlevel_ops theirs;
+    static void (*interpose)(struct fuse_lowlevel_ops *) = NULL;
+
+    static struct fuse_lowlevel_ops ours(const struct fuse_lowlevel_ops *operations, size_t size)
+    {
+        struct fuse_lowlevel_ops result;
+        memset(&theirs, 0, sizeof theirs);
+        memcpy(&theirs, operations, size < sizeof theirs ? size : sizeof theirs);
+        result = theirs;
+        if (interpose)
+            interpose(&result);
+        return result;
+    }
+
+    /* The header may define the names as macros (libfuse 3.17), so only the symbols have them. */
+    typedef struct fuse_session *constructor(struct fuse_args *, const struct fuse_lowlevel_ops *, size_t, void *);
+    typedef struct fuse_session *versioned_constructor(struct fuse_args *, const struct fuse_lowlevel_ops *, size_t,
+                                                       const void *, void *);
+
+    __attribute__((visibility("default"))) constructor new_session __asm__("fuse_session_new");
+    struct fuse_session *new_session(struct fuse_args *arguments, const struct fuse_lowlevel_ops *operations,
+                                     size_t size, void *data)
+    {
+        struct fuse_lowlevel_ops all = ours(operations, size);
+        constructor *construct = (constructor *) dlsym(RTLD_NEXT, "fuse_session_new");
+        return construct ? construct(arguments, &all, sizeof all, data) : NULL;
+    }
+
+    /* From libfuse 3.17 on. */
+    __attribute__((visibility("default")))
+    versioned_constructor new_versioned_session __asm__("fuse_session_new_versioned");
+    struct fuse_session *new_versioned_session(struct fuse_args *arguments, const struct fuse_lowlevel_ops *operations,
+                                               size_t size, const void *version, void *data)
+    {
+        struct fuse_lowlevel_ops all = ours(operations, size);
+        versioned_constructor *construct =
+            (versioned_constructor *) dlsym(RTLD_NEXT, "fuse_session_new_versioned");
+        return construct ? construct(arguments, &all, sizeof all, version, data) : NULL;
+    }
+    """
+    ctypedef void *fuse_req_t
+    ctypedef uint64_t fuse_ino_t
+
+    struct fuse_ctx:
+        pid_t pid
+
+    struct fuse_file_info:
+        uint64_t fh
+
+    struct fuse_entry_param:
+        fuse_ino_t ino
+        struct_stat attr
+        double attr_timeout
+        double entry_timeout
+
+    struct fuse_lowlevel_ops:
+        void (*lookup)(fuse_req_t, fuse_ino_t, const char *) noexcept
+        void (*getattr)(fuse_req_t, fuse_ino_t, fuse_file_info *) noexcept
+        void (*read)(fuse_req_t, fuse_ino_t, size_t, off_t, fuse_file_info *) noexcept
+        void (*readdirplus)(fuse_req_t, fuse_ino_t, size_t, off_t, fuse_file_info *) noexcept
+
+    const fuse_ctx *fuse_req_ctx(fuse_req_t) noexcept
+    int fuse_reply_entry(fuse_req_t, const fuse_entry_param *) noexcept
+    int fuse_reply_attr(fuse_req_t, const struct_stat *, double) noexcept
+
+    fuse_lowlevel_ops theirs
+    void (*interpose)(fuse_lowlevel_ops *) noexcept
+
+# The lower bits of a handle are the inode, the others the process that reads: Linux numbers processes below 2^22.
+cdef enum:
+    _INODE_BITS = 42
+    _DIRECTORY = 0  # of `index.inodes.columns.Kind`
+    _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
+
+HANDLE_INODE_BITS = _INODE_BITS
+
+cdef int64_t _NS_PER_S = 1000000000
+
+
+cdef struct Columns:
+    # None of the pointers is used while this is 0.
+    uint64_t rows
+    uint64_t names_bytes
+    const uint8_t *names
+    const uint64_t *name_ends
+    const uint8_t *kinds
+    const int64_t *sizes
+    const int64_t *mtimes_ns
+    # 16 bytes a row: of a directory the row of its first child, and how many there are.
+    const uint64_t *spans
+    # NULL where the inodes are the rows plus one.
+    const uint64_t *inodes
+    const uint32_t *inode_rows
+
+cdef Columns table
+cdef list _held = []
+cdef uid_t _uid
+cdef gid_t _gid
+cdef mode_t _directory_mode, _file_mode
+cdef uint64_t _block_bytes
+cdef double _timeout_s
+cdef int64_t *_answered = NULL
+
+
+def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t file_mode, uint64_t block_bytes,
+                double timeout_s, int64_t[::1] answered):
+    """Answer LOOKUP and GETATTR from `columns`, a table's, from now on, and count each answer in `answered[0]`.
+
+    All that is given lives on until the next call.
+    """
+    global _held, _uid, _gid, _directory_mode, _file_mode, _block_bytes, _timeout_s, _answered
+    cdef const uint8_t[::1] names = columns["names"].view("uint8")
+    cdef const uint64_t[::1] name_ends = columns["name_ends"]
+    cdef const uint8_t[::1] kinds = columns["kinds"]
+    cdef const int64_t[::1] sizes = columns["sizes"]
+    cdef const int64_t[::1] mtimes_ns = columns["mtimes_ns"]
+    cdef const uint64_t[::1] spans = columns["etags"].view("uint64")
+    cdef const uint64_t[::1] inodes = columns.get("inodes")
+    cdef const uint32_t[::1] inode_rows = columns.get("inode_rows")
+    cdef Py_ssize_t rows = len(kinds)
+    if (inodes is None) != (inode_rows is None):
+        raise ValueError("inode numbers without their order")
+    if not (rows and rows == len(name_ends) == len(sizes) == len(mtimes_ns) and 2 * rows == len(spans)):
+        raise ValueError("columns of different lengths")
+    if inodes is not None and not rows == len(inodes) == len(inode_rows):
+        raise ValueError("columns of different lengths")
+    table.rows = rows
+    table.names, table.names_bytes = &names[0], len(names)
+    table.name_ends, table.kinds, table.spans = &name_ends[0], &kinds[0], &spans[0]
+    table.sizes, table.mtimes_ns = &sizes[0], &mtimes_ns[0]
+    table.inodes = NULL if inodes is None else &inodes[0]
+    table.inode_rows = NULL if inode_rows is None else &inode_rows[0]
+    _uid, _gid, _directory_mode, _file_mode = uid, gid, directory_mode, file_mode
+    _block_bytes, _timeout_s, _answered = block_bytes, timeout_s, &answered[0]
+    _held = [names, name_ends, kinds, sizes, mtimes_ns, spans, inodes, inode_rows, answered]
+
+
+def stop_answering():
+    """Leave LOOKUP and GETATTR to the handlers."""
+    global _held
+    table.rows = 0
+    _held = []
+
+
+def found(uint64_t parent, bytes name):
+    """Return the inode that LOOKUP answers with, 0 if there is no such name, or None if it is left to the handler."""
+    cdef uint64_t row = 0
+    cdef int is_there = _child(parent, name, &row)
+    return None if is_there < 0 else _inode(row) if is_there else 0
+
+
+def attributes(uint64_t inode):
+    """Return ``(mode, size, mtime in ns)`` that GETATTR answers with, or None if it is left to the handler."""
+    cdef uint64_t row = 0
+    cdef struct_stat stat
+    if not _row(inode, &row):
+        return None
+    _fill(&stat, inode, row)
+    return stat.st_mode, stat.st_size, stat.st_mtim.tv_sec * _NS_PER_S + stat.st_mtim.tv_nsec
+
+
+cdef inline uint64_t _inode(uint64_t row) noexcept:
+    return row + 1 if table.inodes == NULL else table.inodes[row]
+
+
+cdef bint _row(uint64_t inode, uint64_t *row) noexcept:
+    """Find the row of `inode`; return whether there is one."""
+    cdef uint64_t low = 0, high = table.rows, middle
+    if table.inodes == NULL:
+        row[0] = inode - 1
+        return 0 < inode <= table.rows
+    while low < high:
+        middle = (low + high) // 2
+        if table.inode_rows[middle] >= table.rows:
+            return False
+        if table.inodes[table.inode_rows[middle]] < inode:
+            low = middle + 1
+        else:
+            high = middle
+    if low == table.rows or table.inode_rows[low] >= table.rows:
+        return False
+    row[0] = table.inode_rows[low]
+    return table.inodes[row[0]] == inode
+
+
+cdef int _child(uint64_t parent, const char *name, uint64_t *row) noexcept:
+    """Find the row called `name` in the directory `parent`: 1 if it is there, 0 if not, -1 if the columns are odd."""
+    cdef uint64_t low, high, end, middle, start, stop, length = strlen(name), shorter
+    cdef int order
+    if not _row(parent, row) or table.kinds[row[0]] != _DIRECTORY:
+        return -1
+    low, high = table.spans[2 * row[0]], table.spans[2 * row[0] + 1]
+    if low == 0 or low > table.rows or high > table.rows - low:
+        return 0 if high == 0 else -1
+    high += low
+    while low < high:
+        middle = (low + high) // 2
+        start, stop = table.name_ends[middle - 1], table.name_ends[middle]
+        if start > stop or stop > table.names_bytes:
+            return -1
+        shorter = min(stop - start, length)
+        order = memcmp(table.names + start, name, shorter) if shorter else 0
+        if order == 0:
+            if stop - start == length:
+                row[0] = middle
+                return 1
+            order = -1 if stop - start < length else 1
+        if order < 0:
+            low = middle + 1
+        else:
+            high = middle
+    return 0
+
+
+cdef void _fill(struct_stat *stat, uint64_t inode, uint64_t row) noexcept:
+    cdef int64_t mtime_ns = table.mtimes_ns[row], rest_ns
+    memset(stat, 0, sizeof(struct_stat))
+    stat.st_ino = inode
+    stat.st_mode = _directory_mode if table.kinds[row] == _DIRECTORY else _file_mode
+    stat.st_nlink = 1
+    stat.st_uid, stat.st_gid = _uid, _gid
+    stat.st_size = table.sizes[row]
+    stat.st_blocks = stat.st_size // _ST_BLOCK_BYTES + (stat.st_size % _ST_BLOCK_BYTES != 0)
+    stat.st_blksize = _block_bytes
+    rest_ns = mtime_ns % _NS_PER_S
+    stat.st_mtim.tv_sec, stat.st_mtim.tv_nsec = (mtime_ns - rest_ns) // _NS_PER_S, rest_ns
+    stat.st_atim = stat.st_ctim = stat.st_mtim
+
+
+cdef void _lookup(fuse_req_t request, fuse_ino_t parent, const char *name) noexcept:
+    cdef fuse_entry_param entry
+    cdef uint64_t row = 0
+    cdef int is_there = _child(parent, name, &row) if table.rows else -1
+    if is_there < 0:
+        theirs.lookup(request, parent, name)
+        return
+    memset(&entry, 0, sizeof(entry))
+    # A name that is not there is the inode 0, and the kernel remembers that, too.
+    entry.entry_timeout = entry.attr_timeout = _timeout_s
+    if is_there:
+        entry.ino = _inode(row)
+        _fill(&entry.attr, entry.ino, row)
+    _answered[0] += 1
+    fuse_reply_entry(request, &entry)
+
+
+cdef void _getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info *file) noexcept:
+    cdef struct_stat stat
+    cdef uint64_t row = 0
+    if table.rows == 0 or not _row(inode, &row):
+        theirs.getattr(request, inode, file)
+        return
+    _fill(&stat, inode, row)
+    _answered[0] += 1
+    fuse_reply_attr(request, &stat, _timeout_s)
+
+
+cdef inline void _write_inode(fuse_req_t request, fuse_ino_t inode, fuse_file_info *file) noexcept:
+    file.fh = <uint64_t> fuse_req_ctx(request).pid << _INODE_BITS | inode
+
+
+cdef void _read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info *file) noexcept:
+    _write_inode(request, inode, file)
+    theirs.read(request, inode, size, offset, file)
+
+
+cdef void _readdirplus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info *file) noexcept:
+    _write_inode(request, inode, file)
+    theirs.readdirplus(request, inode, size, offset, file)
+
+
+cdef void _interpose(fuse_lowlevel_ops *operations) noexcept:
+    operations.lookup, operations.getattr = _lookup, _getattr
+    operations.read, operations.readdirplus = _read, _readdirplus
+
+interpose = _interpose

@@ -1,0 +1,221 @@
+"""Where a session is mounted, and by whom: this process, a helper with the rights for it, or whoever started us."""
+
+import json
+import logging
+import os
+import select
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem.children import heard
+from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
+from fastfuse.filesystem.kernel_readahead import raise_readahead
+from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.mountpoint import abort, find_mount, is_dead, is_mounted, unmount
+from fastfuse.filesystem.preflight import DEVICE_NUMBER, prepare_mount
+
+__all__ = ["GivenPlace", "HelperPlace", "OwnPlace", "Place", "Ready", "place_for"]
+
+_log = logging.getLogger(__name__)
+
+# A helper looks whether a mount that does not answer lives, for 10 s at most.
+_HELPER_WITHIN_S: Final = 30.0
+# The kernel sends INIT as it mounts.
+_INIT_WITHIN_S: Final = 5.0
+
+
+class Ready(NamedTuple):
+    """A mount that was made for us: its descriptor, and its ``major:minor``, or "" if it cannot be known."""
+
+    fd: int
+    device: str
+
+
+class Place(Protocol):
+    """A place in the file system for one mount after the other. All raise MountError for what cannot be done."""
+
+    mountpoint: Path
+
+    def mount(self, name: str) -> Ready | None:
+        """Mount under this name; None leaves it to libfuse."""
+        ...
+
+    def is_mounted(self, device: str, *, is_connected: bool) -> bool:
+        """Return whether the mount is there, whose connection still lives or has ended."""
+        ...
+
+    def unmount(self, device: str, *, lazy: bool) -> None: ...
+
+    def abort(self, device: str) -> None: ...
+
+    def raise_readahead(self, device: str, *, level: int) -> None: ...
+
+    def close(self) -> None:
+        """Let go of it; a helper takes its mount away with the last process that does."""
+        ...
+
+
+def place_for(settings: MountSettings) -> Place:
+    """Return the place of a mount, checked as far as it can be before the listing.
+
+    Raises:
+        MountError: nothing can be mounted there; the error says why and what to do.
+    """
+    if settings.fuse_socket is not None:
+        return HelperPlace(settings.fuse_socket)
+    if settings.fuse_fd is not None:
+        return GivenPlace(settings.fuse_fd, settings.mountpoint)
+    return OwnPlace(prepare_mount(settings))
+
+
+class OwnPlace:
+    """A directory that this process, or fusermount3 for it, mounts on."""
+
+    def __init__(self, mountpoint: Path) -> None:
+        self.mountpoint = mountpoint
+
+    def mount(self, _name: str) -> None:
+        """Leave it to libfuse."""
+
+    def is_mounted(self, device: str, *, is_connected: bool) -> bool:
+        # A later mount may have our number. If our connection has ended, the mount there is ours only if it is dead.
+        return is_mounted(self.mountpoint, device) and (is_connected or is_dead(self.mountpoint))
+
+    def unmount(self, device: str, *, lazy: bool) -> None:
+        unmount(self.mountpoint, lazy=lazy, device=device)
+
+    def abort(self, device: str) -> None:
+        abort(self.mountpoint, device)
+
+    def raise_readahead(self, device: str, *, level: int) -> None:
+        raise_readahead(device, level=level)
+
+    def close(self) -> None:
+        pass
+
+
+class HelperPlace:
+    """The place of a helper (`filesystem.fuse_helper`), which need not be seen from here. It is held until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """Connect to the helper's socket.
+
+        Raises:
+            MountError: nobody listens there for this user.
+        """
+        self.mountpoint = Path("the place of the helper")
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.settimeout(_HELPER_WITHIN_S)
+        try:
+            self._connection.connect(os.fspath(path))
+        except OSError as error:
+            self._connection.close()
+            raise MountError(
+                f"no helper can be reached at --fuse-socket {path}: {error.strerror or error}",
+                hint=f"start it first, as root: fastfuse fuse-helper --socket {path} --user {os.geteuid()} MOUNTPOINT",
+            ) from error
+        try:
+            self._ask("is_mounted")  # it may serve another process, and a listing may take minutes
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def mount(self, name: str) -> Ready:
+        found, fds = self._ask("mount", source=name)
+        if len(fds) != 1:
+            raise MountError("the helper sent no descriptor", hint="use one version of fastfuse")
+        self.mountpoint = Path(found["mountpoint"])
+        return Ready(fds[0], found["device"])
+
+    def is_mounted(self, _device: str, *, is_connected: bool) -> bool:
+        if is_connected:
+            return True
+        try:
+            return bool(self._ask("is_mounted")[0]["is_mounted"])
+        except MountError:
+            return False  # without a connection and without a helper nothing can go on
+
+    def unmount(self, _device: str, *, lazy: bool) -> None:
+        self._ask("unmount", lazy=lazy)
+
+    def abort(self, _device: str) -> None:
+        self._ask("abort")
+
+    def raise_readahead(self, device: str, *, level: int) -> None:
+        self._ask("raise_readahead")
+        raise_readahead(device, level=level)  # which says so if the helper could not
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, request: str, **more: object) -> tuple[dict[str, Any], list[int]]:
+        asked = json.dumps({"fastfuse": PROTOCOL, "request": request, **more})
+        try:
+            with suppress(BrokenPipeError):  # it may have said why before it hung up
+                self._connection.send(asked.encode())
+            packet, fds, _, _ = socket.recv_fds(self._connection, MAX_PACKET_BYTES, 1)
+        except OSError as error:
+            raise MountError(f"the helper does not answer: {error.strerror or error}", hint="see its log") from error
+        if not packet:
+            raise MountError("the helper has ended", hint="see its log")
+        return heard(packet), fds
+
+
+class GivenPlace:
+    """A mount that whoever started us has made, and unmounts."""
+
+    def __init__(self, fd: int, mountpoint: Path) -> None:
+        """Take the descriptor of the mount.
+
+        Raises:
+            MountError: it is none of the FUSE device.
+        """
+        self.mountpoint = mountpoint
+        self._fd = fd
+        try:
+            is_fuse = os.fstat(fd).st_rdev == DEVICE_NUMBER
+        except OSError:
+            is_fuse = False
+        if not is_fuse:
+            raise MountError(
+                f"--fuse-fd {fd} is not open on /dev/fuse", hint="pass on the descriptor that was given to mount(2)"
+            )
+
+    def mount(self, _name: str) -> Ready:
+        if self._fd < 0:
+            raise MountError(
+                f"{self.mountpoint} cannot be mounted again, for the one descriptor was --fuse-fd",
+                hint="--fuse-socket can mount again; Linux 6.9 need not",
+            )
+        fd, self._fd = self._fd, -1
+        if not select.select([fd], [], [], _INIT_WITHIN_S)[0]:
+            raise MountError(
+                f"the kernel asks nothing on --fuse-fd {fd}", hint="mount with it first, and serve it with one process"
+            )
+        entry = find_mount(self.mountpoint)
+        if entry is not None and entry.file_system_type.partition(".")[0] == "fuse":
+            return Ready(fd, entry.device)
+        _log.warning(
+            "no FUSE mount is seen at %s from here: no readahead is set, and status, refresh and hints are not served",
+            self.mountpoint,
+        )
+        return Ready(fd, "")
+
+    def is_mounted(self, _device: str, *, is_connected: bool) -> bool:
+        return is_connected
+
+    def unmount(self, device: str, *, lazy: bool) -> None:
+        """Leave it to who mounted; readers get an error, for nobody serves it."""
+
+    def abort(self, _device: str) -> None:
+        """Leave it, too: the connection ends with the processes that hold the descriptor."""
+
+    def raise_readahead(self, device: str, *, level: int) -> None:
+        if device:
+            raise_readahead(device, level=level)
+
+    def close(self) -> None:
+        pass

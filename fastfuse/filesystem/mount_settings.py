@@ -1,0 +1,68 @@
+"""The settings of one mount: the frozen result of parsing arguments and environment (`fastfuse.cli.config`)."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.base import ConnectionConfig
+
+__all__ = ["MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse"]
+
+# Room for the parts of a few readers at once (16 parts of the default size).
+MINIMUM_MEMORY_BYTES: Final = 128 << 20
+
+
+class PageCacheUse(StrEnum):
+    """The uses of the kernel's page cache for large files; the values of ``--io``."""
+
+    # The page cache (docs/MEASUREMENTS.md, "Mount"), with a warning if something slows it down.
+    AUTO = "auto"
+    CACHED = "cached"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountSettings:
+    """Everything the supervisor needs; each component is handed only its own part."""
+
+    source: S3Uri
+    mountpoint: Path
+    connection: ConnectionConfig
+    origin: IndexOrigin
+    # Bytes of object data held or in flight, over all readers (default: a quarter of the RAM or of the cgroup's
+    # limit, at most 4 GiB, at least 128 MiB; `config` resolves it).
+    memory_target_bytes: int
+    part_size_bytes: int
+    # Prefetch large files at once, because training reads them to their end; else wait for signs of that.
+    expects_whole_files: bool = False
+    # Prefetch before the first open, because training reads every file: all small files that fit, if their order
+    # is unknown, and the first large ones.
+    expects_every_file: bool = False
+    io: PageCacheUse = PageCacheUse.AUTO
+    uid: int
+    gid: int
+    # Permission bits that are taken from 0555 and 0444 (clause A1: they may narrow).
+    umask: int = 0
+    allow_other: bool = False
+    # Create the missing parents of the mountpoint too: the parents of a channel's place are ours to make.
+    create_parents: bool = False
+    # Options of `-o` that are passed through to the kernel's mount (`nodev`, `noatime`, ...).
+    mount_options: tuple[str, ...] = ()
+    grace_s: float = 30.0
+    # The socket of a helper that mounts (`filesystem.fuse_helper`), or the descriptor of a mount that was made for us.
+    fuse_socket: Path | None = None
+    fuse_fd: int | None = None
+    # (host, port) of the Prometheus endpoint, or None.
+    metrics_listen: tuple[str, int] | None = None
+    # $NOTIFY_SOCKET of the service manager, or None.
+    notify_socket: str | None = None
+    # The service manager ends a mount that it does not hear from for so long; None if it has not said.
+    watchdog_s: float | None = None
+
+    @property
+    def checked_origin(self) -> IndexOrigin:
+        """The origin of the first index, which checks that its objects may be read."""
+        return replace(self.origin, checks_reads=True)

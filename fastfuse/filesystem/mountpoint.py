@@ -1,0 +1,336 @@
+"""Prepare, find and unmount the place of a mount in the file system.
+
+Everything is read from ``/proc/self/mountinfo`` first, because ``stat`` of a hung mount would hang, too.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem.children import fork_child, is_over_within, wait_child
+from fastfuse.filesystem.sockets import addresses, control_prefix
+
+__all__ = [
+    "SUBTYPE",
+    "BusyMountError",
+    "MountEntry",
+    "abort",
+    "fastfuse_mounts",
+    "find_mount",
+    "is_dead",
+    "is_mounted",
+    "mount_holding",
+    "prepare_mountpoint",
+    "unmount",
+]
+
+_log = logging.getLogger(__name__)
+
+SUBTYPE = "fastfuse"
+_FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
+
+# The kernel's own limit on links that lead to links (path_resolution(7)).
+_MAX_LINKS = 40
+
+# A live mount answers `statvfs` from memory; the time is for a loaded machine.
+_ANSWER_WITHIN_S = 10.0
+
+# The errors of `statvfs` on a mount whose connection has ended.
+_DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
+
+# <sys/mount.h>
+_MNT_FORCE, _MNT_DETACH = 1, 2
+
+# https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
+_CONNECTIONS = Path("/sys/fs/fuse/connections")
+
+
+@dataclass(frozen=True, slots=True)
+class MountEntry:
+    """One line of mountinfo (proc(5))."""
+
+    path: Path
+    device: str  # "major:minor", the name of its bdi in sysfs
+    file_system_type: str
+    source: str
+    owner_uid: int | None
+    # The folder of the file system that the mount shows; a bind mount may show another one than the root.
+    root: Path = Path("/")
+
+    @property
+    def is_ours(self) -> bool:
+        return self.file_system_type == _FILE_SYSTEM_TYPE
+
+    def is_there(self) -> bool:
+        """Return whether it is mounted still."""
+        found = find_mount(self.path)
+        return found is not None and found.device == self.device
+
+
+def fastfuse_mounts(uid: int | None = None) -> list[Path]:
+    """Return where fastfuse file systems are mounted, those that `uid` mounted if given, in order of mounting."""
+    return [entry.path for entry in _entries() if entry.is_ours and uid in (None, entry.owner_uid)]
+
+
+def find_mount(path: Path) -> MountEntry | None:
+    """Return the topmost mount at exactly `path`, or None."""
+    place = _resolved(path)
+    return next((entry for entry in reversed(_entries()) if entry.path == place), None)
+
+
+def mount_holding(path: Path) -> MountEntry:
+    """Return the mount that `path`, which is absolute and has no link in it, lies in."""
+    holding = [entry for entry in reversed(_entries()) if path.is_relative_to(entry.path)]
+    return max(holding, key=lambda entry: len(entry.path.parts))  # of those at one place, the topmost
+
+
+def is_mounted(path: Path, device: str) -> bool:
+    """Return whether the mount with this ``major:minor`` is at `path`, even if another one covers it."""
+    place = _resolved(path)
+    return any(entry.path == place and entry.device == device for entry in _entries())
+
+
+def is_dead(path: Path) -> bool:
+    """Return whether the connection of the mount at `path` has ended; a mount that only hangs is not dead."""
+    return _errno_of_statvfs(path) in _DEAD
+
+
+def abort(path: Path, device: str) -> None:
+    """End the connection of the mount with this ``major:minor`` for every process; readers that wait get an error.
+
+    A connection may outlive its daemon: the process that sends notices may wait for a reader, the reader for an answer,
+    and neither can be killed.
+    """
+    try:
+        (_CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
+    except OSError as error:
+        # Fusectl is not mounted in most containers, or is read-only. A forced umount aborts even a busy mount.
+        entry = find_mount(path)
+        if os.geteuid() == 0 and entry is not None and entry.device == device:
+            ctypes.CDLL(None).umount2(os.fsencode(path), _MNT_FORCE)
+        else:
+            _log.warning("programs that still read from %s may hang: its connection cannot be ended (%s)", path, error)
+
+
+def _is_served(entry: MountEntry) -> bool:
+    return bool(addresses(control_prefix(entry.device)))
+
+
+def _abort_if_there(entry: MountEntry) -> None:
+    # The probe has taken a while: the mount may be gone, and its number may be another mount's.
+    if is_mounted(entry.path, entry.device):
+        abort(entry.path, entry.device)
+
+
+def prepare_mountpoint(path: Path, *, create_parents: bool) -> Path:
+    """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
+
+    A missing directory is created. Its parents are created only with `create_parents`: a missing parent is most likely
+    mistyped. A dead fastfuse mount of this user is cleared (L4); a live one, or another user's, is never touched.
+
+    Raises:
+        MountError: the place cannot be used; the error says why and what to do.
+    """
+    entry = find_mount(path)
+    if entry is not None:
+        _clear_dead_mount(entry)
+    try:
+        is_empty = _is_empty(path)
+    except FileNotFoundError:
+        _create(path, parents=create_parents)
+        is_empty = True
+    except NotADirectoryError as error:
+        raise _no_directory_error(path) from error
+    except OSError as error:
+        raise MountError(f"the mountpoint {path} cannot be used: {error.strerror}") from error
+    if not is_empty:
+        raise MountError(f"the mountpoint {path} is not empty", hint="mount on an empty directory")
+    return _resolved(path)
+
+
+def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> None:
+    """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
+
+    With `lazy`, readers of a mount that no process serves get an error. With a `device` (``major:minor``) only that
+    mount is unmounted, and no other one at its place; the daemon passes its own.
+
+    Raises:
+        BusyMountError: files below it are open.
+        MountError: no fastfuse file system is mounted there, or it may not be unmounted.
+    """
+    entry = find_mount(path)
+    if entry is None:
+        raise MountError(f"nothing is mounted at {path}", hint="'findmnt -t fuse.fastfuse' shows what is")
+    if device not in {None, entry.device}:
+        raise MountError(
+            f"{path} is covered by another mount, of type {entry.file_system_type}", hint=f"umount {path} first"
+        )
+    if not entry.is_ours:
+        raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
+    if (
+        lazy
+        and device is None
+        and not addresses(control_prefix(entry.device))
+        and _errno_of_statvfs(entry.path) is None
+    ):
+        _abort_if_there(entry)
+        if find_mount(entry.path) != entry:
+            return
+    if os.geteuid() == 0:
+        _unmount_as_root(entry.path, lazy=lazy)
+    else:
+        _unmount_as_user(entry.path, lazy=lazy)
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether the directory has no entry."""
+    with os.scandir(path) as entries:
+        return next(entries, None) is None
+
+
+def _create(path: Path, *, parents: bool) -> None:
+    """Create the missing mountpoint."""
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
+    except FileNotFoundError as error:
+        raise MountError(
+            f"the mountpoint {path} cannot be created: {path.parent} does not exist", hint=f"mkdir -p {path}"
+        ) from error
+    except FileExistsError as error:
+        # A link to nothing.
+        raise _no_directory_error(path) from error
+    except OSError as error:
+        raise MountError(
+            f"the mountpoint {path} does not exist and cannot be created: {error.strerror}",
+            hint=f"create it as a user who may write to {path.parent}",
+        ) from error
+
+
+def _no_directory_error(path: Path) -> MountError:
+    return MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory")
+
+
+def _clear_dead_mount(entry: MountEntry) -> None:
+    if not entry.is_ours:
+        raise MountError(
+            f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
+        )
+    number = _errno_of_statvfs(entry.path)
+    if number is None and entry.owner_uid == os.geteuid() and not _is_served(entry):
+        _abort_if_there(entry)
+        number = errno.ENOTCONN
+    if number is None:
+        raise MountError(
+            f"{entry.path} is mounted already, with {entry.source}, and does not answer",
+            hint=f"fastfuse unmount --lazy {entry.path} takes it away",
+        )
+    if number == 0:
+        raise MountError(
+            f"{entry.path} is mounted already, with {entry.source}", hint=f"fastfuse unmount {entry.path} first"
+        )
+    if number not in _DEAD:
+        raise MountError(f"{entry.path} is mounted already and not to be seen: {os.strerror(number)}")
+    if entry.owner_uid != os.geteuid():
+        raise MountError(
+            f"{entry.path} holds a dead mount of user {entry.owner_uid}",
+            hint=f"fastfuse unmount {entry.path} as that user",
+        )
+    if find_mount(entry.path) == entry:
+        unmount(entry.path, lazy=True, device=entry.device)
+
+
+def _errno_of_statvfs(path: Path) -> int | None:
+    """Probe the mount with statvfs and return its errno, 0 if it succeeds, or None if it does not answer.
+
+    A child process asks, because statvfs on a hung daemon cannot be interrupted.
+    """
+
+    def ask() -> None:
+        try:
+            os.statvfs(path)  # not stat: the kernel caches the root's attributes and would answer for a dead mount
+        except OSError as error:
+            os._exit(error.errno or errno.EIO)
+
+    child = fork_child(ask)
+    if is_over_within(child, _ANSWER_WITHIN_S):
+        return wait_child(child)
+    os.kill(child, signal.SIGKILL)  # not waited for: it ends with the mount
+    return None
+
+
+def _unmount_as_root(path: Path, *, lazy: bool) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(path), _MNT_DETACH if lazy else 0) != 0:
+        raise _unmount_error(path, os.strerror(ctypes.get_errno()), is_busy=ctypes.get_errno() == errno.EBUSY)
+
+
+def _unmount_as_user(path: Path, *, lazy: bool) -> None:
+    tool = shutil.which("fusermount3")
+    if tool is None:
+        raise MountError("fusermount3 is not installed", hint="install the package fuse3, or unmount as root")
+    command: list[str | Path] = [tool, "-u", *(["-z"] if lazy else []), "--", path]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _unmount_error(path, f"fusermount3 cannot be run: {error.strerror}", is_busy=False) from error
+    if done.returncode != 0:
+        reason = done.stderr.strip().removeprefix("fusermount3: ")
+        raise _unmount_error(path, reason, is_busy="busy" in reason)
+
+
+def _unmount_error(path: Path, reason: str, *, is_busy: bool) -> MountError:
+    error = BusyMountError if is_busy else MountError
+    return error(
+        f"{path} cannot be unmounted: {reason}",
+        hint="close its files, or detach it with --lazy" if is_busy else f"umount --lazy {path}, as root on the host",
+    )
+
+
+class BusyMountError(MountError):
+    """Files are open below the mountpoint, or a process has its working directory there."""
+
+
+def _resolved(path: Path) -> Path:
+    """Return `path` without links. A mountpoint itself is not looked at: it may be dead, or its daemon may hang."""
+    mountpoints = {entry.path for entry in _entries()}
+    place = path.absolute()
+    for _ in range(_MAX_LINKS):
+        place = place.resolve() if place.name in {"", ".."} else place.parent.resolve() / place.name
+        if place in mountpoints or not place.is_symlink():
+            break
+        place = place.parent / place.readlink()
+    return place
+
+
+def _entries() -> list[MountEntry]:
+    # Not splitlines: a carriage return in a path is not escaped.
+    lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+    return [_entry(line) for line in lines if line]
+
+
+def _entry(line: bytes) -> MountEntry:
+    mount, _, file_system = line.partition(b" - ")
+    _, _, device, root, path, *_ = mount.split(b" ")
+    kind, source, options = file_system.split(b" ", 2)
+    owner = next((o[8:] for o in options.split(b",") if o.startswith(b"user_id=")), None)
+    return MountEntry(
+        path=Path(os.fsdecode(_unescaped(path))),
+        device=device.decode(),
+        file_system_type=kind.decode(),
+        source=os.fsdecode(_unescaped(source)),
+        owner_uid=int(owner) if owner else None,
+        root=Path(os.fsdecode(_unescaped(root))),
+    )
+
+
+def _unescaped(field: bytes) -> bytes:
+    r"""Undo the kernel's octal escapes (``\040``) of space, tab, newline, backslash and, in sources, ``#``."""
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

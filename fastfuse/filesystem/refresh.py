@@ -1,0 +1,378 @@
+"""List the source in processes of their own: once before the mount, and again for each refresh (clause L6).
+
+A lister makes the index in a memfd, reports through a pipe, and exits with its garbage. A refresh takes two
+short-lived processes, one after the other. The first makes the new index, gives unchanged files their old inode
+numbers, and writes down the changes. Then the supervisor hands the new table to the worker. The second process sends
+the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. If it
+dies, another one sends them all again; what five did not live to send is sent with those of the next refresh.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.filesystem.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
+from fastfuse.filesystem.control import RefreshReport, send_answer
+from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
+from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
+from fastfuse.filesystem.protocol import pack_notices
+from fastfuse.index.inodes.changes import take_over
+from fastfuse.index.make import IndexReport, make_index
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import open_snapshot, save_snapshot
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.routes import read_files
+
+__all__ = ["IndexReport", "NewTable", "Refresher", "run_lister"]
+
+_log = logging.getLogger(__name__)
+
+# A process that sends notices and dies is followed by another, but not for ever.
+_MAX_SENDERS = 5
+
+
+def run_lister(
+    source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters | None = None
+) -> tuple[int, IndexReport]:
+    """List in a new process; return the memfd with the snapshot, which the caller closes, and the report.
+
+    `counters`, whose memory the process inherits, count the requests that were tried again. `session` has its files
+    read, and the lister's credentials, after it.
+
+    Raises:
+        FastfuseError: the lister raised it, or did not live to answer.
+    """
+    read_files(session)
+    snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
+    reading_fd, writing_fd = os.pipe()
+
+    def make() -> dict[str, object]:
+        keep_memory_private()
+        give_up = partial(give_up_rights, session)
+        report = make_index(source, origin, session, snapshot_fd, counters, before_network=give_up)
+        found = session.credentials.latest if session.credentials is not None else None
+        return {"report": asdict(report), "keys": found and packed(found)}
+
+    child = fork_child(lambda: answer_on(writing_fd, make))
+    os.close(writing_fd)
+    try:
+        with os.fdopen(reading_fd, "rb") as pipe:
+            answer = pipe.read()
+        exit_code, child = wait_child(child), 0
+        if not answer:
+            hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
+            raise ServiceError(f"the lister {how_it_ended(exit_code)}", hint=hint)
+        heard_answer = heard(answer)
+        if session.credentials is not None and heard_answer["keys"]:
+            session.credentials.take(credentials_of(heard_answer["keys"]))
+        return snapshot_fd, IndexReport(**heard_answer["report"])
+    except BaseException:
+        os.close(snapshot_fd)
+        if child:  # interrupted
+            os.kill(child, signal.SIGKILL)
+            wait_child(child)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A finished listing: the snapshot's memfd, and how it differs from the one before."""
+
+    snapshot_fd: int
+    listed_at_ns: int
+    refused: int
+    requests: int
+    report: RefreshReport
+
+
+class _Refresh:
+    """One refresh under way."""
+
+    def __init__(
+        self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, unsent_fd: int
+    ) -> None:
+        self._source = source
+        self._origin = origin
+        self._session = session
+        self._counters = counters
+        # Notices of an earlier refresh, or -1; the caller closes them.
+        self._unsent_fd = unsent_fd
+        # All notices to send, the earlier ones first.
+        self.notices_fd = -1
+        self._new_fd = self._answer_fd = -1
+        # The process that runs now, or 0.
+        self.pid = 0
+        self.exit_code = 0
+
+    def start(self, fork: Fork, snapshot_fd: int) -> None:
+        """Start the first process. `snapshot_fd` is the current table; the caller closes it.
+
+        Raises:
+            FastfuseError, OSError: there is no room for the process.
+        """
+        self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
+        self.notices_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
+        self._answer_fd, writing_fd = os.pipe()
+        try:
+            self.pid = fork(lambda: answer_on(writing_fd, lambda: self._make(snapshot_fd)))
+        finally:
+            os.close(writing_fd)
+
+    def ended(self, exit_code: int) -> None:
+        """Note that the process that ran has ended."""
+        self.pid = 0
+        self.exit_code = exit_code
+
+    def listed(self) -> NewTable | None:
+        """Return the result of the first process, once, after its end; else None.
+
+        Raises:
+            FastfuseError: the listing failed.
+        """
+        if self.pid or self._answer_fd < 0:
+            return None
+        with os.fdopen(self._answer_fd, "rb") as pipe:
+            message = pipe.read()
+        self._answer_fd = -1
+        if not message:
+            raise ServiceError(f"the lister {how_it_ended(self.exit_code)}")
+        answer = heard(message)
+        report = RefreshReport(**answer.pop("report"))
+        new = NewTable(snapshot_fd=self._new_fd, report=report, **answer)
+        self._new_fd = -1
+        return new
+
+    def send_notices(self, fork: Fork, send: Callable[[bytes], None]) -> None:
+        """Start the second process.
+
+        Raises:
+            NoRoomError: there is no room for the process.
+        """
+        self.exit_code = 0
+        self.pid = fork(as_nobody(lambda: send(_content(self.notices_fd))))
+
+    def end(self) -> None:
+        """Kill the process that runs, and close everything."""
+        if self.pid:
+            # Not waited for: a notice may wait for a reader, and the reader for the end of the mount.
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = 0
+        self.close()
+
+    def close(self) -> None:
+        """Close every descriptor of this refresh."""
+        for fd in (self._new_fd, self.notices_fd, self._answer_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._new_fd = self.notices_fd = self._answer_fd = -1
+
+    def _make(self, old_fd: int) -> dict[str, object]:
+        keep_memory_private()
+        started_s = time.monotonic()
+        fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
+        give_up = partial(give_up_rights, self._session)
+        made = make_index(self._source, self._origin, self._session, fresh_fd, self._counters, before_network=give_up)
+        fresh = open_snapshot(fresh_fd)
+        table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
+        save_snapshot(replace(fresh, table=table), self._new_fd)
+        with os.fdopen(os.dup(self.notices_fd), "wb") as file:
+            if self._unsent_fd >= 0:
+                file.write(_content(self._unsent_fd))
+            file.write(pack_notices(changes))
+        report = RefreshReport(
+            added=changes.added,
+            removed=changes.removed,
+            replaced=changes.replaced,
+            files=made.files,
+            elapsed_s=time.monotonic() - started_s,
+        )
+        return {
+            "report": asdict(report),
+            "listed_at_ns": made.listed_at_ns,
+            "refused": made.refused,
+            "requests": made.requests,
+        }
+
+
+class Refresher:
+    """The refreshes of one mount, one at a time, and the clients that wait for them."""
+
+    def __init__(self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, fork: Fork) -> None:
+        """`session` has its files read before the first refresh."""
+        self._source = source
+        # The mount already has any listing that was kept.
+        self._origin = replace(origin, max_age_s=0.0)
+        self._session = session
+        self._counters = counters
+        self._fork = fork
+        self._running: _Refresh | None = None
+        # The report of a listing that succeeded: the table is swapped.
+        self._report: RefreshReport | None = None
+        self._error: FastfuseError | None = None
+        # Processes that sent notices of this refresh and died.
+        self._dead_senders = 0
+        # Notices that the kernel did not get, because the process that sends them died.
+        self._unsent_fd = -1
+        # Clients of the running refresh and of the next one: the running one may have listed too early for them.
+        self._waiting: list[socket.socket] = []
+        self._waiting_for_next: list[socket.socket] = []
+        self._is_next_wanted = False
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether a process sends notices to the kernel; it may wait for readers."""
+        return self._running is not None and self._running.pid != 0 and self._report is not None
+
+    def want(self, snapshot_fd: int, asking: socket.socket | None = None) -> None:
+        """Refresh the table in `snapshot_fd`, now or after the running refresh; send `asking` the outcome."""
+        if asking is not None:
+            (self._waiting if self._running is None else self._waiting_for_next).append(asking)
+        if self._running is None:
+            self._start(snapshot_fd)
+        else:
+            self._is_next_wanted = True
+
+    def child_ended(self, pid: int, exit_code: int) -> None:
+        """Note that the caller reaped the process `pid`."""
+        if self._running is not None and pid == self._running.pid:
+            self._running.ended(exit_code)
+
+    def new_table(self) -> NewTable | None:
+        """Return the table of a listing that has just ended; to be swapped in before `send_notices`."""
+        if self._running is None or self._error is not None:
+            return None
+        try:
+            new = self._running.listed()
+        except FastfuseError as error:
+            self._error = error
+            return None
+        if new is not None:
+            self._report = new.report
+        return new
+
+    def send_notices(self, send: Callable[[bytes], None]) -> None:
+        """Have the kernel forget stale names and attributes: a new process passes the notices to `send`."""
+        assert self._running is not None
+        try:
+            self._running.send_notices(self._fork, send)
+        except FastfuseError as error:
+            self._error = _untold(error)
+
+    def send_notices_again(self, send: Callable[[bytes], None]) -> None:
+        """Start another process that sends the notices if the one that did has died, five at most.
+
+        The kernel keeps what it knows for as long as the mount lives, so it must be told of every change. Telling it
+        twice does no harm.
+        """
+        running = self._running
+        if running is None or running.pid or self._report is None or self._error is not None or not running.exit_code:
+            return
+        self._dead_senders += 1
+        if self._dead_senders < _MAX_SENDERS:
+            _log.warning("the process that tells the kernel what has changed died; another one does")
+            self.send_notices(send)
+
+    def outcome(self, snapshot_fd: int) -> str:
+        """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""
+        if self._running is None or self._running.pid:
+            return ""
+        if self._error is None and self._running.exit_code:
+            self._error = _untold(f"the process that tells it {how_it_ended(self._running.exit_code)}")
+        if self._error is not None:
+            outcome, answer = "failed", error_message(self._error)
+        else:
+            assert self._report is not None
+            outcome, answer = "ok", json.dumps(asdict(self._report)).encode()
+        self._log_outcome()
+        if self._report is not None:
+            self._keep_unsent()
+        _answer(self._waiting, answer)
+        self._forget()
+        if self._is_next_wanted:
+            self._is_next_wanted = False
+            self._waiting, self._waiting_for_next = self._waiting_for_next, []
+            self._start(snapshot_fd)
+        return outcome
+
+    def close_connections(self) -> None:
+        """Close every client's connection in a child: a copy would keep the client from seeing its end."""
+        for connection in (*self._waiting, *self._waiting_for_next):
+            connection.close()
+
+    def close_files(self) -> None:
+        """Close the memfds in a child that does not refresh: a copy would keep their memory."""
+        if self._running is not None:
+            self._running.close()
+        self._close_unsent()
+
+    def close(self) -> None:
+        """End the running refresh and hang up on every client."""
+        if self._running is not None:
+            _log.warning("%s was not refreshed: its connection to the kernel ends", self._source)
+        self._forget()
+        self._close_unsent()
+        _answer(self._waiting_for_next, b"")
+        self._is_next_wanted = False
+
+    def _start(self, snapshot_fd: int) -> None:
+        """Start a refresh. One that cannot start has failed, and `outcome` returns that."""
+        _log.info("refreshing %s", self._source)
+        refresh = _Refresh(self._source, self._origin, self._session, self._counters, self._unsent_fd)
+        try:
+            refresh.start(self._fork, snapshot_fd)
+        except (FastfuseError, OSError) as error:
+            self._error = ServiceError(f"the lister cannot be started: {error}")
+        self._running = refresh
+
+    def _log_outcome(self) -> None:
+        if self._error is None:
+            _log.info("refreshed %s: %s", self._source, self._report)
+        elif self._report is None:
+            _log.error("the view stays as it was: %s was not refreshed: %s", self._source, self._error)
+        else:
+            _log.error("%s was refreshed, but %s; %s", self._source, self._error, self._error.hint)
+
+    def _keep_unsent(self) -> None:
+        """Keep the notices for the next refresh unless all were sent."""
+        assert self._running is not None
+        self._close_unsent()
+        if self._error is not None:
+            self._unsent_fd, self._running.notices_fd = self._running.notices_fd, -1
+
+    def _close_unsent(self) -> None:
+        if self._unsent_fd >= 0:
+            os.close(self._unsent_fd)
+            self._unsent_fd = -1
+
+    def _forget(self) -> None:
+        if self._running is not None:
+            self._running.end()
+        _answer(self._waiting, b"")
+        self._running = self._report = self._error = None
+        self._dead_senders = 0
+
+
+def _untold(reason: object) -> ServiceError:
+    return ServiceError(
+        f"the kernel was not told of every change, and may still show what it remembers: {reason}",
+        hint="refresh again: it is told then",
+    )
+
+
+def _content(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _answer(waiting: list[socket.socket], message: bytes) -> None:
+    for connection in waiting:
+        send_answer(connection, message)
+    waiting.clear()

@@ -1,0 +1,312 @@
+"""Mount and initialise one FUSE session in the supervisor; every worker inherits it.
+
+The kernel's INIT request is answered before the first fork, so that a new worker can go on with the connection of a
+dead one. libfuse writes the answer, but pyfuse3 cannot set `max_background`, whose default of 12 requests starves four
+readers. For this one request a socket pair stands in for the session's descriptor: INIT is passed to libfuse through
+it, and the answer is taken out, completed and written to the kernel.
+"""
+
+import logging
+import os
+import select
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import trio
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.loop import take_over_waiting
+from fastfuse.filesystem.mount_places import Place
+from fastfuse.filesystem.mount_settings import PageCacheUse
+from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
+from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
+from fastfuse.filesystem.protocol import OUT_HEADER, send_notices
+from fastfuse.filesystem.replies import LargeReplies
+
+__all__ = ["InitialisedOperations", "Session", "tune_kernel"]
+
+_log = logging.getLogger(__name__)
+
+# <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
+_INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
+_MAX_BACKGROUND_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
+_MAX_BACKGROUND = struct.Struct("=HH")  # max_background, congestion_threshold
+_IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding
+_READ = 15
+_READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
+_FLAGS_OFFSET = OUT_HEADER.size + 12
+_FLAGS2_OFFSET = OUT_HEADER.size + 32  # after max_background, congestion_threshold, max_write, time_gran, max_pages
+_FLAGS = struct.Struct("=I")
+# Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
+# send, and take the file for empty.
+_ATOMIC_O_TRUNC = 1 << 3
+_NO_OPEN_SUPPORT = 1 << 17  # Linux 3.16
+_NO_OPENDIR_SUPPORT = 1 << 24  # Linux 5.1
+_INIT_EXT = 1 << 30  # flags2 counts; not every libfuse says so itself
+_DIRECT_IO_ALLOW_MMAP = 1 << (36 - 32)  # bit of flags2; Linux 6.6
+_HAS_RESEND = 1 << (39 - 32)  # bit of flags2; Linux 6.9
+_NOTIFY_RESEND = 7
+
+# Requests of kernel readahead that may wait at once, over all readers: 64 readers of four 1 MiB requests.
+_MAX_BACKGROUND_REQUESTS = 256
+_CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
+
+_INIT_REQUEST_MAX_BYTES = 1 << 20
+_TRIED_INODE = 1 << 41 | 7
+
+
+def tune_kernel(session: "Session", io: PageCacheUse) -> None:
+    """Raise the readahead, and log what this kernel cannot do with `io`."""
+    # A user who chose --io need not be warned.
+    session.place.raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
+    if io == PageCacheUse.DIRECT and not session.can_map_direct:
+        _log.warning(
+            "this kernel cannot map files that are read past the page cache (Linux 6.6 can): with --io direct, mmap of "
+            "a large file fails with ENODEV unless it is private, and so does numpy.memmap"
+        )
+
+
+class InitialisedOperations(pyfuse3.Operations):
+    """The handlers of a session; `init` ends the loop that served the INIT request."""
+
+    handshake_scope: trio.CancelScope | None = None
+    # True if the kernel opens files and directories by itself once it was told that nobody else does.
+    opens_files = opens_directories = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies = LargeReplies()
+
+    def init(self) -> None:
+        if self.handshake_scope is not None:
+            self.handshake_scope.cancel()
+
+
+class Session:
+    """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
+
+    def __init__(self, place: Place, device: str, fd: int, *, can_resend: bool, can_map_direct: bool = False) -> None:
+        self.place = place
+        # ``major:minor``: tells this mount from another one at the same place while this one lives.
+        self.device = device
+        # True if the kernel can send again the requests that a dead worker had read (Linux >= 6.9).
+        self.can_resend = can_resend
+        # True if a file that is read past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
+        self.can_map_direct = can_map_direct
+        # libfuse reads requests from it and writes answers to it.
+        self.fd = fd
+
+    @classmethod
+    def mount(
+        cls,
+        operations: InitialisedOperations,
+        place: Place,
+        *,
+        source: str,
+        allow_other: bool,
+        options: tuple[str, ...] = (),
+    ) -> "Session":
+        """Mount and answer INIT.
+
+        Raises:
+            MountError: the kernel or fusermount3 refused; the error says what to do.
+        """
+        # libfuse splits options at commas, and pyfuse3 encodes them as ASCII.
+        name = quote(source, safe="/:@!$&'()*+;=~ ")
+        arguments = {"ro", "default_permissions", f"fsname={name}", f"subtype={SUBTYPE}", *options}
+        if allow_other:
+            arguments.add("allow_other")
+        take_over_waiting(operations.replies)
+        ready = place.mount(name)
+        fds_before = _fuse_fds()
+        # libfuse serves a descriptor that it is named in this way, and mounts nothing.
+        target = str(place.mountpoint) if ready is None else f"/dev/fd/{ready.fd}"
+        with _captured_stderr() as captured:
+            try:
+                pyfuse3.init(operations, target, arguments)
+            except RuntimeError as error:
+                raise _mount_error(place.mountpoint, captured()) from error
+        try:
+            # pyfuse3 does not expose the descriptor of its own mount.
+            fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
+            flags2 = _shake_hands(operations, fd)
+            return cls(
+                place,
+                _device_at(place.mountpoint) if ready is None else ready.device,
+                fd,
+                can_resend=bool(flags2 & _HAS_RESEND),
+                can_map_direct=bool(flags2 & _DIRECT_IO_ALLOW_MMAP),
+            )
+        except BaseException:
+            pyfuse3.close(unmount=ready is None)
+            raise
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether requests can still come: not after an abort, or once unmounted with the last file closed."""
+        poll = select.poll()
+        poll.register(self.fd, 0)
+        return not poll.poll(0)  # fuse_dev_poll: EPOLLERR
+
+    @property
+    def is_mounted(self) -> bool:
+        """Return whether this mount is at its place, even if another one covers it."""
+        return self.place.is_mounted(self.device, is_connected=self.is_connected)
+
+    def unmount(self, *, lazy: bool = False) -> None:
+        """Unmount this mount, and never another one; do nothing if it is already unmounted.
+
+        Raises:
+            BusyMountError: files below it are open.
+            MountError: it may not be unmounted, or another mount covers it.
+        """
+        if not self.is_mounted:
+            return
+        try:
+            self.place.unmount(self.device, lazy=lazy)
+        except MountError:
+            if self.is_mounted:
+                raise
+
+    def notify(self, notices: bytes) -> None:
+        """Send the kernel `notices`. It waits for locks that readers hold, so the worker must not call it."""
+        send_notices(self.fd, notices)
+
+    def resend(self) -> bool:
+        """Have the kernel queue again every request that was read and not answered.
+
+        Return False if it cannot (before Linux 6.9), or if the connection is gone.
+        """
+        if not self.can_resend or not self.is_connected:
+            return False
+        os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size, _NOTIFY_RESEND, 0))
+        return True
+
+    def abort(self) -> None:
+        """End the connection for every process that holds it; every request of the mount fails from now on."""
+        if self.is_connected:
+            self.place.abort(self.device)
+
+    def close(self) -> None:
+        """Close the connection; without a worker, every request of the mount fails from now on."""
+        pyfuse3.close(unmount=False)
+
+
+def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
+    """Serve INIT on the session's `fd` and return the second word of the kernel's capabilities."""
+    device = os.dup(fd)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        request = os.read(device, _INIT_REQUEST_MAX_BYTES)
+        *_, flags, flags2 = _INIT_IN.unpack_from(request.ljust(_IN_HEADER.size + _INIT_IN.size, b"\0"), _IN_HEADER.size)
+        os.dup2(theirs.fileno(), fd)
+        ours.send(request)
+        trio.run(_serve_init, operations)
+        reply = bytearray(ours.recv(_INIT_REQUEST_MAX_BYTES))
+        _, error, _ = OUT_HEADER.unpack_from(reply)
+        if error:
+            raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
+        _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)
+        # The mount is read-only, so mapped pages cannot contradict bytes that are read past them.
+        _set_flags(reply, _FLAGS_OFFSET, _INIT_EXT, without=_ATOMIC_O_TRUNC)
+        _set_flags(reply, _FLAGS2_OFFSET, flags2 & _DIRECT_IO_ALLOW_MMAP)
+        _prove_inodes(operations, ours)
+        operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
+        operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
+        os.write(device, reply)
+        os.dup2(device, fd, inheritable=True)
+    os.close(device)
+    return int(flags2)
+
+
+def _set_flags(reply: bytearray, offset: int, flags: int, *, without: int = 0) -> None:
+    (those_there,) = _FLAGS.unpack_from(reply, offset)
+    _FLAGS.pack_into(reply, offset, (those_there | flags) & ~without)
+
+
+async def _serve_init(operations: InitialisedOperations) -> None:
+    with trio.CancelScope() as operations.handshake_scope:
+        await pyfuse3.main()
+    operations.handshake_scope = None
+
+
+def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> None:
+    """Send a READ in the place of the `kernel`, and require that its handler gets the inode.
+
+    Raises:
+        MountError: it does not, so every file would be read as the inode 0.
+    """
+    header = _IN_HEADER.pack(
+        _IN_HEADER.size + _READ_IN.size, _READ, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0
+    )
+    kernel.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
+    handle = trio.run(_serve_read, operations)
+    kernel.recv(_INIT_REQUEST_MAX_BYTES)
+    if handle != 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE:
+        raise MountError(
+            "libfuse does not say which inode is read",
+            hint="install fastfuse anew, so that it is compiled with this machine's libfuse, and import no pyfuse3 "
+            "before it",
+        )
+
+
+async def _serve_read(operations: InitialisedOperations) -> int:
+    """Serve one READ with a handler of this function's own, and return the handle that it gets."""
+    handles = []
+
+    async def read(handle: int, _offset: int, _size_bytes: int) -> bytes:
+        handles.append(handle)
+        scope.cancel()
+        return b""
+
+    operations.read = read  # type: ignore[assignment, method-assign]
+    try:
+        with trio.CancelScope() as scope:
+            await pyfuse3.main()
+    finally:
+        del operations.read
+    return handles[0]
+
+
+def _device_at(mountpoint: Path) -> str:
+    entry = find_mount(mountpoint)
+    if entry is None or not entry.is_ours:
+        raise MountError(f"{mountpoint} was unmounted by somebody else right away")
+    return entry.device
+
+
+def _fuse_fds() -> set[int]:
+    """Return the descriptors of this process that are open on the FUSE device."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the descriptor that listed the directory
+            if os.fstat(fd).st_rdev == DEVICE_NUMBER:
+                found.add(fd)
+    return found
+
+
+def _mount_error(mountpoint: Path, reason: str) -> MountError:
+    """Return an error with what libfuse or fusermount3 printed, and what to do."""
+    reason = reason.strip().splitlines()[-1] if reason.strip() else "libfuse gives no reason"
+    reason = reason.removeprefix("fusermount3: ").removeprefix("fuse: ").removeprefix("error: ")
+    hint = CONTAINER if "not permitted" in reason or "ermission denied" in reason else ""
+    return MountError(f"{mountpoint} cannot be mounted on: {reason}", hint=hint)
+
+
+@contextmanager
+def _captured_stderr() -> Iterator[Callable[[], str]]:
+    """Capture standard error, where libfuse and fusermount3 explain a refusal."""
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), 1 << 16, 0).decode("utf-8", "replace")
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)

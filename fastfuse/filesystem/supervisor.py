@@ -1,0 +1,446 @@
+"""Own one mount from its listing to its end: list, mount, keep a worker alive, and take everything down in order.
+
+This process must not die. It is small and single-threaded because it forks for as long as it lives: no thread, no S3
+client and no trio run is alive in it when it forks. Its signals are blocked and taken one at a time with
+``sigtimedwait``, so there are no handlers and no races between them; a connection is a signal, too (SIGIO).
+
+States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled alike in `serving` and
+`draining`; the supervisor gives up only after five deaths in a minute without an answered request in between.
+Refreshes run beside `serving`, in processes of their own.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from fastfuse.errors import FastfuseError, MountError, ServiceError
+from fastfuse.filesystem.answers import is_answered
+from fastfuse.filesystem.board import Board
+from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
+from fastfuse.filesystem.control import ControlSocket, send_answer
+from fastfuse.filesystem.deaths import DeathRecord
+from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
+from fastfuse.filesystem.hint_taker import listen_for_hints
+from fastfuse.filesystem.in_hand import ReadsInHand
+from fastfuse.filesystem.key_finder import KeyFinder
+from fastfuse.filesystem.mount_places import place_for
+from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
+from fastfuse.filesystem.notify import Notifier
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
+from fastfuse.filesystem.refresh import NewTable, Refresher, run_lister
+from fastfuse.filesystem.session import Session, tune_kernel
+from fastfuse.filesystem.status import Recent, status_of
+from fastfuse.filesystem.worker import WorkerTask, run_worker
+from fastfuse.filesystem.worker_process import WorkerProcess
+from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
+from fastfuse.readahead import ReadaheadConfig
+from fastfuse.s3.aws import S3Session
+
+__all__ = ["Supervisor", "run"]
+
+_log = logging.getLogger(__name__)
+
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
+_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+
+# How often to look whether reads are under way, and how often in a row there must be none: the reply to the last one
+# may still be on its way to the kernel, and a new worker needs a moment to take what the kernel asks again.
+_LOOK_EVERY_S = 0.02
+_QUIET_LOOKS = 2
+_QUIET_LOOKS_AFTER_DEATH = 50
+# A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
+_ROOM_WITHIN_S = 60.0
+_ROOM_RETRY_S = 1.0
+
+_T = TypeVar("_T")
+
+
+def run(
+    settings: MountSettings,
+    *,
+    ready: Callable[[int], None] | None = None,
+    counters: Counters | None = None,
+    begin_fd: int | None = None,
+) -> int:
+    """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
+
+    `ready` is called once the first read would work (clause L1), with a descriptor of the index. A process that made
+    `counters` before it forked this one can read them. If every file will be read, the first large ones are prefetched,
+    but not before `begin_fd` is readable, if it is given.
+
+    Raises:
+        FastfuseError: the mount could not be made; nothing is left behind.
+    """
+    return Supervisor(settings, counters, begin_fd).run(ready or (lambda _: None))
+
+
+class Supervisor:
+    """One mount, from its listing to its end."""
+
+    def __init__(self, settings: MountSettings, counters: Counters | None = None, begin_fd: int | None = None) -> None:
+        self._settings = settings
+        self._begin_fd = begin_fd
+        self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
+        self._counters = counters or Counters()
+        self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
+        self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
+        self._in_hand = ReadsInHand()
+        self._operations = MountOperations(
+            self._counters,
+            uid=settings.uid,
+            gid=settings.gid,
+            umask=settings.umask,
+            direct_from_bytes=settings.part_size_bytes if settings.io == PageCacheUse.DIRECT else None,
+            in_hand=self._in_hand,
+        )
+        self._readahead = ReadaheadConfig.within(
+            settings.memory_target_bytes,
+            part_size_bytes=settings.part_size_bytes,
+            max_parts_in_flight=settings.connection.max_connections,
+            expects_whole_files=settings.expects_whole_files,
+            expects_every_file=settings.expects_every_file,
+        )
+        self._place = place_for(settings)
+        self._session: Session | None = None
+        self._snapshot_fd = -1
+        self._metrics_pid = 0
+        self._has_terminal = os.isatty(sys.stderr.fileno())
+        self._deaths = DeathRecord()
+        self._control: ControlSocket | None = None
+        self._recent = Recent(self._counters)
+        self._board = Board()
+        self._is_stopping = False
+        # The worker accepts: a client that announces files while no worker lives waits for the next one.
+        self._hints: socket.socket | None = None
+        self._s3 = S3Session(settings.connection)
+        self._keys = KeyFinder(self._s3, self._fork)
+        self._refresher = Refresher(settings.source, settings.origin, self._s3, self._counters, self._fork)
+
+    def run(self, ready: Callable[[int], None]) -> int:
+        """Mount and serve, as the function `run` says."""
+        keep_memory_private()
+        settings = self._settings
+        try:
+            if settings.metrics_listen:
+                self._start_metrics(*settings.metrics_listen)
+            self._notifier.status(f"listing {settings.source}")
+            self._index()
+            # There is something to take down from here on, so signals wait for `_serve`. They stay blocked after it:
+            # a late signal must not replace the exit code.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
+                self._mount()
+                self._start_worker()
+                assert self._session is not None
+                self._recent.begin(self._session.device)
+                _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
+                self._notifier.ready()
+                self._notifier.status(f"serving {settings.source} at {self._place.mountpoint}")
+                ready(self._snapshot_fd)
+                self._serve()
+            finally:
+                exit_code = self._take_down()
+            self._recent.tell_summary()
+            return exit_code
+        finally:
+            if self._metrics_pid:
+                os.kill(self._metrics_pid, signal.SIGKILL)
+                wait_child(self._metrics_pid)
+            self._place.close()
+
+    def _start_metrics(self, host: str, port: int) -> None:
+        # Forked before the mount: it must not hold a copy of the connection to the kernel.
+        with bind_metrics(host, port) as listener:
+            _log.info("metrics are served at %s", endpoint_url(listener))
+            self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
+
+    def _index(self) -> None:
+        settings, origin = self._settings, self._settings.checked_origin
+        self._snapshot_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
+        _log.info("listed %s: %s", settings.source, report)
+        self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
+
+    def _count_table(self, files: int, refused: int, requests: int, listed_at_ns: int) -> None:
+        counters = self._counters
+        counters.add(counters.slot("fastfuse_index_requests"), requests)
+        counters.add(counters.slot("fastfuse_objects_listed"), files + refused)
+        counters.set(counters.slot("fastfuse_table_files"), files)
+        counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), listed_at_ns // 10**9)
+
+    def _mount(self) -> None:
+        settings = self._settings
+        self._session = Session.mount(
+            self._operations,
+            self._place,
+            source=str(settings.source),
+            allow_other=settings.allow_other,
+            options=settings.mount_options,
+        )
+        tune_kernel(self._session, settings.io)
+        if not self._session.can_resend:
+            _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
+        try:
+            self._control = ControlSocket(self._session.device)
+        except OSError as error:
+            _log.warning("'fastfuse refresh' and 'status' will get no answer: no socket: %s", error)
+        try:
+            self._hints = listen_for_hints(self._session.device)
+        except OSError as error:
+            _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
+
+    def _fork(self, work: Callable[[], object], *, kept: socket.socket | None = None) -> int:
+        """Fork a child that closes our sockets but `kept`: a copy would keep clients from seeing their end."""
+
+        def without_sockets() -> None:
+            if self._control is not None:
+                self._control.close_in_child()
+            for ours in (self._worker.tables, self._hints, self._keys.end):
+                if ours is not None and ours is not kept:
+                    ours.close()
+            self._refresher.close_connections()
+            self._place.close()
+            work()
+
+        return fork_child(without_sockets)
+
+    def _start_worker(self) -> None:
+        """Fork a worker and wait until it serves.
+
+        Raises:
+            ServiceError, NoRoomError: as `WorkerProcess.start`.
+        """
+        keys = self._keys.new_end()
+        assert self._session is not None
+        session_fd = self._session.fd
+
+        def work(tables: socket.socket, ready_fd: int) -> None:
+            self._refresher.close_files()
+            task = WorkerTask(
+                operations=self._operations,
+                counters=self._counters,
+                board=self._board,
+                session=self._s3,
+                readahead=self._readahead,
+                snapshot_fd=self._snapshot_fd,
+                session_fd=session_fd,
+                ready_fd=ready_fd,
+                tables=tables,
+                keys=keys,
+                hints=self._hints,
+                hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
+                begin_fd=self._begin_fd,
+                dump_fd=self._worker.dump_fd,
+            )
+            run_worker(task)
+
+        with keys:
+            self._worker.start(lambda *ends: self._fork(partial(work, *ends), kept=self._hints))
+
+    def _serve(self) -> None:
+        """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
+        while True:
+            self._notifier.is_alive()
+            caught = signal.sigtimedwait(_SIGNALS, BEAT_EVERY_S)
+            number = caught.si_signo if caught is not None else 0
+            if number in _STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
+                self._drain()
+                return
+            if number == signal.SIGHUP:
+                self._refresher.want(self._snapshot_fd)
+            self._recent.look()
+            self._answer_requests()
+            if self._worker_has_ended() and not self._replace_worker():
+                return
+            self._go_on_with_refresh()
+
+    def _answer_requests(self) -> None:
+        for asked, asking in self._control.requests() if self._control is not None else ():
+            if is_answered(asked, asking, self._worker, self._status):
+                continue
+            if self._is_stopping:
+                send_answer(asking, error_message(MountError("the mount stops")))
+            else:
+                self._refresher.want(self._snapshot_fd, asking)
+
+    def _status(self) -> dict[str, Any]:
+        mountpoint, pid = str(self._place.mountpoint), self._worker.pid
+        return status_of(self._settings, mountpoint, self._counters, self._recent, self._board, worker_pid=pid)
+
+    def _has_lost_its_terminal(self) -> bool:
+        """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
+        return self._has_terminal and not os.isatty(sys.stderr.fileno())
+
+    def _go_on_with_refresh(self) -> None:
+        new = self._refresher.new_table()
+        if new is not None:
+            self._swap(new)
+            assert self._session is not None
+            self._refresher.send_notices(self._session.notify)
+        if self._session is not None and self._session.is_connected:
+            self._refresher.send_notices_again(self._session.notify)
+        while outcome := self._refresher.outcome(self._snapshot_fd):
+            self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
+
+    def _swap(self, new: NewTable) -> None:
+        """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
+        os.close(self._snapshot_fd)
+        self._snapshot_fd = new.snapshot_fd
+        self._count_table(new.report.files, new.refused, new.requests, new.listed_at_ns)
+        self._in_hand.forget()
+        self._worker.take_table(new.snapshot_fd)
+
+    def _drain(self) -> None:
+        """Refuse new reads; let those under way end, for the grace period or until a second signal (clause L2)."""
+        assert self._session is not None
+        _log.info("stopping: waiting up to %g s for reads under way", self._settings.grace_s)
+        self._is_stopping = True
+        # First: no read may begin after the end was reported.
+        self._counters.set(self._counters.slot("fastfuse_draining"), 1)
+        self._notifier.stopping()
+        deadline_s = time.monotonic() + self._settings.grace_s
+        reads, quiet_looks, enough_looks = 0, 0, _QUIET_LOOKS
+        while quiet_looks < enough_looks and time.monotonic() < deadline_s:
+            caught = signal.sigtimedwait(_SIGNALS, _LOOK_EVERY_S)
+            if caught is not None and caught.si_signo in _STOPPING:
+                break
+            # Other children end, too: those of a refresh.
+            self._notifier.is_alive()
+            self._answer_requests()
+            if self._worker_has_ended():
+                # Its successor is asked again for what it was reading, and cannot tell that from new reads.
+                self._counters.set(self._counters.slot("fastfuse_draining"), 0)
+                enough_looks = _QUIET_LOOKS_AFTER_DEATH
+                if not self._replace_worker():
+                    return
+            reads = self._counters.get("fastfuse_waiting_reads")
+            quiet_looks = 0 if reads else quiet_looks + 1
+        if reads:
+            _log.warning("%d reads under way fail: %s is unmounted now", reads, self._place.mountpoint)
+
+    def _worker_has_ended(self) -> bool:
+        """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
+        self._reap()
+        self._keys.look_after()
+        return self._worker.look_after() or not self._worker.pid
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            exit_code = os.waitstatus_to_exitcode(status)
+            if self._worker.has_exited(pid, exit_code):
+                continue
+            if pid == self._metrics_pid:
+                self._metrics_pid = 0
+                _log.error("the metrics endpoint died; metrics are not served any more")
+            else:
+                self._keys.child_ended(pid, exit_code)
+                self._refresher.child_ended(pid, exit_code)
+
+    def _replace_worker(self) -> bool:
+        """Start another worker after a death; return False if the mount is gone and none is needed.
+
+        It continues the connection, or a new one if that was aborted (``umount -f``, or `abort` in fusectl) or if the
+        kernel cannot resend requests (before Linux 6.9).
+
+        Raises:
+            FastfuseError: one worker dies after the other and no request is served, or none can be started.
+        """
+        while True:
+            session = self._session
+            assert session is not None
+            # Before the next worker reads anything, or its own requests would be sent to it twice.
+            can_go_on = session.resend()
+            if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
+                _log.info("%s was unmounted", self._place.mountpoint)
+                return False
+            self._note_death(self._worker.end)
+            if not can_go_on:
+                self._mount_again()
+            try:
+                self._in_time(self._start_worker)
+            except ServiceError:
+                continue
+            return True
+
+    def _in_time(self, attempt: Callable[[], _T]) -> _T:
+        """Call `attempt` until there is room for the process that it needs, and return its result.
+
+        Raises:
+            NoRoomError: there was no room for a minute, or a signal says to stop.
+        """
+        until_s = time.monotonic() + _ROOM_WITHIN_S
+        while True:
+            try:
+                return attempt()
+            except (NoRoomError, OSError) as error:
+                if time.monotonic() >= until_s or signal.sigpending() & _STOPPING:
+                    raise NoRoomError(f"the mount cannot go on: {error}", hint=getattr(error, "hint", "")) from error
+                _log.warning("no worker can be started yet: %s", error)
+            self._notifier.is_alive()
+            signal.sigtimedwait((), _ROOM_RETRY_S)
+
+    def _note_death(self, how: str) -> None:
+        """Count a death and pause before the next start; raise `ServiceError` in a crash loop."""
+        pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=self._counters.get("fastfuse_requests"))
+        _log.warning("the worker died: %s; starting another", how)
+        poisoned = self._in_hand.worker_died(was_killed=how.endswith((f" signal {signal.SIGKILL:d}", " with 0")))
+        if poisoned:
+            _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
+        self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
+        # Its successor counts again what the kernel asks again.
+        self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)
+        # The empty set makes it a pause that misses no signal.
+        signal.sigtimedwait((), pause_s)
+
+    def _mount_again(self) -> None:
+        _log.warning("mounting %s again: files that are open now fail, opened again they work", self._place.mountpoint)
+        self._disconnect()
+        self._mount()
+
+    def _disconnect(self) -> None:
+        """Detach the mount and end the connection; readers that wait for an answer get an error.
+
+        Raises:
+            MountError: the mount may not be unmounted.
+        """
+        # First: processes that were forked since the mount hold copies of its connection.
+        is_sending = self._refresher.is_sending
+        self._refresher.close()
+        self._keys.close()
+        if self._control is not None:
+            self._control.close()
+        if self._hints is not None:
+            self._hints.close()
+        self._control = self._hints = None
+        if self._session is not None:
+            session, self._session = self._session, None
+            try:
+                if is_sending:
+                    session.abort()
+                session.unmount(lazy=True)
+            finally:
+                session.close()
+
+    def _take_down(self) -> int:
+        """Remove everything, however far the start had come, and return the exit code."""
+        exit_code = 0
+        try:
+            self._disconnect()
+        except FastfuseError as error:
+            _log.error("%s; to be rid of it: %s", error, error.hint)
+            exit_code = error.exit_code
+        self._worker.close()
+        os.close(self._snapshot_fd)
+        return exit_code

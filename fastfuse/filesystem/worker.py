@@ -1,0 +1,320 @@
+"""Serve requests: map the table, own the S3 client and the read engine, and die at any time without loss.
+
+The worker's state can be rebuilt, so it reports only through the shared counters. It ignores the supervisor's signals:
+it lives until its session ends, or until it is killed. After a refresh it is handed another table through a socket.
+
+One thread takes the requests and answers them; other threads write large replies (`filesystem.replies`). A second
+process, or a loop of our own, gained nothing through a whole mount (docs/MEASUREMENTS.md, "Mount").
+"""
+
+import faulthandler
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from fastfuse import log
+from fastfuse.errors import FastfuseError
+from fastfuse.filesystem.board import Board
+from fastfuse.filesystem.failing import FailingReads
+from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.get_record import RecordedReader
+from fastfuse.filesystem.hang_report import DUMP_SIGNAL
+from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
+from fastfuse.filesystem.hint_taker import HintTaker
+from fastfuse.filesystem.key_finder import ask_for_keys
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.privileges import become_nobody
+from fastfuse.filesystem.replies import threads_for
+from fastfuse.filesystem.watching import WatchedReads
+from fastfuse.index.made import MadeReader
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.malloc import tune_malloc
+from fastfuse.metrics import ASKERS, MEMORY_USES, OUTCOMES, READS, SOURCES, Counters
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
+from fastfuse.s3.trimmed import Trimmer, private_bytes
+
+__all__ = [
+    "READY",
+    "WorkerTask",
+    "hand_over_log_file",
+    "hand_over_request",
+    "hand_over_table",
+    "has_taken_table",
+    "run_worker",
+]
+
+_log = logging.getLogger(__name__)
+
+# The worker writes this to its supervisor's pipe once it takes requests,
+READY = b"{}"
+
+# and this to the socket once it answers from the table that came through it.
+_SWAPPED = b"swapped"
+
+# What comes with a descriptor through that socket says which it is.
+_TABLE, _LOG_FILE, _REQUEST = b"t", b"l", b"r"
+# The longest is a client's request (mount.control).
+_MOST_MESSAGE_BYTES = 8192
+
+# With all tasks busy pyfuse3 serves no other file (D6). This is more than the kernel's background requests
+# (filesystem/session.py) and a thread for each reader of any sane data loader.
+_MAX_TASKS = 2048
+
+# A worker ends when it has more memory of its own than twice its target and this: something keeps what it should not,
+# and the kernel would end more than the worker. With a target of 512 MiB `python -m bench` sees 412 to 527 MiB.
+_SPARE_BYTES = 512 << 20
+
+# Idle tasks that stay, because starting one for each request that waits for a fetch costs 10 to 20 µs of CPU. Each
+# holds a request buffer of 1 MiB, of which a request touches a page.
+_IDLE_TASKS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTask:
+    """Everything that a worker is forked with."""
+
+    operations: MountOperations
+    counters: Counters
+    board: Board
+    # Its files are read.
+    session: S3Session
+    readahead: ReadaheadConfig
+    snapshot_fd: int
+    # The connection to the kernel.
+    session_fd: int
+    # Gets `READY`.
+    ready_fd: int
+    # Brings descriptors of newer snapshots, each of which is answered with `_SWAPPED`, and of newer log files.
+    tables: socket.socket
+    # Answers with credentials.
+    keys: socket.socket
+    # The users `hint_uids` may announce files here (None: everybody).
+    hints: socket.socket | None
+    hint_uids: frozenset[int] | None
+    # If given: prefetch no large file, and prepare no connection, before it is readable.
+    begin_fd: int | None
+    # Gets the stacks of all threads at `DUMP_SIGNAL`, for a worker that hangs.
+    dump_fd: int
+
+
+def hand_over_table(tables: socket.socket, snapshot_fd: int) -> bool:
+    """Pass another table to the worker at the other end of `tables`; return False if none is there any more."""
+    with suppress(OSError):
+        socket.send_fds(tables, [_TABLE], [snapshot_fd])
+        return True
+    return False
+
+
+def hand_over_request(tables: socket.socket, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
+    """Pass a client's connection, and what it asked, to the worker. Return False if none can take it; never wait."""
+    with suppress(OSError):
+        if select.select([], [tables], [], 0)[1]:
+            socket.send_fds(tables, [_REQUEST + json.dumps(asked).encode()], [connection.fileno()])
+            return True
+    return False
+
+
+def has_taken_table(tables: socket.socket) -> bool:
+    """Return whether the worker at the other end of `tables`, which are readable, answers from the last table."""
+    with suppress(OSError):
+        return tables.recv(len(_SWAPPED)) == _SWAPPED
+    return False
+
+
+def hand_over_log_file(tables: socket.socket | None) -> None:
+    """Have the worker at the other end of `tables` write to the new log file, if the file was moved away."""
+    fd = log.moved_file()
+    if fd >= 0 and tables is not None:
+        with suppress(OSError):  # it has died
+            socket.send_fds(tables, [_LOG_FILE], [fd])
+
+
+def run_worker(task: WorkerTask) -> None:
+    """Serve the inherited session until it ends; the caller has just forked this process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor decides
+    faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
+    tune_malloc()
+    # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
+    gc.freeze()
+    become_nobody()
+    ask_for_keys(task.session, task.keys)
+    trio.run(_serve, task)
+
+
+async def _serve(task: WorkerTask) -> None:
+    operations, counters, readahead = task.operations, task.counters, task.readahead
+    limit_bytes = readahead.memory_limit_bytes
+    buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
+    retries = Retries(counters)
+    client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
+    async with trio.open_nursery() as nursery:
+        gets = RecordedReader(MadeReader(client, lambda: operations.table))
+        engine = ReadEngine(gets, readahead, nursery, lambda: operations.table)
+        buckets = _serve_table(operations, task.snapshot_fd, engine)
+        if task.hints is not None:
+            taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
+            nursery.start_soon(taker.run, task.hints)
+        nursery.start_soon(_beat, _Report(counters, engine, operations), operations, counters)
+        nursery.start_soon(_show, task.board, operations, retries, counters)
+        nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, counters, nursery.cancel_scope)
+        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
+        nursery.start_soon(_begin, task, engine, client, buckets)
+        os.write(task.ready_fd, READY)
+        os.close(task.ready_fd)
+        with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), task.session_fd):
+            await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
+        nursery.cancel_scope.cancel()
+
+
+def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> list[str]:
+    """Answer from the snapshot in `snapshot_fd`, close that, and return the table's buckets.
+
+    No other reference to the table remains, so that its mapping goes when another replaces it.
+    """
+    table = open_snapshot(snapshot_fd).table
+    os.close(snapshot_fd)
+    operations.serve(table, engine)
+    return table.buckets()
+
+
+async def _begin(task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str]) -> None:
+    """Prefetch and connect for the first reads, once `begin_fd` says that nothing else needs the CPU time."""
+    if task.begin_fd is not None:
+        await trio.lowlevel.wait_readable(task.begin_fd)
+    # After a worker died, readers are in the middle of their files.
+    if not task.counters.get("fastfuse_worker_respawns"):
+        engine.begin()
+    async with trio.open_nursery() as nursery:
+        for bucket in buckets:
+            nursery.start_soon(_prepare, client, bucket)
+
+
+async def _prepare(client: S3Client, bucket: str) -> None:
+    """Prepare the connections of `bucket`; the first read reports what goes wrong."""
+    with suppress(FastfuseError):
+        await client.prepare(bucket)
+
+
+async def _take_handed_over(
+    tables: socket.socket, operations: MountOperations, watched: WatchedReads, nursery: trio.Nursery
+) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(tables)
+        message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
+        if not descriptors:
+            return  # the supervisor is dead, and this process follows
+        what, told = message[:1], message[1:]
+        if what == _LOG_FILE:
+            log.go_on_in(descriptors[0])
+            continue
+        if what == _REQUEST:
+            nursery.start_soon(watched.serve, socket.socket(fileno=descriptors[0]), json.loads(told))
+            continue
+        operations.swap(open_snapshot(descriptors[0]).table)
+        os.close(descriptors[0])
+        tables.send(_SWAPPED)
+
+
+async def _beat(report: "_Report", operations: MountOperations, counters: Counters) -> None:
+    """Show every second that requests are taken and answered, and count what is not counted as it happens."""
+    beats = counters.slot("fastfuse_worker_beats")
+    try:
+        while True:
+            report.write()
+            # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
+            if operations.replies.are_moving():
+                counters.add(beats)
+            operations.count_stall()
+            await trio.sleep(BEAT_EVERY_S)
+    finally:
+        report.write()
+
+
+class _Report:
+    """Gauges, and counters that grow by what is new; a worker that is killed leaves out its last second."""
+
+    def __init__(self, counters: Counters, engine: ReadEngine, operations: MountOperations) -> None:
+        self._counters = counters
+        self._engine = engine
+        self._operations = operations
+        self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
+        self._before: dict[int, int] = {}
+
+    def write(self) -> None:
+        counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
+        self._set("fastfuse_pool_bytes", sum(memory.values()))
+        for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
+            self._set("fastfuse_memory_bytes", size_bytes, use)
+        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight)
+        self._set("fastfuse_table_bytes", self._operations.table.metadata.total_bytes)
+        served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
+        grown = {
+            **self._by_slot(
+                "fastfuse_fetched_parts", ASKERS, now.demanded_parts, now.ahead_parts, now.prefetched_parts
+            ),
+            **self._by_slot("fastfuse_reads", READS, now.hits, now.waits),
+            **self._by_slot("fastfuse_read_source_bytes", SOURCES, served_bytes - now.waited_bytes, now.waited_bytes),
+            counters.slot("fastfuse_wasted_bytes"): now.pool.unread_dropped_bytes,
+            counters.slot("fastfuse_cpu_seconds"): int(time.process_time() * 1e6),
+        }
+        for slot, number in grown.items():
+            counters.add(slot, number - self._before.get(slot, 0))
+        self._before = grown
+
+    def _set(self, name: str, number: int, value: str = "") -> None:
+        self._counters.set(self._counters.slot(name, value), number)
+
+    def _by_slot(self, name: str, values: Sequence[str], *numbers: int) -> dict[int, int]:
+        return {self._counters.slot(name, value): number for value, number in zip(values, numbers, strict=True)}
+
+
+async def _show(board: Board, operations: MountOperations, retries: Retries, counters: Counters) -> None:
+    """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
+    failing = FailingReads(*_ended_gets(counters))
+    while True:
+        trouble = retries.trouble()
+        counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
+        # Nobody waits for a trouble without requests: it is over with the next answer.
+        trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
+        is_failing = failing.look(trio.current_time(), *_ended_gets(counters), trouble_s=trouble_s)
+        counters.set(counters.slot("fastfuse_reads_failing"), int(is_failing))
+        board.show({"trouble": trouble, "errors": list(operations.last_errors)})
+        await trio.sleep(BEAT_EVERY_S)
+
+
+def _ended_gets(counters: Counters) -> tuple[int, int]:
+    """Return how many GETs delivered, and how many failed."""
+    ended = {outcome: counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES}
+    return ended["ok"], sum(ended.values()) - ended["ok"] - ended["cancelled"]
+
+
+async def _end_when_too_large(most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:
+    """Cancel `scope` once this process has more than `most_bytes` of its own. The kernel asks the next worker again."""
+    while True:
+        used_bytes = private_bytes()
+        counters.set(counters.slot("fastfuse_worker_memory_bytes"), used_bytes)
+        if used_bytes > most_bytes:
+            break
+        await trio.sleep(BEAT_EVERY_S)
+    _log.warning(
+        "the worker has %d MiB of memory, more than twice its target and %d MiB; another one takes over",
+        used_bytes >> 20,
+        _SPARE_BYTES >> 20,
+    )
+    scope.cancel()

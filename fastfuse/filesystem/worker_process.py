@@ -1,0 +1,153 @@
+"""The worker as the supervisor sees it: started, watched, given newer tables, and killed if it hangs.
+
+The supervisor waits for a worker here and nowhere else, and never longer than it takes to find that one hangs. It goes
+on telling the service manager meanwhile that it lives.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from fastfuse.errors import ServiceError
+from fastfuse.filesystem.children import wait_child
+from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
+from fastfuse.filesystem.heartbeat import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
+from fastfuse.filesystem.sockets import raise_no_sigio
+from fastfuse.filesystem.worker import READY, hand_over_log_file, hand_over_request, hand_over_table, has_taken_table
+from fastfuse.metrics import Counters
+
+__all__ = ["WorkerProcess"]
+
+_log = logging.getLogger(__name__)
+
+# A worker whose loop turns, but does not take a table within this time, hangs, too. A million files take 0.1 s.
+_SWAP_S = 10.0
+
+
+class WorkerProcess:
+    """One worker after the other."""
+
+    def __init__(
+        self, counters: Counters, is_alive: Callable[[], None], *, hangs_after_s: float = HANGS_AFTER_S
+    ) -> None:
+        """`is_alive` is called every second while a worker is waited for."""
+        self._counters = counters
+        self._beats_slot = counters.slot("fastfuse_worker_beats")
+        self._heartbeat = Heartbeat(hangs_after_s)
+        self._is_alive = is_alive
+        # 0 while no worker lives.
+        self.pid = 0
+        # How the last one ended.
+        self.end = ""
+        # Takes newer tables, and log files, to the worker.
+        self.tables: socket.socket | None = None
+        # The worker writes the stacks of its threads into it (`faulthandler`).
+        self.dump_fd = os.memfd_create("worker-stacks")
+
+    def start(self, fork: Callable[[socket.socket, int], int]) -> None:
+        """Have `fork` start a worker, and wait until it serves.
+
+        `fork` passes the worker its end of the socket for tables, and the descriptor to which it writes `READY`. It
+        returns the worker's pid.
+
+        Raises:
+            ServiceError: it died or hung before.
+            NoRoomError: `fork` raised it.
+        """
+        if self.tables is not None:
+            self.tables.close()
+        self.tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.tables.settimeout(_SWAP_S)
+        reading_fd, writing_fd = os.pipe()
+        with os.fdopen(reading_fd, "rb") as pipe:
+            with theirs, os.fdopen(writing_fd, "wb"):
+                self.pid = fork(theirs, writing_fd)
+            self._watch()
+            if self._comes(reading_fd):
+                if pipe.read() == READY:
+                    self._watch()
+                    return
+                self.has_exited(self.pid, wait_child(self.pid))
+        raise ServiceError(f"the worker did not come to serve: {self.end}", hint="see the log")
+
+    def take_table(self, snapshot_fd: int) -> None:
+        """Have the worker answer from another table; kill one that does not, so that its successor does."""
+        assert self.tables is not None
+        if hand_over_table(self.tables, snapshot_fd):
+            if self._comes(self.tables.fileno(), within_s=_SWAP_S) and has_taken_table(self.tables):
+                return
+            _log.warning("the worker does not take the new table")
+        self.kill()
+
+    def take_request(self, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
+        """Have the worker answer a client from now on; return False if none can now. Never wait."""
+        if not self.pid or self.tables is None:
+            return False
+        raise_no_sigio(connection)
+        return hand_over_request(self.tables, connection, asked)
+
+    def look_after(self) -> bool:
+        """Hand over what the worker must know, and kill it if it hangs; return whether it did."""
+        hand_over_log_file(self.tables)
+        return bool(self.pid) and self._has_hung()
+
+    def has_exited(self, pid: int, exit_code: int) -> bool:
+        """Return whether the child `pid`, which the caller reaped, was the worker."""
+        if pid != self.pid:
+            return False
+        self.pid = 0
+        self.end = f"it was killed by signal {-exit_code}" if exit_code < 0 else f"it exited with {exit_code}"
+        return True
+
+    def kill(self) -> None:
+        """Kill the worker, if one lives; it is still to be reaped."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill the worker, if one lives, and wait until it is gone."""
+        self.kill()
+        if self.pid:
+            wait_child(self.pid)
+        if self.tables is not None:
+            self.tables.close()
+
+    def _comes(self, fd: int, *, within_s: float = float("inf")) -> bool:
+        """Wait until `fd` is readable; return False if the worker hung before, or that time is over."""
+        until_s = time.monotonic() + within_s
+        while not select.select([fd], [], [], BEAT_EVERY_S)[0]:
+            self._is_alive()
+            if self._has_hung() or time.monotonic() >= until_s:
+                return False
+        return True
+
+    def _watch(self) -> None:
+        """Watch a worker that has just begun to start, or to serve."""
+        os.ftruncate(self.dump_fd, 0)
+        os.lseek(self.dump_fd, 0, os.SEEK_SET)  # workers share this offset
+        self._heartbeat.restart(time.monotonic())
+
+    def _has_hung(self) -> bool:
+        """Kill the worker if it hangs, and return whether it did.
+
+        Nobody waits until it is gone: it answers nothing any more, whatever it is stuck in.
+        """
+        cpu_s, state = cpu_and_state(self.pid)
+        beats = self._counters.read(self._beats_slot)
+        if not self._heartbeat.is_hung(beats=beats, cpu_s=cpu_s, wants_cpu=state == "R", now_s=time.monotonic()):
+            return False
+        self.end = f"it hung for {self._heartbeat.silent_s:.0f} s (state {state})"
+        _log.error("the worker does not answer: %s; it is killed. What it was doing:", self.end)
+        for line in hang_report(self.pid, self.dump_fd):
+            _log.error("hung worker %d: %s", self.pid, line)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.pid = 0  # it is reaped whenever it is gone
+        self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
+        return True

@@ -1,0 +1,187 @@
+"""Forked processes: exit codes, errors through the pipe, and an end with their parent."""
+
+import errno
+import logging
+import os
+import select
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    FastfuseError,
+    MountError,
+    ServiceError,
+)
+from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, heard, is_over_within, wait_child
+from fastfuse.filesystem.mountpoint import BusyMountError
+
+
+def _raise(error: BaseException) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def wait_for_end_of_pipe(fd: int) -> bytes:
+    """All that is written to `fd` until its last writer is gone."""
+    with os.fdopen(fd, "rb") as pipe:
+        readable, _, _ = select.select([pipe], [], [], 30)
+        assert readable, "the other side lives on"
+        return pipe.read()
+
+
+def test_a_child_that_returns_exits_with_0() -> None:
+    assert wait_child(fork_child(lambda: None)) == 0
+
+
+def test_no_room_for_another_process_is_an_error_that_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    with pytest.raises(NoRoomError, match="no process can be started: Resource temporarily unavailable") as caught:
+        fork_child(lambda: None)
+    assert "pids.max" in caught.value.hint
+
+
+def test_children_are_waited_for_although_whoever_started_us_ignores_theirs() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert wait_child(fork_child(lambda: os._exit(3))) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit(0), KeyboardInterrupt()])
+def test_a_child_that_raises_exits_with_1_and_does_not_return_to_its_parents_stack(
+    error: BaseException, tmp_path: Path
+) -> None:
+    parent = os.getpid()
+    with closing(logging.FileHandler(tmp_path / "log")) as handler:
+        logging.getLogger("fastfuse").addHandler(handler)
+        child = fork_child(_raise(error))
+        logging.getLogger("fastfuse").removeHandler(handler)
+    assert os.getpid() == parent
+    assert wait_child(child) == 1
+    assert f"\n{type(error).__name__}" in (tmp_path / "log").read_text()
+
+
+def test_a_killed_child_is_told_by_its_signal() -> None:
+    child = fork_child(signal.pause)
+    os.kill(child, signal.SIGKILL)
+    assert wait_child(child) == -signal.SIGKILL
+
+
+def test_whether_a_child_has_ended_is_told_without_reaping_it() -> None:
+    child = fork_child(signal.pause)
+    assert not is_over_within(child, 0)
+    os.kill(child, signal.SIGKILL)
+    assert is_over_within(child, 60)
+    assert wait_child(child) == -signal.SIGKILL
+
+
+def test_a_child_starts_with_default_signals_and_none_blocked() -> None:
+    reading_fd, writing_fd = os.pipe()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+    def work() -> None:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        defaults = [signal.getsignal(number) == signal.SIG_DFL for number in numbers]
+        os.write(writing_fd, f"{len(blocked)} {all(defaults)}".encode())
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        child = fork_child(work)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    os.close(writing_fd)
+    assert wait_for_end_of_pipe(reading_fd) == b"0 True"
+    assert wait_child(child) == 0
+
+
+def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
+    alive_fd, writing_fd = os.pipe()
+    started_fd, tell_fd = os.pipe()
+
+    def grandchild() -> None:
+        os.write(tell_fd, b"started")
+        signal.alarm(60)  # an end in any case
+        signal.pause()
+
+    def child() -> None:
+        fork_child(grandchild)
+        signal.pause()
+
+    parent = fork_child(child)
+    os.close(writing_fd)
+    assert os.read(started_fd, 7) == b"started"
+    os.kill(parent, signal.SIGKILL)
+    wait_child(parent)
+    # The grandchild alone still holds the writing end.
+    assert wait_for_end_of_pipe(alive_fd) == b""
+    os.close(started_fd)
+    os.close(tell_fd)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConfigurationError("wrong"), AccessError("denied", hint="renew"), ServiceError("ü\n\udcff"), MountError("")],
+)
+def test_an_error_is_raised_in_the_parent_as_it_was_in_the_child(error: FastfuseError) -> None:
+    reading_fd, writing_fd = os.pipe()
+    child = fork_child(lambda: os.write(writing_fd, error_message(error)))
+    os.close(writing_fd)
+    message = wait_for_end_of_pipe(reading_fd)
+    assert wait_child(child) == 0
+    with pytest.raises(FastfuseError) as caught:
+        heard(message)
+    assert type(caught.value) is type(error)
+    assert (str(caught.value), caught.value.hint) == (str(error), error.hint)
+
+
+def _with_subclasses(kind: type[FastfuseError]) -> list[type[FastfuseError]]:
+    return [kind, *(found for each in kind.__subclasses__() for found in _with_subclasses(each))]
+
+
+class _OddError(MountError):
+    def __init__(self) -> None:
+        super().__init__("odd", hint="even")
+
+
+@pytest.mark.parametrize("kind", _with_subclasses(FastfuseError), ids=lambda kind: kind.__name__)
+def test_every_error_is_heard_with_its_exit_code_message_and_hint(kind: type[FastfuseError]) -> None:
+    error = kind.__new__(kind)
+    FastfuseError.__init__(error, "why", hint="what to do")
+    with pytest.raises(FastfuseError) as caught:
+        heard(error_message(error))
+    found = caught.value
+    assert isinstance(error, type(found))
+    assert (found.exit_code, str(found), found.hint) == (kind.exit_code, "why", "what to do")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoRoomError("no room"), FastfuseError),
+        (BusyMountError("busy"), MountError),
+        (_OddError(), MountError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, FastfuseError) else value.__name__,
+)
+def test_an_error_of_another_module_is_heard_as_its_nearest_base(
+    error: FastfuseError, kind: type[FastfuseError]
+) -> None:
+    with pytest.raises(FastfuseError) as caught:
+        heard(error_message(error))
+    assert type(caught.value) is kind
+
+
+def test_what_is_no_error_is_what_was_told() -> None:
+    assert heard(b'{"files": 3}') == {"files": 3}

@@ -1,0 +1,210 @@
+"""Asking a running mount: who may, and what is said to whom nobody answers."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem import control, sockets
+from fastfuse.filesystem.children import error_message, heard
+from fastfuse.filesystem.control import ControlSocket, RefreshReport, ask_status, entry_of, request_refresh, send_answer
+from fastfuse.filesystem.mountpoint import MountEntry
+from fastfuse.filesystem.sockets import addresses, control_prefix
+
+DEVICE = f"test:{os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def _connections_are_no_signals_here() -> Iterator[None]:
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, before)
+
+
+@pytest.fixture
+def mountpoint(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place where mountinfo has a mount of ours."""
+    entry = MountEntry(Path("/mnt"), DEVICE, "fuse.fastfuse", "s3://b/", os.geteuid())
+    monkeypatch.setattr(control, "find_mount", lambda _: entry)
+    return entry.path
+
+
+@contextlib.contextmanager
+def answering(told: bytes) -> Iterator[None]:
+    """Somebody who says `told` to whoever connects first."""
+    with sockets.listen(control_prefix(DEVICE), backlog=1) as listener:
+        listener.setblocking(True)
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(ConnectionError):  # hung up on
+                connection.recv(4096)
+                connection.sendall(told)
+
+        server = threading.Thread(target=answer)
+        server.start()
+        yield
+        server.join()
+
+
+def test_a_report_in_words() -> None:
+    report = RefreshReport(added=1200, removed=0, replaced=3, files=1_000_000, elapsed_s=2.04)
+    assert str(report) == "1,200 added, 0 removed, 3 replaced; 1,000,000 objects now, 2.0 s"
+
+
+def test_a_mount_that_nobody_serves_does_not_answer(mountpoint: Path) -> None:
+    with pytest.raises(MountError, match="the mount at /mnt does not answer"):
+        request_refresh(mountpoint)
+
+
+@contextlib.contextmanager
+def control_socket() -> Iterator[ControlSocket]:
+    control = ControlSocket(DEVICE)
+    try:
+        yield control
+    finally:
+        control.close()
+
+
+@contextlib.contextmanager
+def client() -> Iterator[socket.socket]:
+    (address,) = addresses(control_prefix(DEVICE))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        yield connection
+
+
+def test_a_connection_is_a_signal_and_so_is_what_it_says() -> None:
+    heard = threading.Semaphore(0)
+    signal.signal(signal.SIGIO, lambda *_: heard.release())
+    with control_socket() as control, client() as connection:
+        assert heard.acquire(timeout=60)
+        assert list(control.requests()) == []
+        connection.sendall(b'{"fastfuse": 1, "request": "status"}\n')
+        assert heard.acquire(timeout=60)
+        ((asked, asking),) = control.requests()
+        assert asked == {"fastfuse": 1, "request": "status"}
+        send_answer(asking, b"{}")
+        assert connection.recv(10) == b"{}"
+        assert connection.recv(10) == b""
+
+
+def test_requests_are_taken_together_and_each_once() -> None:
+    with control_socket() as control, client() as first, client() as second:
+        assert list(control.requests()) == []
+        first.sendall(b'{"fastfuse": 1, "request": "refresh"}\n')
+        second.sendall(b'{"fastfuse": 1, "request": "status"}\n')
+        found = list(control.requests())
+        assert [asked["request"] for asked, _ in found] == ["refresh", "status"]
+        assert list(control.requests()) == []
+        for _, asking in found:
+            asking.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"refresh\n",
+        b'{"fastfuse": 2, "request": "status"}\n',
+        b'{"fastfuse": 1, "request": "status"}',
+        b'{"fastfuse": 1, "request": "stop"}\n',
+        b'{"fastfuse": 1, "request": ["status"]}\n',
+        b"[" * 4096,
+        b"[]\n",
+        b"\xff\n",
+    ],
+)
+def test_what_is_no_request_is_refused(line: bytes) -> None:
+    with control_socket() as control, client() as connection:
+        assert list(control.requests()) == []
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        assert list(control.requests()) == []
+        with pytest.raises(MountError, match="does not know this request"):
+            heard(connection.recv(4096))
+
+
+def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    with control_socket() as control, client() as connection:
+        assert list(control.requests()) == []
+        clock[0] += 10
+        assert list(control.requests()) == []
+        with pytest.raises(MountError, match="no request came"):
+            heard(connection.recv(4096))
+
+
+def test_a_mount_has_a_socket_although_the_one_before_at_its_number_is_still_there() -> None:
+    with control_socket(), control_socket():
+        assert len(addresses(control_prefix(DEVICE))) == 2
+    assert addresses(control_prefix(DEVICE)) == []
+
+
+def test_a_request_for_which_there_is_no_descriptor_has_to_wait(caplog: pytest.LogCaptureFixture) -> None:
+    with control_socket() as control, client() as connection:
+        connection.sendall(b'{"fastfuse": 1, "request": "status"}\n')
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+        try:
+            assert list(control.requests()) == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert "has to wait: [Errno 24] Too many open files" in caplog.text
+        ((_, asking),) = control.requests()
+        asking.close()
+
+
+def test_somebody_elses_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with control_socket() as control, client() as connection:
+        connection.sendall(b'{"fastfuse": 1, "request": "status"}\n')
+        monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
+        assert list(control.requests()) == []
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+
+
+class _Stranger(struct.Struct):
+    """SO_PEERCRED of another user."""
+
+    def unpack(self, buffer: object, /) -> tuple[int, int, int]:
+        return (1, 54321, 54321)
+
+
+def test_an_impostor_is_not_believed(mountpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {"added": 1, "removed": 0, "replaced": 0, "files": 1, "elapsed_s": 0.1}
+    with answering(json.dumps(report).encode()):
+        assert request_refresh(mountpoint) == RefreshReport(**report)  # type: ignore[arg-type]
+    monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
+    with answering(json.dumps(report).encode()), pytest.raises(MountError, match="does not answer"):
+        request_refresh(mountpoint)
+
+
+@pytest.mark.parametrize("told", [b'{"added": 1', b'{"kept": 1}', b"[]", b'{"error": 1}'])
+def test_an_answer_that_is_no_report_is_told(mountpoint: Path, told: bytes) -> None:
+    with answering(told), pytest.raises(MountError, match="answered what is no report"):
+        request_refresh(mountpoint)
+
+
+@pytest.mark.parametrize("told", [b"", error_message(MountError("m", hint="h"))])
+def test_a_failure_is_raised_as_it_was_told(mountpoint: Path, told: bytes) -> None:
+    with answering(told), pytest.raises(MountError, match="^m$" if told else "does not answer"):
+        request_refresh(mountpoint)
+
+
+@pytest.mark.parametrize("told", [b'{"fastfuse": 2}', b"[]", b"{", b'{"error": 1}'])
+def test_an_answer_that_is_no_status_is_told(mountpoint: Path, told: bytes) -> None:
+    with answering(told), pytest.raises(MountError, match="answered what is no status"):
+        ask_status(entry_of(mountpoint))

@@ -1,0 +1,360 @@
+"""A mount without rights: the helper that mounts for it, and the descriptor that it serves.
+
+The processes are those of a pod: a helper with rights, a mount of another user without any, and readers, each in a
+mount namespace of its own. Only the helper's and the readers' share the place.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
+from fastfuse.filesystem.mount_places import GivenPlace, HelperPlace
+from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount, unmount
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.filesystem.waiting import PATIENCE_S, wait_until
+from tests.mounting import ENVIRONMENT, Mount, abort_connection, mounted, run_fastfuse
+
+pytestmark = pytest.mark.fuse
+
+USER = 61234
+_DATA = os.urandom(3 << 20)
+# What Kubernetes gives a container with `drop: [ALL]`, `runAsUser` and `allowPrivilegeEscalation: false`.
+WITHOUT_RIGHTS = (
+    "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--bounding-set=-all", "--no-new-privs", "--",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"first", "data/large": _DATA})}) as server:
+        yield server
+
+
+@dataclass
+class Pod:
+    """A volume at `root`, which mounts made in one container's namespace are seen in another's through."""
+
+    root: Path
+    helper: subprocess.Popen[bytes]
+    reader: subprocess.Popen[str]
+
+    @property
+    def socket_path(self) -> Path:
+        return self.root / "socket"
+
+    @property
+    def place(self) -> Path:
+        return self.root / "data"
+
+    def read(self, name: str) -> str:
+        """What the training container's user reads in a file below the mount: its size and a sum, or the error."""
+        return self.said(f"{{ cksum < {self.place}/{name}; }} 2>&1")
+
+    def said(self, command: str) -> str:
+        assert self.reader.stdin is not None
+        assert self.reader.stdout is not None
+        self.reader.stdin.write(f"{command}; echo .\n")
+        self.reader.stdin.flush()
+        return "".join(iter(self.reader.stdout.readline, ".\n"))
+
+
+def _in_namespace(propagation: str, *command: str) -> list[str]:
+    return ["unshare", "--mount", "--propagation", propagation, *command]
+
+
+@contextmanager
+def _pod() -> Iterator[Pod]:
+    with tempfile.TemporaryDirectory(prefix="fastfuse-pod-") as directory:
+        root = Path(directory)
+        root.chmod(0o755)
+        (root / "data").mkdir()
+        subprocess.run(["mount", "--bind", root, root], check=True)
+        subprocess.run(["mount", "--make-shared", root], check=True)
+        helper = subprocess.Popen(
+            _in_namespace(
+                "unchanged",
+                *(sys.executable, "-m", "fastfuse", "fuse-helper", "--socket", str(root / "socket")),
+                *("--user", str(USER), str(root / "data")),
+            ),
+            env=dict(ENVIRONMENT), stderr=subprocess.PIPE,
+        )  # fmt: skip
+        reader = subprocess.Popen(
+            _in_namespace("slave", "setpriv", "--reuid=61235", "--regid=61235", "--clear-groups", "sh"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            wait_until((root / "socket").is_socket)
+            yield Pod(root, helper, reader)
+        finally:
+            helper.terminate()
+            reader.communicate(timeout=PATIENCE_S)
+            helper.communicate(timeout=PATIENCE_S)
+            subprocess.run(["umount", "--recursive", "--lazy", root], check=True)
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    with _pod() as pod:
+        yield pod
+
+
+@contextmanager
+def _served(pod: Pod, server: LoopbackServer, *options: str) -> Iterator[Mount]:
+    """A mount of the pod's container without rights, in whose namespace nothing is mounted at the place."""
+    run_by = _in_namespace("private", *WITHOUT_RIGHTS)
+    options = ("--fuse-socket", str(pod.socket_path), *options)
+    with mounted("s3://bucket/data", server.endpoint_url, *options, path=pod.place, run_by=run_by) as mount:
+        yield mount
+
+
+def _sum(data: bytes) -> str:
+    return subprocess.run(["cksum"], input=data, capture_output=True, check=True).stdout.decode()
+
+
+def test_a_process_without_rights_serves_readers_in_another_container(pod: Pod, server: LoopbackServer) -> None:
+    with _served(pod, server) as mount:
+        status = Path(f"/proc/{mount.process.pid}/status").read_text()
+        assert f"\nUid:\t{USER}\t" in status
+        assert "\nCapEff:\t0000000000000000\n" in status
+        assert "\nCapBnd:\t0000000000000000\n" in status
+        seen_by_mount = Path(f"/proc/{mount.process.pid}/mountinfo").read_text()
+        assert f"fuse.{SUBTYPE} s3://bucket/data" not in seen_by_mount
+        assert pod.read("a") == _sum(b"first")
+        assert pod.read("large") == _sum(_DATA)
+        assert pod.said(f"stat -c '%u %g %A' {pod.place}/a") == f"{USER} {USER} -r--r--r--\n"
+        assert pod.said(f"touch {pod.place}/b 2>&1").endswith("Read-only file system\n")
+        entry = find_mount(pod.place)
+        assert entry is not None
+        assert entry.owner_uid == USER
+        assert Path("/sys/class/bdi", entry.device, "read_ahead_kb").read_text() == "4096\n"
+        assert run_fastfuse("status", str(pod.place)).stdout.startswith(
+            f"{pod.place}  s3://bucket/data\n  state     ok"
+        )
+        assert run_fastfuse("refresh", str(pod.place)).returncode == 0
+        assert mount.stop() == 0
+    assert find_mount(pod.place) is None
+    assert "No such file" in pod.read("a")
+
+
+def test_the_helper_holds_nothing_of_the_mount_and_outlives_those_that_serve_it(
+    pod: Pod, server: LoopbackServer
+) -> None:
+    for _ in range(2):
+        with _served(pod, server) as mount:
+            assert pod.read("a") == _sum(b"first")
+            open_in_helper = [os.readlink(fd) for fd in Path(f"/proc/{pod.helper.pid}/fd").iterdir()]
+            assert "/dev/fuse" not in open_in_helper
+            mount.stop(signal.SIGKILL)
+            wait_until(lambda: find_mount(pod.place) is None)
+    assert pod.helper.poll() is None
+
+
+def test_the_death_of_a_worker_and_an_abort_are_survived(pod: Pod, server: LoopbackServer) -> None:
+    with _served(pod, server) as mount:
+        os.kill(mount.worker(), signal.SIGKILL)
+        assert pod.read("large") == _sum(_DATA)
+        abort_connection(pod.place)
+        wait_until(lambda: pod.read("a") == _sum(b"first"))
+        assert "mounting" in mount.log
+        assert mount.stop() == 0
+
+
+def test_another_process_is_refused_before_its_listing(pod: Pod, server: LoopbackServer) -> None:
+    with _served(pod, server):
+        requests = len(server.requests)
+        done = run_fastfuse("mount", "s3://bucket/data", "--fuse-socket", str(pod.socket_path))
+        assert (done.returncode, f"{pod.place} is served by another process" in done.stderr) == (5, True)
+        assert len(server.requests) == requests
+        assert pod.read("a") == _sum(b"first")
+
+
+def test_other_users_cannot_ask_the_helper(pod: Pod) -> None:
+    command = ["setpriv", "--reuid=61236", "--clear-groups", "--", sys.executable, "-m", "fastfuse", "mount", "s3://b"]
+    done = subprocess.run(
+        [*command, "--fuse-socket", str(pod.socket_path)],
+        env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert f"no helper can be reached at --fuse-socket {pod.socket_path}: Permission denied" in done.stderr
+
+
+def test_a_helper_that_is_stopped_takes_the_mount_with_it(pod: Pod, server: LoopbackServer) -> None:
+    with _served(pod, server) as mount:
+        pod.helper.terminate()
+        assert pod.helper.wait(PATIENCE_S) == 0
+        assert mount.wait() == 0
+        assert "was unmounted" in mount.log
+    assert find_mount(pod.place) is None
+    assert not pod.socket_path.exists()
+
+
+def test_a_helper_that_was_killed_leaves_the_mount_to_its_successor(server: LoopbackServer) -> None:
+    with _pod() as pod, _served(pod, server) as mount:
+        pod.helper.kill()
+        pod.helper.wait(PATIENCE_S)
+        assert pod.read("a") == _sum(b"first")
+        assert mount.stop() == 5
+        assert "the helper has ended" in mount.log
+        assert "not connected" in pod.said(f"stat -f {pod.place} 2>&1")
+        helper = Helper(pod.place, USER)
+        answer, fd = helper.answer(_packet("mount", source="s3://bucket/other"))
+        assert fd is not None
+        os.close(fd)
+        assert json.loads(answer)["mountpoint"] == str(pod.place)
+        helper.close()
+        assert find_mount(pod.place) is None
+
+
+def _packet(request: str, **more: Any) -> bytes:  # noqa: ANN401
+    return json.dumps({"fastfuse": 1, "request": request, **more}).encode()
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"\0", b"[" * 60_000, b"[]", b'"mount"', b"{}", _packet("umount"), _packet("close"),
+        json.dumps({"fastfuse": 2, "request": "mount"}).encode(),
+        _packet("mount", source="s3://b/\n"), _packet("mount", source="s3://b/\0"), _packet("mount", source="s" * 8193),
+        _packet("mount", source=7), _packet("mount", source=["s3://b"]), _packet("unmount", lazy=1),
+        json.dumps({"fastfuse": 1, "request": ["mount"]}).encode(), b'{"fastfuse": 1}',
+    ],
+)  # fmt: skip
+def test_what_is_no_request_does_nothing(packet: bytes, tmp_path: Path) -> None:
+    answer, fd = Helper(tmp_path, USER).answer(packet)
+    assert fd is None
+    assert json.loads(answer)["error"]["message"] == "the helper was asked what is no request of its version"
+    assert find_mount(tmp_path) is None
+
+
+@pytest.mark.parametrize("request_", ["unmount", "abort", "is_mounted"])
+def test_what_is_mounted_there_is_touched_only_if_the_client_had_it_mounted(request_: str, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path], check=True)
+    try:
+        helper = Helper(tmp_path, USER)
+        answer, _ = helper.answer(_packet(request_))
+        assert json.loads(answer) in ({"fastfuse": 1}, {"fastfuse": 1, "is_mounted": False})
+        helper.close()
+        assert "is a mountpoint already" in json.loads(helper.answer(_packet("mount"))[0])["error"]["message"]
+        assert find_mount(tmp_path) is not None
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_link_in_the_place_of_the_mountpoint_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    helper = Helper(tmp_path / "there", USER)
+    (tmp_path / "there").rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "there").symlink_to("elsewhere")
+    fd = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        with pytest.raises(MountError, match="cannot be mounted on"):
+            helper._attach(fd, "s3://bucket")
+    finally:
+        os.close(fd)
+    assert find_mount(tmp_path / "elsewhere") is None
+
+
+def test_a_socket_is_taken_over_only_if_nobody_serves_it(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    listen_at(path, USER).close()
+    with listen_at(path, USER):
+        assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600, USER)
+        with pytest.raises(MountError, match="in use"):
+            listen_at(path, USER)
+    path.unlink()
+    path.write_text("something else")
+    with pytest.raises(MountError, match="in use"):
+        listen_at(path, USER)
+    assert path.read_text() == "something else"
+    with pytest.raises(MountError, match="too long"):
+        listen_at(tmp_path / ("long" * 40), USER)
+
+
+def test_a_helper_that_sends_no_descriptor_or_no_answer_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        answers = (b'{"fastfuse": 1}', b'{"fastfuse": 1}', b"")
+        child = os.fork()
+        if not child:
+            with listener.accept()[0] as connection:
+                for answer in answers:
+                    connection.recv(MAX_PACKET_BYTES)
+                    if answer:
+                        connection.send(answer)
+            os._exit(0)
+        place = HelperPlace(path)
+        with pytest.raises(MountError, match="sent no descriptor"):
+            place.mount("s3://bucket")
+        with pytest.raises(MountError, match="the helper has ended"):
+            place.unmount("0:42", lazy=True)
+        place.close()
+        os.waitpid(child, 0)
+
+
+@contextmanager
+def _given(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """A mount as a stranger makes it: (descriptor, mountpoint)."""
+    fd = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+    try:
+        mounted = ctypes.CDLL(None, use_errno=True).mount(b"s3", os.fsencode(tmp_path), b"fuse.fastfuse", 1, options)
+        assert mounted == 0, os.strerror(ctypes.get_errno())
+        yield fd, tmp_path
+    finally:
+        os.close(fd)
+        if find_mount(tmp_path) is not None:
+            unmount(tmp_path, lazy=True)
+
+
+def test_a_descriptor_is_served_and_left_to_who_mounted(server: LoopbackServer, tmp_path: Path) -> None:
+    with _given(tmp_path) as (fd, place):
+        options = ("--fuse-fd", str(fd))
+        with mounted("s3://bucket/data", server.endpoint_url, *options, path=place, pass_fds=[fd]) as mount:
+            assert (place / "large").read_bytes() == _DATA
+            os.kill(mount.worker(), signal.SIGKILL)
+            assert (place / "a").read_bytes() == b"first"
+            assert run_fastfuse("status", str(place)).returncode == 0
+            assert mount.stop() == 0
+            assert find_mount(place) is not None
+
+
+def test_a_descriptor_of_a_mount_that_is_not_seen_is_served_too(server: LoopbackServer, tmp_path: Path) -> None:
+    place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
+    place.mkdir()
+    elsewhere.mkdir()
+    with _given(place) as (fd, _):
+        options = ("--fuse-fd", str(fd))
+        with mounted("s3://bucket/data", server.endpoint_url, *options, path=elsewhere, pass_fds=[fd]) as mount:
+            assert (place / "large").read_bytes() == _DATA
+            assert f"no FUSE mount is seen at {elsewhere} from here" in mount.log
+            assert mount.stop() == 0
+
+
+def test_what_is_no_descriptor_of_a_mount_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        for fd in (file.fileno(), 999):
+            with pytest.raises(MountError, match=f"--fuse-fd {fd} is not open on /dev/fuse"):
+                GivenPlace(fd, tmp_path)
+
+
+def test_the_helpers_place_and_one_of_ones_own_contradict_each_other(tmp_path: Path) -> None:
+    for options in (str(tmp_path),), ("--channel", "train"), ("--fuse-fd", "7"):
+        done = run_fastfuse("mount", "s3://bucket", *options, "--fuse-socket", "/run/socket")
+        assert (done.returncode, "leaves the place to the helper" in done.stderr) == (2, True)

@@ -1,0 +1,59 @@
+import faulthandler
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from fastfuse.filesystem import hang_report as report
+from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.hang_report import DUMP_SIGNAL, cpu_and_state, hang_report
+
+
+def loop_without_end() -> None:
+    while True:
+        pass
+
+
+@pytest.fixture
+def looping() -> Iterator[tuple[int, int]]:
+    """A process in an endless loop, and the file for its stacks."""
+    dump_fd, (began, begin) = os.memfd_create("stacks"), os.pipe()
+
+    def work() -> None:
+        faulthandler.register(DUMP_SIGNAL, dump_fd, all_threads=True)
+        os.write(begin, b"x")
+        loop_without_end()
+
+    pid = fork_child(work)
+    os.read(began, 1)
+    yield pid, dump_fd
+    os.kill(pid, signal.SIGKILL)
+    assert wait_child(pid) == -signal.SIGKILL
+    for fd in (dump_fd, began, begin):
+        os.close(fd)
+
+
+def test_an_endless_loop_is_told_by_its_python_stack(looping: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_DUMP_WITHIN_S", 30.0)  # of a busy machine
+    pid, dump_fd = looping
+    lines = hang_report(pid, dump_fd)
+    assert lines[0].startswith(f"thread {pid}: state ")
+    assert any("in loop_without_end" in line for line in lines)
+
+
+def test_of_a_stopped_process_the_kernels_words_are_told(looping: tuple[int, int]) -> None:
+    pid, dump_fd = looping
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    assert cpu_and_state(pid)[1] == "T"
+    assert hang_report(pid, dump_fd)[0].startswith(f"thread {pid}: state T, in ")
+
+
+def test_of_a_process_that_is_gone_nothing_is_told() -> None:
+    pid = fork_child(lambda: None)
+    wait_child(pid)
+    assert cpu_and_state(pid) == (0.0, "")
+    dump_fd = os.memfd_create("stacks")
+    assert hang_report(pid, dump_fd) == []
+    os.close(dump_fd)

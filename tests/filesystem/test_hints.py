@@ -1,0 +1,302 @@
+"""Orders as the worker takes them: which inodes arrive, who waits, what a broken client costs."""
+
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.filesystem import hint_taker as hints
+from fastfuse.filesystem.hint_taker import HintTaker, listen_for_hints
+from fastfuse.filesystem.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.metrics import Counters
+from tests.filesystem.waiting import PATIENCE_S
+
+DEVICE = f"test-hints:{os.getpid()}"
+
+
+def table_of(*keys: str) -> InodeTable:
+    builder = TableBuilder("bucket", "")
+    names = sorted(key.encode() for key in keys)
+    builder.add(names, [1] * len(names), [1] * len(names), [""] * len(names), ["STANDARD"] * len(names))
+    return builder.build()[0]
+
+
+class Order:
+    """What the engine is told of one order; takes nothing while `gate` is closed."""
+
+    def __init__(self) -> None:
+        self.inodes: list[int] = []
+        self.batches: list[int] = []
+        self.gate = trio.Event()
+        self.asked = trio.Event()
+        self.withdrawn = trio.Event()
+        self.error: Exception | None = None
+
+    async def announce(self, inodes: Sequence[int]) -> None:
+        self.asked.set()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.inodes += inodes
+        self.batches.append(len(inodes))
+
+    def withdraw(self) -> None:
+        self.withdrawn.set()
+
+
+class Worker:
+    """A taker of hints and what reaches its engine."""
+
+    def __init__(self, table: InodeTable, trusted_uids: frozenset[int] | None) -> None:
+        self.table = table
+        self.counters = Counters()
+        self.orders: list[Order] = []
+        self.is_open = True
+        self.listener = listen_for_hints(DEVICE)
+        self.taker = HintTaker(lambda: self.table, self.order, self.counters, trusted_uids=trusted_uids)
+
+    def order(self) -> Order:
+        order = Order()
+        if self.is_open:
+            order.gate.set()
+        self.orders.append(order)
+        return order
+
+    def counted(self) -> tuple[int, int]:
+        return self.counters.get("fastfuse_hints", "taken"), self.counters.get("fastfuse_hints", "unknown")
+
+    def names(self, order: Order) -> list[str]:
+        return [self.table.key(inode) for inode in order.inodes]
+
+    async def connect(self) -> trio.SocketStream:
+        connection = trio.socket.socket(socket.AF_UNIX)
+        await connection.connect(self.listener.getsockname())
+        return trio.SocketStream(connection)
+
+    async def served(self) -> trio.SocketStream:
+        client = await self.connect()
+        assert await client.receive_some(1) == SERVED
+        return client
+
+
+@asynccontextmanager
+async def working(*keys: str, trusted_uids: frozenset[int] | None = frozenset({os.geteuid()})) -> AsyncIterator[Worker]:
+    worker = Worker(table_of(*keys), trusted_uids)
+    with worker.listener, trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.taker.run, worker.listener)
+            yield worker
+            nursery.cancel_scope.cancel()
+
+
+async def until(is_met: Callable[[], bool]) -> None:
+    """Let the other tasks go on until it is."""
+    while not is_met():
+        await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def hand_over(worker: Worker, message: bytes) -> Order:
+    """Send a whole order and see it taken."""
+    async with await worker.served() as client:
+        await client.send_all(message)
+        await client.send_eof()
+        assert await client.receive_some(1) == TAKEN
+        return worker.orders[-1]
+
+
+async def test_paths_arrive_as_inodes_in_their_order() -> None:
+    async with working("a", "d/b", "d/e/c") as worker:
+        order = await hand_over(worker, b"d/e/c\0a\0d/b\0a\0")
+        assert worker.names(order) == ["d/e/c", "a", "d/b", "a"]
+        assert worker.counted() == (4, 0)
+
+
+async def test_a_path_is_read_as_the_kernel_would() -> None:
+    async with working("d/e/c") as worker:
+        assert worker.names(await hand_over(worker, b"./d//e/./c\0")) == ["d/e/c"]
+
+
+@pytest.mark.parametrize(
+    "path", [b"", b"absent", b"absent/a", b"d", b"d/", b"d/absent", b"d/b/", b"d/b/c", b"a/b", b"../a", b"d/../a", b"/"]
+)
+async def test_what_is_no_file_is_counted_and_passed_over(path: bytes) -> None:
+    async with working("a", "d/b") as worker:
+        order = await hand_over(worker, b"a\0" + path + b"\0d/b\0")
+        assert worker.names(order) == ["a", "d/b"]
+        assert worker.counted() == (2, 1)
+
+
+async def test_many_paths_are_handed_on_in_batches() -> None:
+    keys = [f"{number:05}" for number in range(3000)]
+    async with working(*keys) as worker:
+        order = await hand_over(worker, b"".join(key.encode() + b"\0" for key in keys))
+        assert worker.names(order) == keys
+        assert max(order.batches) == hints._BATCH_PATHS
+
+
+async def test_a_path_that_comes_in_pieces_is_one() -> None:
+    async with working("a", "d/b") as worker, await worker.served() as client:
+        for byte in b"d/b\0a\0":
+            await client.send_all(bytes([byte]))
+            await trio.testing.wait_all_tasks_blocked()
+        await until(lambda: worker.names(worker.orders[0]) == ["d/b", "a"])
+
+
+async def test_a_path_is_looked_up_in_the_table_of_the_moment() -> None:
+    async with working("d/a") as worker, await worker.served() as client:
+        await client.send_all(b"d/a\0")
+        await until(lambda: worker.counted() == (1, 0))
+        worker.table = table_of("b", "c", "d/a")
+        await client.send_all(b"d/a\0")
+        await until(lambda: worker.counted() == (2, 0))
+        assert worker.orders[0].inodes[1] == worker.table.lookup(worker.table.lookup(1, b"d") or 0, b"a")
+        assert worker.orders[0].inodes[0] != worker.orders[0].inodes[1]
+
+
+async def test_an_engine_that_has_enough_makes_the_sender_wait() -> None:
+    async with working("a") as worker:
+        worker.is_open = False
+        async with await worker.served() as client:
+            await client.send_all(b"a\0")
+            await worker.orders[0].asked.wait()
+            sent_bytes = 2
+            with socket.socket(fileno=os.dup(client.socket.fileno())) as same, suppress(BlockingIOError):
+                while sent_bytes < 1_000_000:
+                    sent_bytes += same.send((b"a\0" * 1000)[sent_bytes % 2 :], socket.MSG_DONTWAIT)
+            assert sent_bytes < 1_000_000
+            assert worker.counted() == (0, 0)
+            worker.orders[0].gate.set()
+            await until(lambda: worker.counted()[0] == sent_bytes // 2)
+
+
+async def test_an_order_is_withdrawn_when_its_sender_hangs_up_although_the_engine_lets_it_wait() -> None:
+    async with working("a") as worker:
+        worker.is_open = False
+        client = await worker.served()
+        await client.send_all(b"a\0" * 20_000)
+        await worker.orders[0].asked.wait()
+        assert not worker.orders[0].withdrawn.is_set()
+        await client.aclose()
+        await worker.orders[0].withdrawn.wait()
+
+
+async def test_an_order_whose_sender_waits_stands() -> None:
+    async with working("a") as worker, await worker.served() as client:
+        await client.send_all(b"a\0")
+        await until(lambda: worker.counted() == (1, 0))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not worker.orders[0].withdrawn.is_set()
+
+
+async def test_an_order_that_was_taken_whole_stands_until_there_is_another() -> None:
+    async with working("a") as worker:
+        first = await hand_over(worker, b"a\0")
+        await trio.testing.wait_all_tasks_blocked()
+        assert not first.withdrawn.is_set()
+        async with await worker.served():
+            assert first.withdrawn.is_set()
+
+
+async def test_of_orders_that_were_taken_whole_the_last_one_stands() -> None:
+    async with working("a") as worker, await worker.served() as early, await worker.served() as late:
+        for client in (early, late):
+            await client.send_eof()
+            assert await client.receive_some(1) == TAKEN
+            await trio.testing.wait_all_tasks_blocked()
+        assert [order.withdrawn.is_set() for order in worker.orders] == [True, False]
+
+
+@pytest.mark.parametrize("message", [b"a\0a", b"a\0" + b"x" * (MAX_PATH_BYTES + 1), b"x" * (1 << 20)])
+async def test_nonsense_ends_its_connection_and_no_other(message: bytes) -> None:
+    async with working("a") as worker, await worker.served() as other, await worker.served() as client:
+        with suppress(trio.BrokenResourceError):  # what is not received of it is thrown away
+            await client.send_all(message)
+            await client.send_eof()
+            assert await client.receive_some(1) == b""
+        await worker.orders[1].withdrawn.wait()
+        await other.send_all(b"a\0")
+        await until(lambda: worker.names(worker.orders[0]) == ["a"])
+        assert not worker.orders[0].withdrawn.is_set()
+
+
+async def test_an_engine_that_fails_ends_the_order_and_not_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    async with working("a") as worker, await worker.served() as other, await worker.served() as client:
+        worker.orders[1].error = RuntimeError("as if it was broken")
+        await client.send_all(b"a\0")
+        assert await client.receive_some(1) == b""
+        await other.send_all(b"a\0")
+        await until(lambda: worker.names(worker.orders[0]) == ["a"])
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.message.startswith("an announced order failed for an unforeseen reason")
+
+
+async def test_a_stranger_is_told_so_and_nothing_is_taken_of_it() -> None:
+    async with working("a", trusted_uids=frozenset({54321})) as worker, await worker.connect() as client:
+        assert await client.receive_some(10) == REFUSED
+        assert await client.receive_some(1) == b""
+        assert worker.orders == []
+
+
+async def test_everybody_may_announce_where_everybody_may_read() -> None:
+    async with working("a", trusted_uids=None) as worker:
+        assert worker.names(await hand_over(worker, b"a\0")) == ["a"]
+
+
+async def test_one_connection_too_many_waits_until_another_ends() -> None:
+    async with working("a") as worker:
+        clients = [await worker.served() for _ in range(hints._MAX_CONNECTIONS)]
+        late = await worker.connect()
+        await late.send_all(b"a\0")
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(worker.orders) == hints._MAX_CONNECTIONS
+        await clients[3].aclose()
+        assert await late.receive_some(1) == SERVED
+        await until(lambda: worker.counted() == (1, 0))
+        for client in [*clients, late]:
+            await client.aclose()
+
+
+async def test_a_client_that_is_gone_before_it_is_greeted_takes_no_place() -> None:
+    async with working("a") as worker:
+        for _ in range(2 * hints._MAX_CONNECTIONS):
+            await (await worker.connect()).aclose()
+        assert worker.names(await hand_over(worker, b"a\0")) == ["a"]
+
+
+async def test_an_accept_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "_ACCEPT_PAUSE_S", 0.0)
+    accept = trio.socket.SocketType.accept
+    errors = [OSError("too many open files")]
+    async with working("a") as worker:
+        kind = type(trio.socket.from_stdlib_socket(worker.listener))
+
+        async def failing(self: trio.socket.SocketType) -> object:
+            if errors:
+                raise errors.pop()
+            return await accept(self)
+
+        accept = kind.accept
+        monkeypatch.setattr(kind, "accept", failing)
+        assert worker.names(await hand_over(worker, b"a\0")) == ["a"]
+    assert not errors
+
+
+async def test_unknown_names_cost_their_sender_time(mock_clock: trio.testing.MockClock) -> None:
+    async with working("a") as worker, await worker.served() as client:
+        await client.send_all(b"x\0" * hints._BATCH_PATHS)
+        while worker.counted() != (0, hints._BATCH_PATHS):
+            await trio.testing.wait_all_tasks_blocked()
+        await client.send_all(b"a\0")
+        for _ in range(5):
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert worker.counted()[0] == 0
+        mock_clock.jump(hints._BATCH_PATHS * hints._UNKNOWN_PAUSE_S)
+        while worker.counted()[0] != 1:
+            await trio.testing.wait_all_tasks_blocked()

@@ -1,0 +1,313 @@
+"""Nobody's processes get credentials, and all else that they may not read or write themselves."""
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import trio
+
+from fastfuse.errors import AccessError, FastfuseError, ServiceError
+from fastfuse.filesystem import key_finder
+from fastfuse.filesystem.children import NoRoomError, fork_child, wait_child
+from fastfuse.filesystem.key_finder import KeyFinder, ask_for_keys
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.credentials import Credentials
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig
+from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN
+from tests.filesystem.test_privileges import NOBODYS, RUNS_PROGRAM, rights_of
+from tests.filesystem.test_supervisor import kill, with_change
+from tests.filesystem.waiting import PATIENCE_S, wait_until
+from tests.mounting import ENVIRONMENT, mounted
+from tests.s3.test_credentials import process_reply, write_process_profile
+from tests.servers import ACCESS_KEY, SECRET_KEY, configure, create_chain
+
+pytestmark = pytest.mark.usefixtures("aws_environment")
+
+
+@pytest.fixture(autouse=True)
+def no_sigio() -> Iterator[None]:
+    """The supervisor blocks it."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, before)
+
+
+class Desk:
+    """The supervisor's part, and that of a worker in another thread."""
+
+    def __init__(self, connection: ConnectionConfig) -> None:
+        self.session = S3Session(connection)
+        self.worker = S3Session(connection)
+        self.pids: list[int] = []
+        self.end: socket.socket | None = None
+        self.finder = KeyFinder(self.session, self._fork)
+        self.new_worker()
+
+    def new_worker(self) -> None:
+        if self.end is not None:
+            self.end.close()
+        self.end = self.finder.new_end()
+        ask_for_keys(self.worker, self.end)
+
+    def _fork(self, work: Callable[[], object]) -> int:
+        self.pids.append(fork_child(work))
+        return self.pids[-1]
+
+    def reap(self) -> None:
+        self.finder.child_ended(self.pids[-1], wait_child(self.pids[-1]))
+
+    def wait_for_question(self) -> None:
+        assert self.finder.end is not None
+        assert select.select([self.finder.end], [], [], PATIENCE_S)[0]
+
+    async def resolve(self) -> Credentials:
+        assert self.worker.credentials is not None
+        return await self.worker.credentials._resolve()
+
+    def ask(self) -> Credentials:
+        """Return the answer to one question, which one process has."""
+        with ThreadPoolExecutor(1) as threads:
+            asked: Future[Credentials] = threads.submit(trio.run, self.resolve)
+            before = len(self.pids)
+            while len(self.pids) == before:
+                self.wait_for_question()
+                self.finder.look_after()
+            self.reap()
+            return asked.result(PATIENCE_S)
+
+
+@contextmanager
+def desk(profile: str | None = None) -> Iterator[Desk]:
+    made = Desk(ConnectionConfig(profile=profile))
+    yield made
+    assert made.end is not None
+    made.end.close()
+    made.finder.close()
+
+
+def test_keys_come_as_they_are_and_an_error_as_its_own_kind(aws_environment: Path, tmp_path: Path) -> None:
+    with desk() as found:
+        assert found.ask() == Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+    reply = tmp_path / "reply"
+    write_process_profile(aws_environment, reply, calls=tmp_path / "calls")
+    configure(reply, process_reply("AKIAFIRST", timedelta(hours=1)))
+    with desk("process") as found:
+        credentials = found.ask()
+        assert (credentials.access_key, credentials.token) == ("AKIAFIRST", "token")
+        assert credentials.expires_at is not None
+        assert found.session.credentials is not None
+        assert found.session.credentials.latest == credentials  # the next worker's
+        found.new_worker()
+        configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
+        assert found.ask().access_key == "AKIASECOND"
+        configure(reply, "leaked-secret")
+        with pytest.raises(AccessError) as caught:
+            found.ask()
+        assert "leaked-secret" not in str(caught.value) + caught.value.hint
+
+
+def test_a_program_that_hangs_is_given_up(aws_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_finder, "_RESOLVE_WITHIN_S", 0.1)
+    configure(aws_environment, "[profile process]\ncredential_process = sleep 1000\n")
+    with desk("process") as found:
+        for _ in range(2):
+            with pytest.raises(ServiceError, match="did not come within"):
+                found.ask()
+
+
+def test_a_process_that_does_not_give_up_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_finder, "_KILL_AFTER_S", 0.0)
+    monkeypatch.setattr(key_finder, "_found", lambda _: signal.pause())
+    with desk() as found, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(trio.run, found.resolve)
+        found.wait_for_question()
+        found.finder.look_after()
+        found.finder.look_after()
+        found.reap()
+        with pytest.raises(AccessError, match="the process that finds them was killed by signal 9"):
+            asked.result(PATIENCE_S)
+
+
+def test_one_process_answers_all_questions_that_came_before_its_end() -> None:
+    with desk() as found:
+        for _ in range(3):
+            assert found.end is not None
+            found.end.send(b"keys")
+            found.finder.look_after()
+        found.reap()
+        found.finder.look_after()
+        assert len(found.pids) == 1
+        assert found.ask().access_key == ACCESS_KEY
+
+
+def test_an_answer_to_whoever_has_gone_is_not_taken_for_a_later_one(aws_environment: Path, tmp_path: Path) -> None:
+    reply = tmp_path / "reply"
+    write_process_profile(aws_environment, reply, calls=tmp_path / "calls")
+    configure(reply, process_reply("AKIAFIRST", timedelta(hours=1)))
+
+    async def ask_and_go(found: Desk) -> None:
+        with trio.move_on_after(0):
+            await found.resolve()
+
+    with desk("process") as found:
+        trio.run(ask_and_go, found)
+        found.finder.look_after()
+        found.reap()
+        configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
+        assert found.ask().access_key == "AKIASECOND"
+
+
+def test_a_limit_of_processes_and_a_dead_supervisor_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_: object) -> int:
+        raise NoRoomError("no process can be started")
+
+    with desk() as found, ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(found.finder, "_fork", no_room)
+        asked = threads.submit(trio.run, found.resolve)
+        found.wait_for_question()
+        found.finder.look_after()
+        with pytest.raises(FastfuseError, match="no process can be started"):
+            asked.result(PATIENCE_S)
+        found.finder.close()
+        with pytest.raises(AccessError, match="has ended"):
+            trio.run(found.resolve)
+
+
+# --- real mounts
+
+
+def profile_environment(config: Path, **variables: str) -> dict[str, str]:
+    environment = {name: value for name, value in ENVIRONMENT.items() if "_KEY" not in name}
+    return environment | {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "process"} | variables
+
+
+def refuse_once(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="GetObject", times=1))
+
+
+@pytest.mark.fuse
+def test_keys_are_renewed_by_a_program_that_only_root_may_run_while_the_worker_is_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor may anybody else read the profile. Keys are due when the test says so."""
+    place = tmp_path / "roots"
+    place.mkdir(mode=0o700)
+    config, program, reply, calls, waits, go, due = (
+        place / name for name in ("config", "program", "reply", "calls", "waits", "go", "due")
+    )
+    due.touch()
+    with_change(
+        monkeypatch,
+        f"""
+        import os
+        from fastfuse.s3.credentials import CredentialSource
+        due_fd = os.open({str(due)!r}, os.O_RDONLY)
+        CredentialSource._is_due = lambda self: os.fstat(due_fd).st_size > 0
+        """,
+    )
+    os.mkfifo(go)
+    configure(program, f"#!/bin/sh\nid -u >>{calls}\n[ -e {waits} ] && cat {go}\ncat {reply}\n")
+    program.chmod(0o700)
+    configure(config, f"[profile process]\ncredential_process = {program}\n")
+    config.chmod(0o600)
+    configure(reply, process_reply("AKIAFIRST", timedelta(hours=1)))
+    objects = {f"data/{name}": name.encode() for name in "abcde"}
+
+    def asked() -> int:
+        return len(calls.read_text().split())
+
+    with (
+        LoopbackServer({"bucket": MemoryObjects(objects)}) as server,
+        mounted("s3://bucket/data", server.endpoint_url, environment=profile_environment(config)) as mount,
+        ThreadPoolExecutor(1) as threads,
+    ):
+
+        @contextmanager
+        def waiting_finder() -> Iterator[int]:
+            with go.open("w"):  # once the program runs
+                (finder,) = [pid for pid in mount.children() if not rights_of(pid).uid]
+                yield finder
+                waits.unlink()
+
+        worker = mount.worker()
+        assert (mount.path / "a").read_bytes() == b"a"
+        # The service refuses the keys.
+        before = asked()
+        configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
+        waits.touch()
+        refuse_once(server)
+        reading = threads.submit((mount.path / "b").read_bytes)
+        with waiting_finder() as finder:
+            assert rights_of(finder) == RUNS_PROGRAM
+            assert rights_of(worker) == NOBODYS
+        assert reading.result(PATIENCE_S) == b"b"
+        assert "refused the AWS credentials; using those that were resolved anew" in mount.log
+        assert asked() > before
+
+        # The next worker begins with the newest keys; they get old.
+        before = asked()
+        kill(worker)
+        assert (mount.path / "c").read_bytes() == b"c"
+        assert asked() == before
+        due.write_text("now")
+        assert (mount.path / "d").read_bytes() == b"d"
+        assert asked() > before
+        due.write_text("")
+
+        # Who looks for others dies. The read is tried again with the old ones.
+        waits.touch()
+        refuse_once(server)
+        reading = threads.submit((mount.path / "e").read_bytes)
+        with waiting_finder() as finder:
+            kill(finder)
+            assert reading.result(PATIENCE_S) == b"e"
+        assert "there are no others: The AWS credentials cannot be had: the process that finds them was" in mount.log
+        assert rights_of(mount.worker()) == NOBODYS
+        assert set(calls.read_text().split()) == {"0"}
+        assert mount.stop() == 0
+        assert SECRET_KEY not in mount.log
+
+
+@pytest.mark.fuse
+def test_a_mount_uses_files_that_only_root_may_use_while_its_worker_is_nobody(tmp_path: Path) -> None:
+    """The certificates to trust, the key of the objects, a saved listing, and a log file that is rotated."""
+    authority, issued = create_chain(tmp_path)
+    key, cache, log = (tmp_path / name for name in ("key", "cache", "log"))
+    key.write_bytes(bytes(32))
+    key.chmod(0o600)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+    options = {"ca-bundle": authority, "sse-c-key-file": key, "index-cache": cache, "log-file": log}
+    words = [word for name, path in options.items() for word in (f"--{name}", str(path))]
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "FASTFUSE_NO_INDEX_CACHE"}
+    objects = {f"data/{name}": name.encode() for name in "abc"}
+    with (
+        LoopbackServer({"bucket": MemoryObjects(objects)}, ServerConfig(tls=issued)) as server,
+        mounted("s3://bucket/data", server.endpoint_url, *words, environment=environment) as mount,
+    ):
+        (saved,) = cache.iterdir()
+        first = saved.stat()
+        assert (first.st_uid, first.st_mode & 0o777) == (0, 0o600)
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: [path for path in cache.iterdir() if path.stat().st_ino != first.st_ino] == [saved])
+        wait_until(lambda: "refreshed s3://bucket/data" in log.read_text())
+        assert (mount.path / "a").read_bytes() == b"a"
+        kill(mount.worker())
+        assert (mount.path / "b").read_bytes() == b"b"
+
+        log.rename(tmp_path / "log.1")
+        open_files = Path(f"/proc/{mount.worker()}/fd")
+        wait_until(lambda: str(log) in map(os.readlink, open_files.iterdir()))
+        server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+        with pytest.raises(PermissionError):
+            (mount.path / "c").read_bytes()
+        assert "AccessDenied" in log.read_text()
+        assert str(tmp_path / "log.1") not in map(os.readlink, open_files.iterdir())
+        assert (log.stat().st_uid, log.stat().st_mode & 0o777) == (0, 0o640)

@@ -1,0 +1,531 @@
+"""The place of a mount: what mountinfo says of it, what may be mounted on, what may be cleared, how it is unmounted."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem import mountpoint
+from fastfuse.filesystem.mountpoint import (
+    BusyMountError,
+    MountEntry,
+    fastfuse_mounts,
+    find_mount,
+    is_dead,
+    is_mounted,
+    prepare_mountpoint,
+    unmount,
+)
+from fastfuse.filesystem.sockets import control_prefix, listen
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mounting import ENVIRONMENT, fuse_connections, mounted, run_fastfuse
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_MNT_DETACH = 2  # <sys/mount.h>
+
+
+@contextmanager
+def kernel_mount(path: Path, kind: str, options: str = "", *, source: str = "none") -> Iterator[None]:
+    """A mount made without fastfuse, detached at the end of the block if it is still there."""
+    if _libc.mount(source.encode(), os.fsencode(path), kind.encode(), 0, options.encode()) != 0:
+        raise OSError(ctypes.get_errno(), f"mount: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        _libc.umount2(os.fsencode(path), _MNT_DETACH)
+
+
+@contextmanager
+def fuse_mount(
+    path: Path, kind: str = "fuse.fastfuse", *, uid: int = 0, source: str = "s3://b/p", options: str = ""
+) -> Iterator[FileIO]:
+    """A FUSE mount that nobody serves; yields its connection, whose closing makes it a dead one."""
+    with open("/dev/fuse", "r+b", buffering=0) as connection:
+        own = f"fd={connection.fileno()},rootmode=40000,user_id={uid},group_id=0"
+        with kernel_mount(path, kind, own + options, source=source):
+            yield connection
+
+
+@contextmanager
+def answering(connection: FileIO, path: Path) -> Iterator[None]:
+    """Serve just enough of FUSE for ``stat`` and ``statvfs`` of the root."""
+
+    def serve() -> None:
+        while True:
+            try:
+                request = os.read(connection.fileno(), 1 << 17)
+            except OSError:
+                return  # unmounted
+            opcode, unique = int.from_bytes(request[4:8], "little"), request[8:16]
+            if opcode == 26:  # FUSE_INIT: version 7.31, nothing else
+                body = (7).to_bytes(4, "little") + (31).to_bytes(4, "little") + bytes(56)
+            elif opcode == 17:  # FUSE_STATFS
+                body = bytes(80)
+            else:  # fuse_attr_out: no validity, then inode 1 and its mode
+                attributes = bytearray(88)
+                attributes[0:8] = (1).to_bytes(8, "little")
+                attributes[60:64] = (0o40555).to_bytes(4, "little")
+                body = bytes(16) + bytes(attributes)
+            with contextlib.suppress(OSError):  # interrupted, or a request that wants no answer
+                os.write(connection.fileno(), (16 + len(body)).to_bytes(4, "little") + bytes(4) + unique + body)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        _libc.umount2(os.fsencode(path), _MNT_DETACH)
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def escaped(text: bytes) -> bytes:
+    """As the kernel's ``seq_escape`` writes it for sources; paths have ``#`` as it is."""
+    return b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes([byte]) for byte in text)
+
+
+_names = st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in name) | st.sampled_from(
+    [b"a - b", b"\\040", b"\\134040", b"a\rb", b"a#b", b" ", b"\n"]
+)
+
+
+@given(_names, _names, st.sampled_from(["", " shared:1", " shared:1 master:2"]), st.none() | st.integers(0, 1 << 31))
+def test_a_line_of_mountinfo_is_taken_apart_whatever_the_names(
+    path: bytes, source: bytes, tags: str, uid: int | None
+) -> None:
+    options = b"rw" + (b",user_id=%d,group_id=0" % uid if uid is not None else b"")
+    line = b"36 35 0:42 / /%s rw,noatime%s - fuse.fastfuse %s %s" % (
+        escaped(path),
+        tags.encode(),
+        escaped(source),
+        options,
+    )
+    assert mountpoint._entry(line) == MountEntry(
+        path=Path(os.fsdecode(b"/" + path)), device="0:42", file_system_type="fuse.fastfuse",
+        source=os.fsdecode(source), owner_uid=uid,
+    )  # fmt: skip
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    "name", ["plain", "a b", "tab\there", "line\nfeed", "carriage\rreturn", "back\\040slash", "ü#"]
+)
+def test_a_real_mount_is_found_by_its_name_and_in_the_list_of_ours(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    place.mkdir()
+    with fuse_mount(place, source="s3://b/a b#c\\"):
+        entry = find_mount(place)
+        assert entry is not None
+        assert (entry.path, entry.source, entry.owner_uid, entry.is_ours) == (place, "s3://b/a b#c\\", 0, True)
+        assert place in fastfuse_mounts()
+        assert find_mount(tmp_path) is None
+    assert find_mount(place) is None
+
+
+def test_the_topmost_of_stacked_mounts_is_found(tmp_path: Path) -> None:
+    with kernel_mount(tmp_path, "tmpfs", source="below"), kernel_mount(tmp_path, "tmpfs", source="above"):
+        entry = find_mount(tmp_path)
+        assert entry is not None
+        assert entry.source == "above"
+
+
+def test_an_empty_directory_is_returned_absolute_and_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "link-to-link").symlink_to(tmp_path / "link")
+    monkeypatch.chdir(tmp_path)
+    for name in ("real", "link", "link-to-link", "real/../link"):
+        assert prepare_mountpoint(Path(name), create_parents=False) == (tmp_path / "real").resolve()
+
+
+def test_a_missing_directory_is_created_where_its_parent_is_there(tmp_path: Path) -> None:
+    place = tmp_path / "missing"
+    assert prepare_mountpoint(place, create_parents=False) == place.resolve()
+    assert place.is_dir()
+
+
+def test_a_missing_parent_is_an_error_that_says_how_to_create_it(tmp_path: Path) -> None:
+    place = tmp_path / "missing" / "place"
+    message = f"the mountpoint {place} cannot be created: {place.parent} does not exist"
+    with pytest.raises(MountError, match=message) as caught:
+        prepare_mountpoint(place, create_parents=False)
+    assert caught.value.hint == f"mkdir -p {place}"
+
+
+def test_a_directory_that_cannot_be_created_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with (
+        kernel_mount(tmp_path, "tmpfs", "nr_inodes=1"),
+        pytest.raises(MountError, match="does not exist and cannot be created: No space left on device") as caught,
+    ):
+        prepare_mountpoint(tmp_path / "place", create_parents=False)
+    assert caught.value.hint == f"create it as a user who may write to {tmp_path}"
+
+
+def test_missing_parents_are_created_where_that_was_asked_for(tmp_path: Path) -> None:
+    place = tmp_path / "missing" / "place"
+    assert prepare_mountpoint(place, create_parents=True) == place.resolve()
+    assert place.is_dir()
+    assert prepare_mountpoint(place, create_parents=True) == place.resolve()
+
+
+@pytest.mark.parametrize("create_parents", [False, True])
+@pytest.mark.parametrize("name", ["file", "file/below", "link", "link-to-nothing"])
+def test_a_file_is_no_mountpoint(tmp_path: Path, name: str, create_parents: bool) -> None:
+    (tmp_path / "file").write_text("keep")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "link-to-nothing").symlink_to("nothing")
+    with pytest.raises(MountError, match="is not a directory"):
+        prepare_mountpoint(tmp_path / name, create_parents=create_parents)
+    assert (tmp_path / "file").read_text() == "keep"
+
+
+def test_a_link_that_leads_round_in_circles_is_no_mountpoint(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(MountError, match="cannot be used: Too many levels of symbolic links"):
+        prepare_mountpoint(tmp_path / "a", create_parents=False)
+
+
+def test_a_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").touch()
+    with pytest.raises(MountError, match="is not empty"):
+        prepare_mountpoint(tmp_path, create_parents=False)
+
+
+def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with kernel_mount(tmp_path, "tmpfs"):
+        with pytest.raises(MountError, match="is a mountpoint already, of type tmpfs"):
+            prepare_mountpoint(tmp_path, create_parents=False)
+        with pytest.raises(MountError, match="is a mount of type tmpfs, not of fastfuse"):
+            unmount(tmp_path)
+        assert find_mount(tmp_path) is not None
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_dead_mount_of_ours_is_cleared_l4(tmp_path: Path, through_link: bool) -> None:
+    place, link = tmp_path / "place", tmp_path / "link"
+    place.mkdir()
+    link.symlink_to(place)
+    with fuse_mount(place) as connection:
+        connection.close()
+        assert prepare_mountpoint(link if through_link else place, create_parents=False) == place
+        assert find_mount(place) is None
+
+
+@pytest.mark.fuse
+def test_a_dead_mount_of_another_kind_is_left_alone_l4(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path, "fuse.other") as connection:
+        connection.close()
+        with pytest.raises(MountError, match=r"is a mountpoint already, of type fuse\.other"):
+            prepare_mountpoint(tmp_path, create_parents=False)
+        assert find_mount(tmp_path) is not None
+
+
+@pytest.mark.fuse
+def test_a_dead_mount_of_another_user_is_left_alone_l4(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path, uid=65534, options=",allow_other") as connection:
+        connection.close()
+        with pytest.raises(MountError, match="holds a dead mount of user 65534") as caught:
+            prepare_mountpoint(tmp_path, create_parents=False)
+        assert caught.value.hint == f"fastfuse unmount {tmp_path} as that user"
+        assert find_mount(tmp_path) is not None
+
+
+@pytest.mark.fuse
+def test_a_live_mount_of_ours_is_left_alone_l4(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path) as connection, answering(connection, tmp_path):
+        with pytest.raises(MountError, match=r"is mounted already, with s3://b/p") as caught:
+            prepare_mountpoint(tmp_path, create_parents=False)
+        assert caught.value.hint == f"fastfuse unmount {tmp_path} first"
+        assert find_mount(tmp_path) is not None
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_mount_of_another_user_that_nobody_else_may_look_at_is_left_alone(tmp_path: Path, is_dead: bool) -> None:
+    # Without allow_other the kernel answers statvfs for it, dead or alive, and even root learns nothing.
+    with fuse_mount(tmp_path, uid=65534) as connection:
+        if is_dead:
+            connection.close()
+        with pytest.raises(MountError, match="is mounted already"):
+            prepare_mountpoint(tmp_path, create_parents=False)
+        assert find_mount(tmp_path) is not None
+
+
+def test_a_live_mount_that_does_not_answer_is_left_alone_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L4"""
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.2)
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
+        mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
+    ):
+        worker = mount.worker()
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(MountError, match=r"is mounted already, with s3://bucket/, and does not answer") as caught:
+            prepare_mountpoint(tmp_path, create_parents=False)
+        assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
+        os.kill(worker, signal.SIGCONT)
+        assert (mount.path / "a").read_bytes() == b"a"
+        assert mount.stop() == 0
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A mount whose connection is still there, and whose daemon is not."""
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
+    place = tmp_path / "place"
+    place.mkdir()
+    with fuse_mount(place, uid=os.geteuid()) as connection:
+        os.read(connection.fileno(), 1 << 17)  # INIT, or nobody is asked
+        yield place
+
+
+@pytest.fixture(params=["fusectl", "no fusectl"])
+def fusectl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with fuse_connections() as connections:
+        shown = connections / "nothing" if request.param == "no fusectl" else connections
+        monkeypatch.setattr(mountpoint, "_CONNECTIONS", shown)
+        yield
+
+
+@contextmanager
+def asking(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that the kernel has asked the daemon for."""
+    program = "import os, sys; print(flush=True); os.statvfs(sys.argv[1])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, place], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("how", ["prepare", "unmount"])
+def test_a_mount_that_nobody_serves_and_that_does_not_answer_is_cleared_and_its_readers_get_an_error_l4(
+    hanging: Path, fusectl: None, how: str
+) -> None:
+    with asking(hanging) as reader:
+        if how == "prepare":
+            assert prepare_mountpoint(hanging, create_parents=False) == hanging
+        else:
+            unmount(hanging, lazy=True)
+        assert find_mount(hanging) is None
+        _, stderr = reader.communicate(timeout=60)
+        assert reader.returncode == 1
+        assert "OSError" in stderr or "ConnectionAbortedError" in stderr
+
+
+@pytest.mark.fuse
+def test_a_mount_that_does_not_answer_is_left_alone_where_somebody_may_serve_it_or_it_is_another_users_l4(
+    hanging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = find_mount(hanging)
+    assert entry is not None
+    with listen(control_prefix(entry.device), backlog=1), pytest.raises(MountError, match="does not answer"):
+        prepare_mountpoint(hanging, create_parents=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(MountError, match="does not answer"):
+        prepare_mountpoint(hanging, create_parents=False)
+    assert find_mount(hanging) == entry
+
+
+@pytest.mark.fuse
+def test_a_connection_that_may_not_be_ended_is_complained_of(
+    hanging: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mountpoint, "_CONNECTIONS", tmp_path / "nothing")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    entry = find_mount(hanging)
+    assert entry is not None
+    mountpoint.abort(hanging, entry.device)
+    assert f"programs that still read from {hanging} may hang: its connection cannot be ended" in caplog.text
+    assert find_mount(hanging) == entry
+
+
+@pytest.mark.fuse
+def test_a_mount_that_does_not_answer_is_mounted_on_and_unmounted_by_commands_that_end(tmp_path: Path) -> None:
+    """L4"""
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
+        mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
+    ):
+        worker = mount.worker()
+        os.kill(worker, signal.SIGSTOP)
+        program = (
+            "import sys; from fastfuse.filesystem import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
+            "from fastfuse.cli.main import main; sys.exit(main())"
+        )
+        command = [sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 5
+        assert "and does not answer" in done.stderr
+        assert run_fastfuse("unmount", str(tmp_path)).returncode == 0
+        assert find_mount(tmp_path) is None
+        os.kill(worker, signal.SIGCONT)
+        assert mount.wait() == 0
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("lazy", [False, True])
+def test_of_two_mounts_at_one_place_only_the_one_that_is_meant_is_unmounted_l4(tmp_path: Path, lazy: bool) -> None:
+    with fuse_mount(tmp_path):
+        below = find_mount(tmp_path)
+        assert below is not None
+        with fuse_mount(tmp_path):
+            above = find_mount(tmp_path)
+            assert above is not None
+            assert is_mounted(tmp_path, below.device)
+            with pytest.raises(MountError, match="is covered by another mount") as caught:
+                unmount(tmp_path, device=below.device, lazy=lazy)
+            assert caught.value.hint == f"umount {tmp_path} first"
+            assert find_mount(tmp_path) == above
+            unmount(tmp_path, device=above.device, lazy=lazy)
+            assert not is_mounted(tmp_path, above.device)
+            assert find_mount(tmp_path) == below
+
+
+@pytest.mark.fuse
+def test_a_mount_is_dead_once_its_connection_has_ended_l4(tmp_path: Path) -> None:
+    assert not is_dead(tmp_path)
+    with fuse_mount(tmp_path) as connection:
+        connection.close()
+        assert is_dead(tmp_path)
+
+
+def test_where_nothing_is_mounted_there_is_nothing_to_unmount(tmp_path: Path) -> None:
+    with pytest.raises(MountError, match=f"nothing is mounted at {tmp_path}"):
+        unmount(tmp_path)
+
+
+@pytest.mark.fuse
+def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path) as connection, answering(connection, tmp_path):
+        held = os.open(tmp_path, os.O_PATH)
+        try:
+            with pytest.raises(BusyMountError, match="Device or resource busy") as caught:
+                unmount(tmp_path)
+            assert "--lazy" in caught.value.hint
+            unmount(tmp_path, lazy=True)
+            assert find_mount(tmp_path) is None
+        finally:
+            os.close(held)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_mount_is_unmounted_through_a_link_too(tmp_path: Path, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
+    place, link = tmp_path / "place", tmp_path / "link"
+    place.mkdir()
+    link.symlink_to(place)
+    with fuse_mount(place):
+        unmount(link, lazy=lazy)
+        assert find_mount(place) is None
+
+
+@pytest.fixture
+def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    """As an ordinary user, with a script in the place of fusermount3; returns where it notes its arguments."""
+
+    def prepare(script: str) -> Path:
+        tools, words = tmp_path / "tools", tmp_path / "words"
+        tools.mkdir()
+        (tools / "fusermount3").write_text(f'#!/bin/sh\necho "$@" > {words}\n{script}\n')
+        (tools / "fusermount3").chmod(0o755)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+        return words
+
+    return prepare
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(("lazy", "words"), [(False, "-u -- {place}\n"), (True, "-u -z -- {place}\n")])
+def test_a_user_unmounts_with_fusermount3(
+    tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
+    place = tmp_path / "-u"
+    place.mkdir()
+    with fuse_mount(place):
+        noted = as_user("exit 0")
+        unmount(place, lazy=lazy)
+        assert noted.read_text() == words.format(place=place)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("complaint", "kind"),
+    [
+        ("failed to unmount /x: Device or resource busy", BusyMountError),
+        ("entry for /x not found in /etc/mtab", MountError),
+    ],
+)
+def test_what_fusermount3_complains_of_is_told(
+    tmp_path: Path, as_user: Callable[[str], Path], complaint: str, kind: type[MountError]
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    with fuse_mount(place):
+        as_user(f'echo "fusermount3: {complaint}" >&2; exit 1')
+        with pytest.raises(MountError, match=f"{place} cannot be unmounted: {complaint}") as caught:
+            unmount(place)
+        assert type(caught.value) is kind
+
+
+@pytest.mark.fuse
+def test_a_fusermount3_for_which_there_is_no_process_is_an_error_that_can_be_told(
+    tmp_path: Path, as_user: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    place = tmp_path / "place"
+    place.mkdir()
+    with fuse_mount(place):
+        as_user("exit 0")
+        monkeypatch.setattr(subprocess, "run", refuse)
+        with pytest.raises(MountError, match="fusermount3 cannot be run: Resource temporarily unavailable"):
+            unmount(place)
+
+
+@pytest.mark.fuse
+def test_a_user_without_fusermount3_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fuse_mount(tmp_path):
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        monkeypatch.setenv("PATH", str(tmp_path.parent / "nowhere"))
+        with pytest.raises(MountError, match="fusermount3 is not installed") as caught:
+            unmount(tmp_path)
+        assert "fuse3" in caught.value.hint
+
+
+def test_the_mounts_of_one_user_are_told_apart_from_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(place: str, owner_uid: int, kind: str = "fuse.fastfuse") -> MountEntry:
+        return MountEntry(Path(place), "0:1", kind, "s3://b/", owner_uid)
+
+    entries = [entry("/a", 0), entry("/b", 1000), entry("/c", 0, "fuse.sshfs"), entry("/d", 0)]
+    monkeypatch.setattr(mountpoint, "_entries", lambda: entries)
+    assert mountpoint.fastfuse_mounts(0) == [Path("/a"), Path("/d")]
+    assert mountpoint.fastfuse_mounts(1000) == [Path("/b")]
+    assert mountpoint.fastfuse_mounts() == [Path("/a"), Path("/b"), Path("/d")]

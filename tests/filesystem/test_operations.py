@@ -1,0 +1,375 @@
+"""The handlers called directly: whatever happens below them, the kernel gets an answer and the mount goes on."""
+
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.errors import (
+    BadReplyError,
+    DeadlineError,
+    ObjectArchivedError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    UnavailableError,
+)
+from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.changes import take_over
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.metrics import Counters
+from fastfuse.objects import Buffer, ObjectRef
+
+CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
+ETAG = '"0123456789abcdef0123456789abcdef"'
+
+
+class FakeEngine:
+    """Serves the letter x, or fails with `error`; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.reads: list[tuple[int, int, int]] = []
+        self.forgotten: list[int] = []
+        self.refreshes = 0
+
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        self.reads.append((inode, offset, size_bytes))
+        if self.error is not None:
+            raise self.error
+        return b"x" * min(size_bytes, ref.size_bytes - offset)
+
+    def forget(self, inode: int) -> None:
+        self.forgotten.append(inode)
+
+    def refreshed(self) -> None:
+        self.refreshes += 1
+
+
+class Mounted:
+    """Operations over two objects: `file` (10 bytes) and `archived`."""
+
+    def __init__(self, *, umask: int = 0, direct_from_bytes: int | None = None) -> None:
+        builder = TableBuilder("bucket", "p/")
+        builder.add(
+            [b"p/archived", b"p/dir/file"], [5, 10], [10**18, 2 * 10**18], [ETAG, ETAG], ["DEEP_ARCHIVE", "STANDARD"]
+        )
+        self.table: InodeTable = builder.build()[0]
+        self.counters = Counters()
+        self.engine = FakeEngine()
+        self._options: dict[str, Any] = {"umask": umask, "direct_from_bytes": direct_from_bytes}
+        self.operations = self._served()
+        self.directory = self.inode(ROOT, b"dir")
+        self.file = self.inode(self.directory, b"file")
+        self.archived = self.inode(ROOT, b"archived")
+
+    def _served(self) -> MountOperations:
+        operations = MountOperations(self.counters, uid=7, gid=8, **self._options)
+        operations.serve(self.table, self.engine)
+        operations.opens_files = operations.opens_directories = True
+        return operations
+
+    def inode(self, parent: int, name: bytes) -> int:
+        found = self.table.lookup(parent, name)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def mounted() -> Mounted:
+    return Mounted()
+
+
+async def errno_of(answer: Awaitable[object]) -> int:
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        await answer
+    number: int = caught.value.errno
+    return number
+
+
+async def test_an_unforeseen_exception_is_eio_logged_and_counted_and_the_mount_goes_on(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounted.engine.error = ZeroDivisionError("nobody foresaw this")
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.EIO
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage() == "read failed for an unforeseen reason; the mount goes on"
+    assert record.exc_info is not None
+    assert mounted.counters.get("fastfuse_handler_failures") == 1
+    assert mounted.counters.get("fastfuse_errors", "EIO") == 1
+    mounted.engine.error = None
+    assert await mounted.operations.read(mounted.file, 0, 10) == b"x" * 10
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (ObjectChangedError("x"), errno.ESTALE),
+        (ObjectDeniedError("x"), errno.EACCES),
+        (ObjectArchivedError("x"), errno.EACCES),
+        (UnavailableError("x"), errno.EIO),
+        (DeadlineError("x"), errno.EIO),
+        (BadReplyError("x"), errno.EIO),
+    ],
+)
+async def test_a_foreseen_failure_has_its_errno_and_no_traceback_d5(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, error: Exception, number: int
+) -> None:
+    mounted.engine.error = error
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == number
+    assert not any(record.exc_info for record in caplog.records)
+    assert mounted.counters.get("fastfuse_errors", errno.errorcode[number]) == 1
+    assert mounted.counters.get("fastfuse_handler_failures") == 0
+
+
+async def test_requests_and_bytes_are_counted(mounted: Mounted) -> None:
+    await mounted.operations.getattr(mounted.file, CONTEXT)
+    await mounted.operations.read(mounted.file, 4, 100)
+    assert mounted.counters.get("fastfuse_requests") == 2
+    assert mounted.counters.get("fastfuse_read_served_bytes") == 6
+
+
+async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted) -> None:
+    absent = await mounted.operations.lookup(ROOT, b"nothing", CONTEXT)
+    assert (absent.st_ino, absent.entry_timeout > 86400) == (0, True)
+    assert await errno_of(mounted.operations.getxattr(mounted.file, b"user.nothing", CONTEXT)) == errno.ENODATA
+    assert all(
+        mounted.counters.get("fastfuse_errors", label) == 0
+        for label in ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")
+    )
+
+
+async def test_a_draining_mount_refuses_reads_and_shows_what_there_is_l2(mounted: Mounted) -> None:
+    mounted.counters.set(mounted.counters.slot("fastfuse_draining"), 1)
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.ESHUTDOWN
+    assert mounted.engine.reads == []
+    assert mounted.counters.get("fastfuse_errors", "ESHUTDOWN") == 1
+    assert (await mounted.operations.getattr(mounted.file, CONTEXT)).st_size == 10
+
+
+async def test_a_read_that_waits_is_counted_until_it_ends_however_it_does(mounted: Mounted) -> None:
+    waiting: list[float] = []
+
+    async def read(inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        waiting.append(mounted.counters.get("fastfuse_waiting_reads"))
+        await trio.sleep(0 if offset else 60)
+        raise UnavailableError("x")
+
+    mounted.engine.read = read  # type: ignore[method-assign]
+    assert await errno_of(mounted.operations.read(mounted.file, 1, 10)) == errno.EIO
+    with trio.move_on_after(0.01):
+        await mounted.operations.read(mounted.file, 0, 10)
+    assert waiting == [1, 1]
+    assert mounted.counters.get("fastfuse_waiting_reads") == 0
+
+
+async def test_the_kernel_is_told_to_open_by_itself(mounted: Mounted) -> None:
+    assert await errno_of(mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)) == errno.ENOSYS
+    assert await errno_of(mounted.operations.opendir(mounted.directory, CONTEXT)) == errno.ENOSYS
+    assert mounted.counters.get("fastfuse_errors", "other") == 0
+
+
+async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounted: Mounted) -> None:
+    mounted.operations.opens_files = mounted.operations.opens_directories = False
+    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert (opened.fh, opened.keep_cache, opened.direct_io) == (mounted.file, True, False)
+    assert await mounted.operations.opendir(mounted.directory, CONTEXT) == mounted.directory
+    await mounted.operations.release(mounted.file)
+    await mounted.operations.releasedir(mounted.directory)
+
+
+async def test_the_reading_process_in_a_handle_is_no_part_of_the_inode(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = 4_194_304 << interposed.HANDLE_INODE_BITS
+    assert await mounted.operations.read(process | mounted.file, 2, 3) == b"xxx"
+    assert mounted.engine.reads == [(mounted.file, 2, 3)]
+    *_, (name, _, _) = await listed(mounted, process | mounted.directory, monkeypatch)
+    assert name == b"file"
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC, os.O_TRUNC])
+async def test_an_open_that_could_write_is_refused_where_opens_are_answered_r1(flags: int) -> None:
+    mounted = Mounted(direct_from_bytes=1)
+    assert await errno_of(mounted.operations.open(mounted.file, flags, CONTEXT)) == errno.EROFS
+
+
+CHANGES: dict[str, Callable[[MountOperations], Awaitable[object]]] = {
+    "create": lambda o: o.create(ROOT, b"n", 0, 0, CONTEXT),
+    "link": lambda o: o.link(2, ROOT, b"n", CONTEXT),
+    "mkdir": lambda o: o.mkdir(ROOT, b"n", 0, CONTEXT),
+    "mknod": lambda o: o.mknod(ROOT, b"n", 0, 0, CONTEXT),
+    "removexattr": lambda o: o.removexattr(ROOT, b"n", CONTEXT),
+    "rename": lambda o: o.rename(ROOT, b"a", ROOT, b"b", 0, CONTEXT),
+    "rmdir": lambda o: o.rmdir(ROOT, b"n", CONTEXT),
+    "setattr": lambda o: o.setattr(ROOT, CONTEXT, CONTEXT, None, CONTEXT),
+    "setxattr": lambda o: o.setxattr(ROOT, b"n", b"v", CONTEXT),
+    "symlink": lambda o: o.symlink(ROOT, b"n", b"t", CONTEXT),
+    "unlink": lambda o: o.unlink(ROOT, b"n", CONTEXT),
+    "write": lambda o: o.write(2, 0, b"x"),
+    "access": lambda o: o.access(ROOT, os.W_OK, CONTEXT),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_every_change_is_refused_counted_and_not_logged_r1(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    assert await errno_of(CHANGES[name](mounted.operations)) == errno.EROFS
+    assert mounted.counters.get("fastfuse_errors", "EROFS") == 1
+    assert not caplog.records
+
+
+async def test_an_archived_object_cannot_be_read_and_is_logged_once_d5(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounted.engine.error = ObjectArchivedError("'p/archived' is archived.", hint="Restore it.")
+    for _ in range(3):
+        assert await errno_of(mounted.operations.read(mounted.archived, 0, 5)) == errno.EACCES
+    [line] = caplog.messages
+    assert line.startswith("a read at 0 failed with EACCES after 0.0 s: 'p/archived' is archived. Restore it.")
+    mounted.engine.error = None  # restored
+    assert await mounted.operations.read(mounted.archived, 0, 5) == b"xxxxx"
+
+
+async def test_what_the_kernel_forgets_the_engine_forgets(mounted: Mounted) -> None:
+    await mounted.operations.forget([(mounted.file, 3), (mounted.archived, 1)])
+    assert mounted.engine.forgotten == [mounted.file, mounted.archived]
+
+
+@pytest.mark.parametrize(("threshold_bytes", "is_direct"), [(10, True), (11, False)])
+async def test_large_files_are_read_past_the_page_cache_where_that_was_asked_for(
+    threshold_bytes: int, is_direct: bool
+) -> None:
+    mounted = Mounted(direct_from_bytes=threshold_bytes)
+    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
+    assert (opened.keep_cache, opened.direct_io) == (True, is_direct)
+
+
+async def test_attributes_are_the_listings_and_the_owners_a1() -> None:
+    mounted = Mounted(umask=0o027)
+    file = await mounted.operations.getattr(mounted.file, CONTEXT)
+    assert (file.st_mode, file.st_size, file.st_mtime_ns, file.st_nlink) == (0o100440, 10, 2 * 10**18, 1)
+    assert (file.st_uid, file.st_gid, file.st_blocks) == (7, 8, 1)
+    directory = await mounted.operations.lookup(ROOT, b"dir", CONTEXT)
+    assert (directory.st_ino, directory.st_mode) == (mounted.directory, 0o040550)
+
+
+async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:
+    mounted = Mounted()
+    most = replace(mounted.table.metadata, total_bytes=1 << 80)
+    mounted.operations.serve(InodeTable(most, mounted.table.columns), mounted.engine)
+    assert (await mounted.operations.statfs(CONTEXT)).f_blocks == (1 << 63) - 1
+
+
+async def test_a_question_that_contradicts_the_table_is_an_error_of_that_request(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await errno_of(mounted.operations.lookup(mounted.file, b"x", CONTEXT)) == errno.EIO
+    assert await errno_of(mounted.operations.read(mounted.directory, 0, 1)) == errno.EIO
+    assert mounted.counters.get("fastfuse_handler_failures") == len(caplog.records) == 2
+
+
+async def test_an_inode_that_is_not_in_the_table_is_stale_so_that_its_path_is_looked_up_again(mounted: Mounted) -> None:
+    assert await errno_of(mounted.operations.getattr(999, CONTEXT)) == errno.ESTALE
+    assert await errno_of(mounted.operations.read(999, 0, 1)) == errno.ESTALE
+    for start in (0, 3):
+        assert await errno_of(mounted.operations.readdir(999, start, cast("Any", None))) == errno.ESTALE
+    assert await errno_of(mounted.operations.lookup(999, b"x", CONTEXT)) == errno.ESTALE
+    assert mounted.counters.get("fastfuse_handler_failures") == 0
+
+
+def refreshed(mounted: Mounted, objects: dict[bytes, int]) -> InodeTable:
+    """A table with these keys and sizes, in the place of the one there was."""
+    builder = TableBuilder("bucket", "p/")
+    count = len(objects)
+    builder.add(list(objects), list(objects.values()), [2 * 10**18] * count, [ETAG] * count, ["STANDARD"] * count)
+    return take_over(mounted.table, builder.build()[0])[0]
+
+
+async def listed(
+    mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch, start: int = 0, count: int = 100
+) -> list[tuple[bytes, int, float]]:
+    """Names, resume offsets and timeouts of up to `count` entries of a directory as `readdir` fills them in."""
+    entries: list[tuple[bytes, int, float]] = []
+
+    def reply(token: object, name: bytes, entry: pyfuse3.EntryAttributes, resume: int) -> bool:
+        if len(entries) == count:
+            return False
+        entries.append((name, resume, entry.entry_timeout))
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    token: Any = None
+    await mounted.operations.readdir(handle, start, token)
+    return entries
+
+
+async def test_a_file_that_a_refresh_takes_away_is_stale_and_the_engine_is_told_l6(mounted: Mounted) -> None:
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
+    assert mounted.engine.refreshes == 1
+    assert await errno_of(mounted.operations.getattr(mounted.file, CONTEXT)) == errno.ESTALE
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 100)) == errno.ESTALE
+    assert mounted.engine.reads == []
+
+
+async def test_a_file_that_a_refresh_leaves_is_read_on_l6(mounted: Mounted) -> None:
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 10, b"p/dir/more": 1}))
+    assert await mounted.operations.read(mounted.file, 0, 100) == b"x" * 10
+    assert (await mounted.operations.lookup(mounted.directory, b"file", CONTEXT)).st_ino == mounted.file
+
+
+async def test_a_listing_goes_on_in_the_table_that_a_refresh_has_brought_n6(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = mounted.directory
+    *_, (name, resume, _) = await listed(mounted, directory, monkeypatch, count=3)
+    assert (name, resume) == (b"file", mounted.file + 2)
+    assert await listed(mounted, directory, monkeypatch, resume) == []
+    mounted.operations.swap(refreshed(mounted, {b"p/dir/a": 1, b"p/dir/other": 1}))
+    [(name, _, timeout_s)] = await listed(mounted, directory, monkeypatch, resume)
+    assert name == b"other"
+    assert timeout_s > 0
+    assert [name for name, *_ in await listed(mounted, directory, monkeypatch)] == [b".", b"..", b"a", b"other"]
+
+
+async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    names = [b"p/%03d" % number for number in range(30)]
+    mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
+    inodes = [(await mounted.operations.lookup(ROOT, name.removeprefix(b"p/"), CONTEXT)).st_ino for name in names]
+    for error, number in ((ObjectChangedError("'k' went."), errno.ESTALE), (UnavailableError("503."), errno.EIO)):
+        mounted.engine.error = error
+        for inode in inodes:
+            assert await errno_of(mounted.operations.read(inode, 0, 1)) == number
+    assert caplog.messages == [
+        "a read at 0 failed with ESTALE after 0.0 s: 'k' went. 'fastfuse refresh' shows what is there now.",
+        "a read at 0 failed with EIO after 0.0 s: 503.",
+    ]
+    caplog.clear()
+    await trio.sleep(31)
+    assert caplog.messages == [
+        "reads that failed with ESTALE (ObjectChangedError): 29 more in the last 30 s, of 29 objects",
+        "reads that failed with EIO (UnavailableError): 29 more in the last 30 s, of 29 objects",
+    ]
+
+
+async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted.engine.error = UnavailableError("503.")
+    before = mounted.counters.get("fastfuse_blocked_seconds")
+    monkeypatch.setattr("fastfuse.filesystem.operations.perf_counter", count(100.0, 1.25).__next__)
+    assert await errno_of(mounted.operations.read(mounted.file, 0, 1)) == errno.EIO
+    assert mounted.counters.get("fastfuse_blocked_seconds") - before == 2_500_000

@@ -1,0 +1,389 @@
+"""The rights of every process of a running mount, as the kernel shows them in /proc."""
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.privileges import become_nobody
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
+from fastfuse.testing.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Action, Flip, Reset, Truncate, WrongEtag
+from tests import mounting
+from tests.bad_input.checks import as_nobody, in_namespace
+from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
+from tests.filesystem.test_supervisor import kill, with_change
+from tests.filesystem.waiting import wait_for_end, wait_until
+from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
+from tests.mounting import Mount, mounted, run_fastfuse
+
+_NOBODY = 65534
+_READ_SEARCH = 1 << 2
+_KILL = 1 << 5
+_CONFINED_TO = 1 << 1 | _READ_SEARCH | _KILL
+_SECURITY = Path(__file__).parents[2] / "docs" / "SECURITY.md"
+_GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}[os.uname().machine]
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What /proc shows of one process. `is_dumpable` is read from the owner of its files there."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    capabilities: tuple[int, int, int, int, int]  # effective, permitted, bounding, inheritable, ambient
+    no_new_privs: bool
+    is_dumpable: bool
+    core_limit: str
+    umask: int
+
+
+def rights_of(pid: int) -> Rights:
+    text = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    core = re.search(r"^Max core file size +(\S+) +(\S+)", limits, re.MULTILINE)
+    assert core is not None
+    (uid,), (gid,) = set(map(int, fields["Uid"].split())), set(map(int, fields["Gid"].split()))
+    cap_eff, cap_prm, cap_bnd, cap_inh, cap_amb = (
+        int(fields[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")
+    )
+    return Rights(
+        uid=uid,
+        gid=gid,
+        groups=tuple(map(int, fields["Groups"].split())),
+        capabilities=(cap_eff, cap_prm, cap_bnd, cap_inh, cap_amb),
+        no_new_privs=fields["NoNewPrivs"].strip() == "1",
+        is_dumpable=is_dumpable(pid, uid),
+        core_limit="/".join(core.groups()),
+        umask=int(fields["Umask"], 8),
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def rights_of_children(mount: Mount) -> list[Rights]:
+    found = []
+    for pid in mount.children():
+        # It has ended, or is about to: then it has no umask any more.
+        with suppress(FileNotFoundError, ProcessLookupError, KeyError):
+            found.append(rights_of(pid))
+    return found
+
+
+def is_dumpable(pid: int, uid: int) -> bool:
+    """Return whether a process of the same user may look into the process `pid`."""
+    if uid:  # the files of a process that is not dumpable are root's (proc(5))
+        return os.stat(f"/proc/{pid}/stat").st_uid == uid
+    return wait_child(fork_child(lambda: os._exit(_look_into(pid)))) == 0
+
+
+def _look_into(pid: int) -> int:
+    """Return 0 if root without CAP_SYS_PTRACE may look into `pid`, else the error's number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, words = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, words) == 0
+    words[0] &= ~(1 << 19)  # effective
+    assert libc.capset(header, words) == 0
+    head, size = ctypes.c_void_p(), ctypes.c_size_t()
+    done = libc.syscall(_GET_ROBUST_LIST, pid, ctypes.byref(head), ctypes.byref(size))
+    return ctypes.get_errno() if done else 0
+
+
+# The table of docs/SECURITY.md, for a mount that root makes. The supervisor keeps what it has, to unmount.
+_OWN = rights_of(os.getpid())
+_SUPERVISOR = replace(_OWN, is_dumpable=False, core_limit="0/0")
+CONFINED = replace(
+    _SUPERVISOR, capabilities=(_CONFINED_TO, _CONFINED_TO, _CONFINED_TO, 0, 0), no_new_privs=True, umask=0o077
+)
+RUNS_PROGRAM = replace(_SUPERVISOR, umask=0o077)
+NOBODYS = replace(
+    _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True, umask=0o077
+)
+
+
+_DOCUMENTED = {
+    "supervisor": _SUPERVISOR,
+    "worker, lister, sends notices, metrics endpoint": NOBODYS,
+    "finds credentials": CONFINED,
+    "the same, where a profile names a `credential_process`": RUNS_PROGRAM,
+}
+
+
+def cells(rights: Rights) -> list[str]:
+    """What the table of docs/SECURITY.md says of `rights`, without reasons."""
+    names = [f"`{name}`" for bit, name in ((1, "CAP_DAC_OVERRIDE"), (2, "CAP_DAC_READ_SEARCH"), (5, "CAP_KILL"))
+             if rights.capabilities[0] >> bit & 1]  # fmt: skip
+    is_as_started = rights.capabilities == _OWN.capabilities
+    return [
+        f"{rights.uid} (nobody), no groups" if rights.uid else "root",
+        "all that it was started with" if is_as_started else f"{', '.join(names) or 'none'}; none can be gained",
+        "yes" if rights.no_new_privs else "no",
+        "as started" if rights.umask == _OWN.umask else f"{rights.umask:03o}",
+    ]
+
+
+def test_the_security_page_says_what_each_process_may_do() -> None:
+    _, _, table = _SECURITY.read_text().partition("| process | user and groups | capabilities | no_new_privs | umask |")
+    rows = {}
+    for line in table.splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        process, *said = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[process] = [cell.partition(":")[0] for cell in said]
+    assert rows == {process: cells(rights) for process, rights in _DOCUMENTED.items()}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"a"})}) as server:
+        yield server
+
+
+def test_a_process_that_gave_up_nothing_may_be_looked_into() -> None:
+    assert _OWN.is_dumpable
+
+
+@pytest.mark.fuse
+def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        endpoint, worker = mount.children()
+        assert rights_of(mount.process.pid) == _SUPERVISOR
+        assert rights_of(endpoint) == NOBODYS
+        assert rights_of(worker) == NOBODYS
+        assert (mount.path / "a").read_bytes() == b"a"
+        with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
+            assert metrics.status == 200
+
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+        asked = server.statistics().requests["ListObjectsV2"]
+        mount.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+        finder = mount.worker()
+        (lister,) = children_of(finder)
+        assert finder not in (endpoint, worker)
+        wait_until(lambda: rights_of(finder) == CONFINED)  # it lets the lister begin before
+        assert rights_of(lister) == NOBODYS
+
+        kill(worker)
+        wait_until(lambda: worker not in mount.children())
+        assert (mount.path / "a").read_bytes() == b"a"
+        assert NOBODYS in map(rights_of, set(mount.children()) - {endpoint, finder})
+
+        lister_fd = os.pidfd_open(lister)
+        kill(finder)
+        wait_for_end(lister_fd)
+        server.faults.remove(rule)
+
+
+@pytest.fixture
+def ordinary_place() -> Iterator[Path]:
+    """A directory of an ordinary user, who may also write to the sockets that the test makes."""
+    umask = os.umask(0)
+    with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as place:
+        os.chown(place, _NOBODY, _NOBODY)
+        yield Path(place)
+    os.umask(umask)
+
+
+@pytest.mark.fuse
+def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, ordinary_place: Path
+) -> None:
+    """It is started with one capability, to read files, so that it has something to give up."""
+    with_change(
+        monkeypatch,
+        """
+        import signal
+        from fastfuse.filesystem.session import Session
+        Session.notify = lambda self, notices: signal.pause()
+        """,
+    )
+    changed = mounting.mount_command
+    monkeypatch.setattr(
+        mounting, "mount_command", lambda *words: in_namespace(as_nobody(changed(*words)), DEV_FUSE_FOR_ALL)
+    )
+    bounding = _OWN.capabilities[2]
+    supervisor = replace(
+        _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), umask=0,
+        capabilities=(_READ_SEARCH, _READ_SEARCH, bounding, _READ_SEARCH, _READ_SEARCH),
+    )  # fmt: skip
+    confined = replace(
+        supervisor, capabilities=(_READ_SEARCH, _READ_SEARCH, bounding, 0, 0), no_new_privs=True, umask=0o077
+    )
+    nobodys = replace(supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True, umask=0o077)
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", path=ordinary_place) as mount:
+        endpoint, worker = mount.children()
+        assert rights_of(mount.process.pid) == supervisor
+        assert rights_of(endpoint) == nobodys
+        assert rights_of(worker) == nobodys
+        in_its_namespace = ["nsenter", "--mount", f"--target={mount.process.pid}", "--"]
+        file = str(mount.path / "a")
+        assert subprocess.check_output([*in_its_namespace, *as_nobody(["cat", file])]) == b"a"
+        with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
+            assert metrics.status == 200
+
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+        asked = server.statistics().requests["ListObjectsV2"]
+        mount.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+        finder = mount.worker()
+        (lister,) = children_of(finder)
+        assert finder not in (endpoint, worker)
+        wait_until(lambda: rights_of(finder) == confined)  # it lets the lister begin before
+        assert rights_of(lister) == nobodys
+        server.faults.remove(rule)
+        kill(finder)
+        wait_until(lambda: finder not in mount.children())
+
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: rights_of_children(mount).count(nobodys) == 3)  # endpoint, worker, and who sends notices
+        assert mount.stop() == 0
+
+
+@pytest.mark.fuse
+def test_who_sends_notices_is_nobody(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_change(
+        monkeypatch,
+        """
+        import signal
+        from fastfuse.filesystem.session import Session
+        Session.notify = lambda self, notices: signal.pause()
+        """,
+    )
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        worker = mount.worker()
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: rights_of_children(mount).count(NOBODYS) == 2)
+        assert worker in mount.children()
+
+
+def test_root_that_may_not_end_other_users_processes_stays_root_without_capabilities() -> None:
+    def stay() -> None:
+        header, words = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        libc = ctypes.CDLL(None)
+        libc.capget(header, words)
+        for word in range(3):
+            words[word] &= ~_KILL
+        assert libc.capset(header, words) == 0
+        become_nobody()
+        rights = rights_of(os.getpid())
+        assert (rights.uid, rights.capabilities, rights.no_new_privs) == (0, (0,) * 5, True)
+
+    assert wait_child(fork_child(stay)) == 0
+
+
+_AUDITED = """
+import os, sys
+from fastfuse.filesystem import key_finder, worker
+real = worker.become_nobody
+def audited():
+    real()
+    def note(event, arguments):
+        is_file = event == "open" and isinstance(arguments[0], str) and not arguments[0].startswith("/proc/self/")
+        if event == "import" or is_file:
+            os.write(2, f"nobody wants {event} {arguments[0]}\\n".encode())
+    sys.addaudithook(note)
+worker.become_nobody = key_finder.become_nobody = audited
+"""
+
+
+@pytest.mark.fuse
+def test_nobody_loads_and_opens_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may lie in root's home directory."""
+    with_change(monkeypatch, _AUDITED)
+    objects = {f"data/{at:03}": bytes(at) for at in range(120)}
+    fates: list[Action] = [
+        EXPIRED_TOKEN,
+        INTERNAL_ERROR,
+        SLOW_DOWN,
+        Reset(None),
+        Truncate(1),
+        WrongEtag('"x"'),
+        Flip(lambda *_: [1]),
+    ]
+    with LoopbackServer({"bucket": MemoryObjects(objects)}, ServerConfig(page_keys_max=40)) as server:
+        url = server.endpoint_url.replace("127.0.0.1", "localhost")
+        with mounted("s3://bucket/data", url, "--verify", "--read-deadline-s", "2") as mount:
+            for at, fate in enumerate(fates):
+                server.faults.add(FaultRule(action=fate, operation="GetObject", key=f"data/{at + 50:03}", times=1))
+                with suppress(OSError):
+                    (mount.path / f"{at + 50:03}").read_bytes()
+            assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+            kill(mount.worker())
+            assert (mount.path / "001").read_bytes() == bytes(1)
+            assert mount.stop() == 0
+            assert "nobody wants" not in mount.log, mount.log
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("lists/m", ("--source-type", "ManifestFile")),
+        ("lists/m.jsonl", ("--source-type", "AugmentedManifestFile", "--shard", "1/2")),
+        ("bucket/data", ("--inventory", "s3://lists/csv/manifest.json")),
+        ("bucket/data", ("--inventory", "s3://lists/parquet/manifest.json")),
+        ("bucket/data", ("--index", "s3://lists/index")),
+    ],
+)
+def test_nobody_loads_nothing_for_any_kind_of_source(
+    source: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, lists = MemoryObjects({"data/a": b"a"}), MemoryObjects({})
+    lists.put("m", json.dumps([{"prefix": "s3://bucket/data/"}, "a"]).encode())
+    lists.put("m.jsonl", b'{"source-ref": "s3://bucket/data/a", "label": "\xc3\xa4"}\n')
+    rows = [Row("data/a", 1, 1_700_000_000_000, hashlib.md5(b"a").hexdigest())]
+    for name, report in (("CSV", csv_file(rows)), ("Parquet", parquet_file(rows))):
+        lists.put(f"report/{name}", report)
+        lists.put(f"{name.lower()}/manifest.json", manifest({f"report/{name}": report}, name))
+    with LoopbackServer({"bucket": data, "lists": lists}) as server:
+        where = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
+        assert run_fastfuse("index", "s3://bucket/data", "-o", str(tmp_path / "index"), *where).returncode == 0
+        lists.put("index", (tmp_path / "index").read_bytes())
+        with_change(monkeypatch, _AUDITED)
+        with mounted(f"s3://{source}", server.endpoint_url, *options) as mount:
+            names = {path.name for path in mount.path.rglob("a")}
+            assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+            assert mount.stop() == 0
+            assert names == {"a"}
+            assert "nobody wants" not in mount.log, mount.log
+
+
+def test_nobody_dies_with_its_parent() -> None:
+    reading_fd, writing_fd = os.pipe()
+
+    def grandchild() -> None:
+        become_nobody()
+        os.write(writing_fd, b"%d" % os.getpid())
+        signal.pause()
+
+    def child() -> None:
+        fork_child(grandchild)
+        signal.pause()
+
+    parent = fork_child(child)
+    pid = int(os.read(reading_fd, 20))
+    fd = os.pidfd_open(pid)
+    kill(parent)
+    wait_child(parent)
+    try:
+        wait_for_end(fd)
+    finally:
+        kill(pid)
+        os.close(reading_fd)
+        os.close(writing_fd)

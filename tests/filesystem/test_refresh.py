@@ -1,0 +1,142 @@
+"""Refreshes that cannot be started or have to end: who is told, and what is left open. The rest is clause L6."""
+
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fastfuse.filesystem.children import Fork, NoRoomError, fork_child, wait_child
+from fastfuse.filesystem.refresh import Refresher
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from tests.descriptors import open_descriptors
+
+# No table: none of the children here looks at it.
+SNAPSHOT_FD = 0
+
+
+def refresher(fork: Fork) -> Refresher:
+    return Refresher(S3Uri("bucket", ""), IndexOrigin(), S3Session(ConnectionConfig()), Counters(), fork)
+
+
+def no_room(_: Callable[[], object]) -> int:
+    raise NoRoomError("no process can be started: Resource temporarily unavailable")
+
+
+class Children:
+    """Forks processes that do nothing instead of what they should."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+
+    def fork(self, _: Callable[[], object]) -> int:
+        self.pids.append(fork_child(signal.pause))
+        return self.pids[-1]
+
+    def kill(self, pid: int) -> int:
+        """Its exit code."""
+        os.kill(pid, signal.SIGKILL)
+        self.pids.remove(pid)
+        return wait_child(pid)
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    children = Children()
+    yield children
+    for pid in list(children.pids):
+        children.kill(pid)
+
+
+@pytest.fixture
+def client() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The connection of somebody who asks: the end of the mount, and his own."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(60)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize("what", ["process", "descriptor"])
+def test_a_refresh_for_which_there_is_no_room_has_failed_and_the_next_one_may_not(
+    what: str,
+    children: Children,
+    client: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def no_descriptor() -> tuple[int, int]:
+        raise OSError(24, "Too many open files")
+
+    here = refresher(no_room if what == "process" else children.fork)
+    asking, asked = client
+    asking_fd, before = asking.fileno(), open_descriptors()
+    with monkeypatch.context() as patch:
+        if what == "descriptor":
+            patch.setattr(os, "pipe", no_descriptor)
+        here.want(SNAPSHOT_FD, asking)
+        assert here.new_table() is None
+        assert here.outcome(SNAPSHOT_FD) == "failed"
+    told = json.loads(asked.recv(4096))["error"]
+    assert told["kinds"][0] == "ServiceError"
+    reason = "no process can be started" if what == "process" else "Too many open files"
+    assert f"the lister cannot be started: {'' if what == 'process' else '[Errno 24] '}{reason}" in told["message"]
+    assert "was not refreshed: the lister cannot be started" in caplog.text
+    assert here.outcome(SNAPSHOT_FD) == ""
+    del before[asking_fd]
+    assert open_descriptors() == before
+
+
+def test_whoever_waits_sees_the_end_of_his_connection_although_a_child_holds_a_copy_of_it(
+    children: Children, client: tuple[socket.socket, socket.socket]
+) -> None:
+    here = refresher(children.fork)
+    asking, asked = client
+    here.want(SNAPSHOT_FD, asking)
+    children.fork(lambda: None)
+    here.child_ended(children.pids[0], children.kill(children.pids[0]))
+    assert here.new_table() is None
+    assert here.outcome(SNAPSHOT_FD) == "failed"
+    assert b"the lister was killed by signal 9" in asked.recv(4096)
+    assert asked.recv(4096) == b""
+
+
+def test_a_child_closes_what_is_between_the_mount_and_whoever_waits(
+    children: Children, client: tuple[socket.socket, socket.socket]
+) -> None:
+    here = refresher(children.fork)
+    asking_fd, before = client[0].fileno(), open_descriptors()
+    here.want(SNAPSHOT_FD, client[0])
+    assert open_descriptors().items() > before.items()
+    here.close_connections()
+    here.close_files()
+    del before[asking_fd]
+    assert open_descriptors() == before
+
+
+def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_the_log_says_so(
+    children: Children, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    here = refresher(children.fork)
+    before = open_descriptors()
+    here.want(SNAPSHOT_FD)
+    here.want(SNAPSHOT_FD)
+    here.close()
+    assert "s3://bucket/ was not refreshed: its connection to the kernel ends" in caplog.text
+    assert open_descriptors() == before
+    here.want(SNAPSHOT_FD)
+    assert len(children.pids) == 2
+    here.child_ended(children.pids[1], children.kill(children.pids[1]))
+    here.new_table()
+    assert here.outcome(SNAPSHOT_FD) == "failed"
+    assert len(children.pids) == 1, "one that was wanted of the connection before was started"
+    here.close()
+    assert caplog.text.count("its connection to the kernel ends") == 1

@@ -1,0 +1,121 @@
+"""The handshake with the kernel, seen from the kernel's side."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import MountError
+from fastfuse.filesystem import session
+from fastfuse.filesystem.mount_places import OwnPlace
+from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.session import Session
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.filesystem.waiting import PATIENCE_S
+from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
+
+pytestmark = pytest.mark.fuse
+
+# A source with everything that an option string could take for its own, and what is not ASCII.
+_KEY = "data, with=odd,ro/ü 日"
+
+
+@pytest.fixture(scope="module")
+def mount() -> Iterator[Mount]:
+    with (
+        LoopbackServer({"bucket": MemoryObjects({f"{_KEY}/a": b"data"})}) as server,
+        mounted(f"s3://bucket/{_KEY}/", server.endpoint_url) as mount,
+    ):
+        yield mount
+
+
+def test_the_kernel_may_have_256_requests_waiting_in_the_background(mount: Mount) -> None:
+    with fuse_connections() as connections:
+        connection = connections / str(os.minor(mount.path.stat().st_dev))
+        assert (connection / "max_background").read_text() == "256\n"
+        assert (connection / "congestion_threshold").read_text() == "192\n"
+
+
+def test_the_mount_is_read_only_of_our_type_and_names_its_source(mount: Mount) -> None:
+    entry = find_mount(mount.path)
+    assert entry is not None
+    assert entry.is_ours
+    assert entry.source == "s3://bucket/data%2C with=odd%2Cro/%C3%BC %E6%97%A5/"
+    assert os.statvfs(mount.path).f_flag & os.ST_RDONLY
+    assert (mount.path / "a").read_bytes() == b"data"
+
+
+def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
+    targets = [os.readlink(fd) for fd in Path(f"/proc/{mount.process.pid}/fd").iterdir()]
+    assert targets.count("/dev/fuse") == 1
+    # The file that libfuse's complaints were captured in.
+    assert not [target for target in targets if target.startswith("/tmp/#")]
+    # Of the socket pair of INIT nothing: the four that are there are two ways to the worker, and those on which
+    # refreshes are asked for and orders announced.
+    assert sum(target.startswith("socket:") for target in targets) == 4
+
+
+_MOUNT_BESIDE_ANOTHER_DESCRIPTOR = """
+import os, sys
+from pathlib import Path
+from fastfuse.filesystem.mount_places import OwnPlace
+from fastfuse.filesystem.session import InitialisedOperations, Session
+
+os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
+session = Session.mount(InitialisedOperations(), OwnPlace(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
+try:
+    assert session.fd < 200
+    assert session.is_connected
+finally:
+    session.unmount()
+assert not session.is_connected
+"""
+
+
+def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _MOUNT_BESIDE_ANOTHER_DESCRIPTOR, str(tmp_path)]
+    done = subprocess.run(
+        command, env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_number(mount: Mount) -> None:
+    entry = find_mount(mount.path)
+    assert entry is not None
+    disconnected = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        earlier = Session(OwnPlace(mount.path), entry.device, disconnected, can_resend=True)
+        assert not earlier.is_connected
+        assert not earlier.is_mounted
+        assert not earlier.resend()
+        earlier.unmount(lazy=True)
+        assert find_mount(mount.path) == entry
+    finally:
+        os.close(disconnected)
+
+
+def test_the_kernels_own_readahead_is_raised(mount: Mount) -> None:
+    device = mount.path.stat().st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    assert setting.read_text() == "4096\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "message", "hint"),
+    [
+        ("fusermount3: mount failed: Operation not permitted\n", "mount failed: Operation not permitted", "SYS_ADMIN"),
+        ("fuse: failed to open /dev/fuse: Permission denied\n", "failed to open /dev/fuse", "--device /dev/fuse"),
+        ("warning first\nfuse: unknown option(s): `-o nonsense'\n", "unknown option(s): `-o nonsense'", ""),
+        ("", "libfuse gives no reason", ""),
+    ],
+)  # fmt: skip
+def test_what_libfuse_printed_becomes_one_sentence_and_a_hint(printed: str, message: str, hint: str) -> None:
+    error = session._mount_error(Path("/place"), printed)
+    assert isinstance(error, MountError)
+    assert message in str(error)
+    assert "\n" not in str(error)
+    assert hint in error.hint

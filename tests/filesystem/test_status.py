@@ -1,0 +1,88 @@
+"""Rates of the last ten seconds, and the states of a mount."""
+
+from pathlib import Path
+
+import pytest
+
+from fastfuse.filesystem.board import Board
+from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.status import Recent, status_of
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
+from fastfuse.s3.base import ConnectionConfig
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    return clock
+
+
+def test_rates_look_ten_seconds_back(clock: list[float]) -> None:
+    counters = Counters()
+    recent = Recent(counters)
+    served, blocked = counters.slot("fastfuse_read_served_bytes"), counters.slot("fastfuse_blocked_seconds")
+    for second in range(30):
+        recent.look()
+        clock[0] += 1.0
+        counters.add(served, 1000 if second >= 20 else 5)
+        counters.add(blocked, 500_000)
+    rates = recent.rates()
+    assert rates["seconds"] == 10.0
+    assert rates["fastfuse_read_served_bytes"] == 1000.0
+    assert rates["fastfuse_blocked_seconds"] == 0.5
+    assert rates["fastfuse_fetched_bytes"] == 0.0
+
+
+def test_looks_closer_together_than_half_a_second_are_one(clock: list[float]) -> None:
+    recent = Recent(Counters())
+    for _ in range(1000):
+        recent.look()
+        clock[0] += 0.01
+    assert 19 <= len(recent._looks) <= 20
+
+
+def test_seconds_are_active_in_which_the_kernel_asks(clock: list[float]) -> None:
+    counters = Counters()
+    recent = Recent(counters)
+    for asked in (0, 5, 0, 1, 0):
+        counters.add(counters.slot("fastfuse_requests"), asked)
+        recent.look()
+        clock[0] += 1.0
+    assert recent.summary()["active_s"] == 2.0
+
+
+def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:
+    assert Recent(Counters()).rates()["fastfuse_requests"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("is_draining", "worker_pid", "trouble", "state"),
+    [
+        (False, 7, None, "ok"),
+        (False, 7, {"since": 1.0, "failures": {}, "requests": 1}, "in trouble"),
+        (False, 0, None, "no worker"),
+        (True, 7, {"since": 1.0, "failures": {}, "requests": 1}, "stopping"),
+    ],
+)
+def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: str) -> None:
+    counters, board = Counters(), Board()
+    counters.set(counters.slot("fastfuse_draining"), int(is_draining))
+    board.show({"trouble": trouble, "errors": [[1.0, "a read failed"]]})
+    settings = MountSettings(
+        source=S3Uri("bucket", "data"),
+        mountpoint=Path("/mnt"),
+        connection=ConnectionConfig(),
+        origin=IndexOrigin(),
+        memory_target_bytes=1 << 30,
+        part_size_bytes=8 << 20,
+        uid=0,
+        gid=0,
+    )
+    status = status_of(settings, "/mnt", counters, Recent(counters), board, worker_pid=worker_pid)
+    assert status["state"] == state
+    assert status["trouble"] == trouble
+    assert status["errors"] == [[1.0, "a read failed"]]
+    assert status["counters"]['fastfuse_errors{errno="EIO"}'] == 0

@@ -1,0 +1,827 @@
+"""The supervisor through real mounts: deaths in a row, lost connections, interrupted listings, its endpoint."""
+
+import contextlib
+import hashlib
+import http.client
+import mmap
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fastfuse.filesystem import mountpoint
+from fastfuse.filesystem.mountpoint import find_mount, unmount
+from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing.faults import Action
+from tests import mounting
+from tests.filesystem.waiting import wait_for_end, wait_until
+from tests.mounting import (
+    ENVIRONMENT,
+    Mount,
+    abort_connection,
+    fuse_connections,
+    mount_command,
+    mounted,
+    run_fastfuse,
+)
+
+pytestmark = pytest.mark.fuse
+
+_DATA = bytes(range(256)) * 2000
+_LARGE = bytes(range(256)) * 8192  # two parts of the least size
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects({"data/a": _DATA, "data/b": b"b", "large/file": _LARGE})}) as server:
+        yield server
+
+
+def with_change(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Let mounts run with the lines of `change` before the command line."""
+    program = f"import sys\n{textwrap.dedent(change)}\nfrom fastfuse.cli.main import main\nsys.exit(main())"
+
+    def command(*arguments: str) -> list[str]:
+        plain = mount_command(*arguments)  # type: ignore[arg-type]
+        at = plain.index("mount")
+        return [sys.executable, "-c", program, *plain[at:]]
+
+    monkeypatch.setattr(mounting, "mount_command", command)
+
+
+@pytest.fixture
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounts that see no FUSE_HAS_RESEND, as before Linux 6.9."""
+    with_change(monkeypatch, "from fastfuse.filesystem import session; session._HAS_RESEND = 0")
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def readable(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def abort_and_wait(mount: Mount) -> None:
+    """Abort the connection and wait until another one serves. Pages of the old one stay readable meanwhile."""
+    before = mount.log.count(f"mounting {mount.path} again")
+    abort_connection(mount.path)
+    wait_until(lambda: mount.log.count(f"mounting {mount.path} again") > before)
+    wait_until(lambda: readable(mount.path / "b", b"b"))
+
+
+@contextlib.contextmanager
+def reading_what_does_not_come(server: LoopbackServer, path: Path) -> Iterator[Future[bytes]]:
+    """A reader that waits for the mount, which waits for the service."""
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+    asked = server.statistics().requests.get("GetObject", 0)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            reader = threads.submit(path.read_bytes)
+            server.wait_until(lambda now: now.requests.get("GetObject", 0) > asked, 60)
+            yield reader
+    finally:
+        server.faults.remove(rule)
+
+
+def test_five_deaths_without_a_request_between_them_end_the_mount(server: LoopbackServer) -> None:
+    with (
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+        reading_what_does_not_come(server, mount.path / "a") as reader,
+    ):
+        while mount.process.poll() is None:
+            with contextlib.suppress(IndexError, FileNotFoundError):
+                kill(mount.worker())
+        assert mount.wait() == 1
+        assert find_mount(mount.path) is None
+        with pytest.raises(OSError, match=r"not connected|abort|Input/output"):
+            reader.result(60)
+        assert mount.log.count("starting another") == 4
+        errors = [line for line in mount.log.splitlines() if line.startswith("fastfuse: error: ")]
+        assert len(errors) == 1
+        assert errors[0].startswith("fastfuse: error: the worker died 5 times in a minute without serving anything")
+        assert "Traceback" not in mount.log
+
+
+def test_a_request_that_kills_every_worker_ends_the_mount(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = """
+    from fastfuse.filesystem import operations
+    async def panic(self, *_):
+        raise BaseException("as Rust panics")  # no Exception, so that it passes everything
+    operations.MountOperations.listxattr = operations._answered(panic)
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert (mount.path / "b").read_bytes() == b"b"
+        with pytest.raises(OSError, match=r"not connected|abort|Input/output"):
+            os.listxattr(mount.path / "b")  # the kernel asks each worker again
+        assert mount.wait() == 1
+        assert "the worker died 5 times in a minute without serving anything" in mount.log
+        assert find_mount(mount.path) is None
+
+
+@pytest.mark.parametrize("how", ["closed", "stopped"])
+def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: LoopbackServer, how: str) -> None:
+    """L4"""
+    with mounted("s3://bucket/data", server.endpoint_url) as first:
+        held = os.open(first.path / "a", os.O_RDONLY)
+        unmount(first.path, lazy=True)
+        with mounted("s3://bucket/data", server.endpoint_url, path=first.path) as second:
+            if how == "closed":
+                os.close(held)
+                assert first.wait() == 0
+            else:
+                assert first.stop() == 0
+                os.close(held)
+            assert (second.path / "b").read_bytes() == b"b"
+            assert second.stop() == 0
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounts that may not be unmounted as long as there is a file ``refused`` beside the mountpoint."""
+    change = """
+    from fastfuse.filesystem import mountpoint
+    permitted = mountpoint._unmount_as_root
+    def unmount(path, *, lazy):
+        if path.with_name("refused").exists():
+            raise mountpoint._unmount_error(path, "Operation not permitted", is_busy=False)
+        permitted(path, lazy=lazy)
+    mountpoint._unmount_as_root = unmount
+    """
+    with_change(monkeypatch, change)
+
+
+def test_a_mount_that_may_not_be_unmounted_says_what_to_do_and_does_not_end_as_if_it_were(
+    server: LoopbackServer, refused: None
+) -> None:
+    """L2, L5"""
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "0.5") as mount:
+        mount.path.with_name("refused").touch()
+        assert mount.stop() == 5
+        complaint = f"{mount.path} cannot be unmounted: Operation not permitted"
+        assert f"{complaint}; to be rid of it: umount --lazy {mount.path}, as root on the host" in mount.log
+        assert mount.log.count(complaint) == 1
+        assert find_mount(mount.path) is not None
+
+
+def test_a_mount_that_another_one_covers_is_left_and_the_error_names_the_other(server: LoopbackServer) -> None:
+    """L2, L4, L5"""
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "3600") as mount:
+        subprocess.run(["mount", "-t", "tmpfs", "none", mount.path], check=True)
+        assert mount.stop() == 5
+        assert f"{mount.path} is covered by another mount, of type tmpfs" in mount.log
+        covering = find_mount(mount.path)
+        subprocess.run(["umount", mount.path], check=True)
+        assert covering is not None
+        assert covering.file_system_type == "tmpfs"
+
+
+def test_a_busy_mount_of_a_user_is_detached_at_the_first_attempt(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L2"""
+    attempts = tmp_path / "attempts"
+    (tmp_path / "fusermount3").write_text(f'#!/bin/sh\necho >> {attempts}\nexec {shutil.which("fusermount3")} "$@"\n')
+    (tmp_path / "fusermount3").chmod(0o755)
+    with_change(monkeypatch, "import os; os.geteuid = lambda: 1000")
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "3600", environment=environment) as mount:
+        opened = os.open(mount.path / "a", os.O_RDONLY)
+        assert mount.stop() == 0
+        with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
+            os.close(opened)
+        assert attempts.read_text() == "\n"
+        assert find_mount(mount.path) is None
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_a_mount_that_is_gone_when_its_worker_is_killed_is_not_made_again(
+    server: LoopbackServer, kernel: str, request: pytest.FixtureRequest
+) -> None:
+    if kernel == "old":
+        request.getfixturevalue("old_kernel")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        worker = mount.worker()
+        os.kill(worker, signal.SIGSTOP)  # or it would end by itself
+        unmount(mount.path)
+        kill(worker)
+        assert mount.wait() == 0
+        assert "mounting" not in mount.log
+        assert f"{mount.path} was unmounted" in mount.log
+        assert "starting another" not in mount.log
+
+
+def test_many_deaths_with_requests_between_them_are_survived(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        for _ in range(6):
+            before = mount.worker()
+            kill(before)
+            # Blocks until the next worker answers.
+            assert os.listxattr(mount.path / "b")
+            assert mount.worker() != before
+        assert mount.log.count("starting another") == 6
+        assert mount.stop() == 0
+
+
+def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L3"""
+    mark = tmp_path / "large"
+    mark.touch()
+    with_change(
+        monkeypatch,
+        f"""
+        import os
+        from fastfuse.filesystem import worker
+        mark_fd = os.open({str(mark)!r}, os.O_RDONLY)  # nobody, who looks at it, may not open it
+        worker.private_bytes = lambda: os.fstat(mark_fd).st_size << 40
+        """,
+    )
+    with mounted("s3://bucket/large", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        before = mount.worker()
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
+        reader = threads.submit((mount.path / "file").read_bytes)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        mark.write_text("x")
+        wait_until(lambda: "the worker died: it exited with 0; starting another" in mount.log)
+        mark.write_text("")
+        server.faults.clear()
+        assert reader.result(60) == _LARGE
+        assert mount.worker() != before
+        assert re.search(r"has 1048576 MiB of memory, more than twice its target and 512 MiB; another", mount.log)
+        assert mount.stop() == 0
+
+
+def test_on_a_kernel_that_cannot_resend_the_mount_is_made_again(server: LoopbackServer, old_kernel: None) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert "this kernel cannot resend requests" in mount.log
+        opened = os.open(mount.path / "a", os.O_RDONLY)
+        kill(mount.worker())
+        wait_until(lambda: readable(mount.path / "b", b"b"))
+        with pytest.raises(OSError, match=r"not connected|Input/output|abort"):
+            os.read(opened, 1)
+        with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
+            os.close(opened)
+        assert f"mounting {mount.path} again: files that are open now fail, opened again they work" in mount.log
+        assert mount.stop() == 0
+        assert find_mount(mount.path) is None
+
+
+def test_a_connection_that_was_aborted_is_replaced_by_a_new_mount(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        for _ in range(2):
+            abort_and_wait(mount)
+        assert mount.stop() == 0
+
+
+def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        stalled = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
+        asked = server.statistics().requests["ListObjectsV2"]
+        mount.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+        abort_and_wait(mount)
+        assert len(mount.children()) == 1
+        server.faults.remove(stalled)
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert mount.stop() == 0
+
+
+def test_a_forced_unmount_ends_the_daemon(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        subprocess.run(["umount", "-f", mount.path], check=True)
+        assert mount.wait() == 0
+        assert mount.log.count("was unmounted") == 1
+
+
+def test_a_forced_unmount_of_a_busy_mount_fails_its_files_and_the_daemon_mounts_again(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        held = os.open(mount.path, os.O_PATH)
+        forced = subprocess.run(["umount", "-f", mount.path], check=False, capture_output=True)
+        assert forced.returncode != 0
+        wait_until(lambda: readable(mount.path / "b", b"b"))
+        os.close(held)
+        assert mount.stop() == 0
+
+
+@pytest.fixture
+def stalled_list(server: LoopbackServer) -> Iterator[None]:
+    rule = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
+    yield
+    server.faults.remove(rule)
+
+
+@contextlib.contextmanager
+def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A mount whose listing hangs, and its children; its temporary files would be beside `path`."""
+    asked = server.statistics().requests.get("ListObjectsV2", 0)
+    command = mount_command("s3://bucket/data", path, server.endpoint_url, *options)
+    with subprocess.Popen(
+        command,
+        env={**ENVIRONMENT, "TMPDIR": str(path.parent)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
+            yield process, [int(pid) for pid in _children(process.pid).split()]
+        finally:
+            process.kill()
+
+
+def _children(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["supervisor", "terminal"])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
+    server: LoopbackServer,
+    stalled_list: None,
+    tmp_path: Path,
+    number: signal.Signals,
+    exit_code: int,
+    whole_group: bool,
+) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    with listing(server, place, "--metrics-listen", "0") as (process, children):
+        assert len(children) == 2  # the lister and the metrics endpoint
+        pid_fds = [os.pidfd_open(pid) for pid in children]
+        if whole_group:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == exit_code
+        assert re.fullmatch(r".* metrics are served at \S+\n", stderr)
+        for pid_fd in pid_fds:
+            wait_for_end(pid_fd)
+    assert find_mount(place) is None
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_killed_lister_is_told_with_what_probably_killed_it(
+    server: LoopbackServer, stalled_list: None, tmp_path: Path
+) -> None:
+    with listing(server, tmp_path) as (process, [lister]):
+        kill(lister)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert stderr == "fastfuse: error: the lister was killed by signal 9\nhint: out of memory?\n"
+
+
+def scraped(port: int, name: str) -> float:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    match = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+    assert match is not None
+    return float(match[1])
+
+
+def test_the_metrics_endpoint_survives_a_worker_and_counts_its_respawn(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        port = mount.metrics_port()
+        assert (mount.path / "a").read_bytes() == _DATA
+        assert scraped(port, "fastfuse_fetched_bytes_total") == len(_DATA)
+        assert scraped(port, "fastfuse_worker_respawns_total") == 0
+        kill(mount.worker())
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert scraped(port, "fastfuse_worker_respawns_total") == 1
+        assert scraped(port, "fastfuse_fetched_bytes_total") == len(_DATA) + 1
+        assert scraped(port, "fastfuse_objects_listed_total") == 2
+        assert mount.stop() == 0
+
+
+def test_the_mount_survives_its_metrics_endpoint(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        kill(mount.children()[0])
+        wait_until(lambda: "the metrics endpoint died" in mount.log)
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert mount.stop() == 0
+
+
+@pytest.fixture
+def forks_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Mounts that may fork as often as this file says, once it is there."""
+    left = tmp_path / "forks-left"
+    change = f"""
+    import errno, os, pathlib
+    from fastfuse.filesystem import supervisor
+    supervisor._ROOM_RETRY_S = 0.02
+    left, fork = pathlib.Path({str(left)!r}), os.fork
+    def limited():
+        if left.exists():
+            number = int(left.read_text())
+            if number == 0:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            left.write_text(str(number - 1))
+        return fork()
+    os.fork = limited
+    """
+    with_change(monkeypatch, change)
+    return left
+
+
+@contextlib.contextmanager
+def limit(forks_left: Path, number: int) -> Iterator[None]:
+    forks_left.write_text(str(number))
+    try:
+        yield
+    finally:
+        forks_left.unlink()
+
+
+def test_a_refresh_at_the_limit_of_processes_fails_and_the_mount_goes_on(
+    server: LoopbackServer, forks_left: Path
+) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        with limit(forks_left, 0):
+            mount.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "was not refreshed: the lister cannot be started: no process can be" in mount.log)
+            done = run_fastfuse("refresh", str(mount.path))
+            assert done.returncode == 1
+            assert done.stderr.startswith("fastfuse: error: the lister cannot be started: no process can be started")
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert scraped(mount.metrics_port(), 'fastfuse_refreshes_total{outcome="failed"}') == 2
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert mount.stop() == 0
+
+
+def test_a_limit_of_processes_when_the_worker_dies_is_waited_out(server: LoopbackServer, forks_left: Path) -> None:
+    """L3"""
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        with limit(forks_left, 0):
+            kill(mount.worker())
+            reader = threads.submit((mount.path / "a").read_bytes)
+            # More often than workers may die.
+            wait_until(lambda: mount.log.count("no worker can be started yet") > 6)
+        assert reader.result(60) == _DATA
+        assert mount.log.count("starting another") == 1
+        assert mount.stop() == 0
+
+
+def test_a_mount_that_has_no_worker_and_gets_none_stops_when_it_is_told_to(
+    server: LoopbackServer, forks_left: Path
+) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, limit(forks_left, 0):
+        kill(mount.worker())
+        wait_until(lambda: "no worker can be started yet" in mount.log)
+        assert mount.stop() == 1
+        assert "fastfuse: error: the mount cannot go on: no process can be started" in mount.log
+        assert "Traceback" not in mount.log
+        assert find_mount(mount.path) is None
+
+
+@contextlib.contextmanager
+def holding(**objects: bytes) -> Iterator[tuple[LoopbackServer, MemoryObjects]]:
+    """A server of its own for a test that changes what it holds."""
+    held = MemoryObjects({f"data/{name}": data for name, data in objects.items()})
+    with LoopbackServer({"bucket": held}) as server:
+        yield server, held
+
+
+def refresh_in_vain(mount: Mount, held: MemoryObjects) -> str:
+    """`a` is replaced, and the kernel is not told although it remembers the name; returns the reason."""
+    held.put("data/a", b"longer")
+    done = run_fastfuse("refresh", str(mount.path))
+    assert (done.returncode, done.stdout) == (1, "")
+    message, hint, _ = done.stderr.split("\n")
+    start = "fastfuse: error: the kernel was not told of every change, and may still show what it remembers: "
+    assert message.startswith(start)
+    assert hint == "hint: refresh again: it is told then"
+    assert "s3://bucket/data was refreshed, but the kernel was not told" in mount.log
+    assert (mount.path / "a").stat().st_size == 1
+    return message.removeprefix(start)
+
+
+@contextlib.contextmanager
+def remembered(path: Path) -> Iterator[None]:
+    """The kernel does not forget the name for want of memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_changes_that_no_process_can_tell_the_kernel_are_told_with_the_next_refresh(forks_left: Path) -> None:
+    """L6"""
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
+        with remembered(mount.path / "a"):
+            with limit(forks_left, 2):  # that list
+                assert refresh_in_vain(mount, held).startswith("no process can be started")
+            assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+            assert (mount.path / "a").stat().st_size == 6
+        assert mount.stop() == 0
+
+
+def test_changes_that_a_process_did_not_live_to_tell_the_kernel_are_told_with_the_next_refresh(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L6"""
+    deadly = tmp_path / "deadly"
+    deadly.touch()
+    change = f"""
+    import os, signal
+    from fastfuse.filesystem.session import Session
+    notify = Session.notify
+    deadly_fd = os.open({str(deadly)!r}, os.O_RDONLY)  # nobody, who looks at it, may not open it
+    def die(self, notices):
+        if os.fstat(deadly_fd).st_size:
+            os.kill(os.getpid(), signal.SIGKILL)
+        notify(self, notices)
+    Session.notify = die
+    """
+    with_change(monkeypatch, change)
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
+        deadly.write_text("now")
+        with remembered(mount.path / "a"):
+            assert refresh_in_vain(mount, held) == "the process that tells it was killed by signal 9"
+            # One that fails before that loses nothing either.
+            with faulty(server, ACCESS_DENIED):
+                assert run_fastfuse("refresh", str(mount.path)).returncode == 3
+            deadly.write_text("")
+            assert run_fastfuse("refresh", str(mount.path)).stdout.startswith("0 added")
+            assert (mount.path / "a").stat().st_size == 6
+        assert mount.stop() == 0
+
+
+@pytest.mark.parametrize(("deaths", "exit_code"), [(4, 0), (5, 1)])
+def test_a_process_that_dies_while_it_tells_the_kernel_is_followed_by_another_up_to_five_in_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deaths: int, exit_code: int
+) -> None:
+    """L6"""
+    senders = tmp_path / "senders"
+    change = f"""
+    import os, signal
+    from fastfuse.filesystem.session import Session
+    notify = Session.notify
+    senders_fd = os.open({str(senders)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def die(self, notices):
+        os.write(senders_fd, b"x")
+        if os.fstat(senders_fd).st_size <= {deaths}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        notify(self, notices)
+    Session.notify = die
+    """
+    with_change(monkeypatch, change)
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert os.listdir(mount.path) == ["a"]
+        held.put("data/b", b"b")
+        assert run_fastfuse("refresh", str(mount.path)).returncode == exit_code
+        assert senders.read_text() == "x" * 5
+        assert mount.log.count("died; another one does") == 4
+        if not exit_code:
+            assert sorted(os.listdir(mount.path)) == ["a", "b"]
+        assert mount.stop() == 0
+
+
+@contextlib.contextmanager
+def faulty(server: LoopbackServer, action: Action) -> Iterator[None]:
+    """Listings fail, or do not end until then."""
+    rule = server.faults.add(FaultRule(action=action, operation="ListObjectsV2"))
+    try:
+        yield
+    finally:
+        server.faults.remove(rule)
+
+
+def sockets(pid: int) -> set[str]:
+    links = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    return {link for link in links if link.startswith("socket:")}
+
+
+def test_a_refresh_is_answered_although_a_worker_was_started_while_it_was_waited_for(server: LoopbackServer) -> None:
+    """L3, L6"""
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        before = mount.worker()
+        with faulty(server, Stall(10)):
+            asked = server.statistics().requests["ListObjectsV2"]
+            client = threads.submit(run_fastfuse, "refresh", str(mount.path))
+            server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+            kill(before)
+            assert os.listxattr(mount.path / "b")
+            lister, worker = mount.children()
+            assert worker != before
+            # The worker has its own end of one and accepts on another, the lister has none at all.
+            assert len(sockets(mount.process.pid) & sockets(worker)) == 1
+            assert not sockets(mount.process.pid) & sockets(lister)
+            memory = [os.readlink(fd) for fd in Path(f"/proc/{worker}/fd").iterdir()]
+            assert not [link for link in memory if "fastfuse-notices" in link]
+        assert client.result(60).returncode == 0
+        assert mount.stop() == 0
+
+
+def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = """
+    from fastfuse.filesystem import supervisor
+    def refuse(_):
+        raise OSError(98, "Address already in use")
+    supervisor.ControlSocket = refuse
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert "no socket: [Errno 98] Address already in use" in mount.log
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "refreshed s3://bucket/data: 0 added" in mount.log)
+        assert mount.stop() == 0
+
+
+def test_a_mount_whose_starter_ignores_the_end_of_children_notices_that_of_its_worker(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        kill(mount.worker())
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert mount.stop() == 0
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_mount_that_is_started_without_standard_streams_serves(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    def command(*arguments: str) -> list[str]:
+        return ["sh", "-c", f'exec "$@" {closed}', "sh", *mount_command(*arguments)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mounting, "mount_command", command)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert os.readlink(f"/proc/{mount.process.pid}/fd/2") == "/dev/null"
+        kill(mount.worker())
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert mount.stop() == 0
+
+
+@dataclass
+class Stuck:
+    """A mount whose worker is stopped, a reader that waits for it, and a process that waits for the reader."""
+
+    mount: Mount
+    server: LoopbackServer
+    reader: subprocess.Popen[bytes]
+    notices_pid_fd: int
+
+    def kill(self) -> None:
+        self.mount.process.kill()
+        self.mount.wait()
+
+    def wait_for_end(self) -> None:
+        """Until all are gone; the reader with an error."""
+        assert self.reader.wait(60) == 1
+        wait_for_end(self.notices_pid_fd)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    go.chmod(0o666)
+    change = f"""
+    import os
+    from fastfuse.filesystem import mountpoint
+    from fastfuse.filesystem.session import Session
+    mountpoint._ANSWER_WITHIN_S = 0.5
+    notify = Session.notify
+    go_fd = os.open({str(go)!r}, os.O_PATH)  # nobody, who opens it, may not enter its directory
+    def hesitate(self, notices):
+        open(f"/proc/self/fd/{{go_fd}}").read()
+        notify(self, notices)
+    Session.notify = hesitate
+    """
+    with_change(monkeypatch, change)
+    with (
+        holding(a=b"a") as (server, held),
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+        fuse_connections() as connections,
+    ):
+        connection = connections / str(os.minor(os.stat(mount.path).st_dev))
+        # Open from now on: in the end the number may be another mount's.
+        abort_fd = os.open(connection / "abort", os.O_WRONLY)
+        worker = mount.worker()
+        held.put("data/late", b"late")
+        mount.process.send_signal(signal.SIGHUP)
+        with go.open("w"):  # once the kernel is to be told
+            os.kill(worker, signal.SIGSTOP)
+            # It holds the directory's lock until the worker answers.
+            reader = subprocess.Popen([sys.executable, "-c", f"open({str(mount.path / 'missing')!r})"])
+            wait_until(lambda: (connection / "waiting").read_text() != "0\n")
+        [notices] = set(mount.children()) - {worker}
+        wait_until(lambda: Path(f"/proc/{notices}/stat").read_text().split()[2] == "D")
+        try:
+            yield Stuck(mount, server, reader, os.pidfd_open(notices))
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(abort_fd, b"1")
+            os.close(abort_fd)
+            reader.wait(60)
+
+
+def test_the_next_mount_clears_the_place_of_one_that_was_killed_while_it_told_the_kernel(stuck: Stuck) -> None:
+    """L4"""
+    stuck.kill()
+    with mounted("s3://bucket/data", stuck.server.endpoint_url, path=stuck.mount.path) as mount:
+        stuck.wait_for_end()
+        assert (mount.path / "late").read_bytes() == b"late"
+        assert mount.stop() == 0
+
+
+def test_a_mount_that_was_killed_while_it_told_the_kernel_is_unmounted_with_an_end_for_its_readers(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L4"""
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.5)
+    stuck.kill()
+    unmount(stuck.mount.path, lazy=True)
+    assert find_mount(stuck.mount.path) is None
+    stuck.wait_for_end()
+
+
+def test_a_mount_that_ends_while_it_tells_the_kernel_leaves_no_reader_behind(stuck: Stuck) -> None:
+    """L2"""
+    stuck.mount.process.send_signal(signal.SIGTERM)
+    assert stuck.mount.stop(signal.SIGINT) == 0
+    stuck.wait_for_end()
+
+
+@pytest.mark.parametrize(("io", "epochs_served"), [("auto", 1), ("cached", 1), ("direct", 2)])
+def test_large_files_stay_in_the_page_cache_unless_they_are_to_be_read_past_it(
+    server: LoopbackServer, io: str, epochs_served: int
+) -> None:
+    options = ("--io", io, "--part-size", "1MiB", "--metrics-listen", "0")
+    with mounted("s3://bucket/large", server.endpoint_url, *options) as mount:
+        for _ in range(2):
+            assert (mount.path / "file").read_bytes() == _LARGE
+        assert scraped(mount.metrics_port(), "fastfuse_read_served_bytes_total") == epochs_served * len(_LARGE)
+
+
+def test_a_file_that_is_read_past_the_page_cache_can_be_mapped_d3(server: LoopbackServer) -> None:
+    """Shared, as numpy.memmap does; in another process, as a page fault lets no thread of this one serve it."""
+    program = """
+    import hashlib, mmap, sys
+    with open(sys.argv[1], "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        print(hashlib.sha256(mapped).hexdigest(), hashlib.sha256(file.read()).hexdigest())
+    """
+    with mounted("s3://bucket/large", server.endpoint_url, "--io", "direct", "--part-size", "1MiB") as mount:
+        command = [sys.executable, "-c", textwrap.dedent(program), str(mount.path / "file")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [hashlib.sha256(_LARGE).hexdigest()] * 2
+
+
+@pytest.mark.parametrize(("io", "level"), [("auto", "WARNING"), ("cached", "INFO")])
+def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and_one_line_says_what_it_costs(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, io: str, level: str
+) -> None:
+    change = """
+    from functools import partial
+    from pathlib import Path
+    from fastfuse.filesystem import mount_places
+    mount_places.raise_readahead = partial(mount_places.raise_readahead, directory=Path("/nonexistent"))
+    """
+    with_change(monkeypatch, change)
+    options = ("--io", io, "--part-size", "1MiB", "--metrics-listen", "0")
+    with mounted("s3://bucket/large", server.endpoint_url, *options) as mount:
+        for _ in range(2):
+            assert (mount.path / "file").read_bytes() == _LARGE
+        assert scraped(mount.metrics_port(), "fastfuse_read_served_bytes_total") == len(_LARGE)
+        [line] = [line for line in mount.log.splitlines() if "reads ahead only 128 KiB" in line]
+        assert level in line
+
+
+def test_a_kernel_that_cannot_map_what_is_read_past_the_page_cache_is_named(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "from fastfuse.filesystem import session; session._DIRECT_IO_ALLOW_MMAP = 0")
+    options = ("--io", "direct", "--part-size", "1MiB")
+    with (
+        mounted("s3://bucket/large", server.endpoint_url, *options) as mount,
+        (mount.path / "file").open("rb") as file,
+    ):
+        with pytest.raises(OSError, match="No such device"):
+            mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        assert mount.log.count("mmap of a large file fails with ENODEV") == 1

@@ -1,0 +1,74 @@
+"""Each fault of a mount has a verdict of its own, and the one fault does not look like another."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fastfuse.filesystem.verdict import RULES, Figures, as_json, figures_of, judge, summary_lines
+from fastfuse.metrics import Counters
+
+GB = 10**9
+# Eight readers of 100 shards of 1 GB that wait for nothing for an hour.
+WELL = Figures(
+    elapsed_s=3600, active_s=3000, served_bytes=80 * GB, fetched_bytes=80 * GB, gets=10_000,
+    stalled_s=20, blocked_s=160,
+    throttled=0, retried=0, failed_reads=0, cpu_s=300, demanded=200, ahead=9_800, prefetched=0, hints=0,
+    files=100, total_bytes=100 * GB, readahead_kib=4096,
+    first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
+)  # fmt: skip
+# The same, waiting half of the time.
+SLOW = replace(WELL, stalled_s=1800, blocked_s=8 * 1800)
+SMALL = replace(SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB)
+FAULTS = {
+    "not waiting": WELL,
+    "too little to judge": replace(SLOW, demanded=0, ahead=19),
+    "throttled": replace(SLOW, throttled=201),
+    "requests failed": replace(SLOW, retried=201),
+    "CPU limit": replace(SLOW, cpu_s=2800),
+    "memory target too small": replace(SLOW, fetched_bytes=120 * GB),
+    "readahead not permitted": replace(SLOW, readahead_kib=128),
+    "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
+    "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
+    "random reads": replace(SLOW, demanded=9_000, ahead=1_000),
+    "too few readers": replace(SLOW, blocked_s=1900),
+    "network limit": SLOW,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_has_its_verdict(name: str) -> None:
+    verdict = judge(FAULTS[name])
+    assert verdict.name == name
+    assert verdict.text
+    assert verdict.advice
+
+
+def test_there_is_a_fault_for_each_rule() -> None:
+    met = {next(rule for rule in RULES if rule(figures) is not None) for figures in FAULTS.values()}
+    assert met == set(RULES)
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in {"not waiting", "too little to judge"}])
+def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
+    assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"
+
+
+def test_small_files_that_are_announced_or_foreseen_are_no_fault() -> None:
+    assert judge(replace(FAULTS["small files without hints"], hints=1_000_000)).name == "network limit"
+    assert judge(SMALL).name == "network limit"
+
+
+def test_a_mount_that_did_nothing_is_judged() -> None:
+    figures = figures_of(Counters(), elapsed_s=0.0, active_s=0.0, readahead_kib=0)
+    assert json.loads(json.dumps(as_json(figures)))["verdict"]["name"] == "not waiting"
+    assert len(summary_lines(as_json(figures))) == 3
+
+
+def test_the_lines_have_the_figures() -> None:
+    lines = summary_lines(as_json(SLOW))
+    assert lines[0] == "read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.004000), 98% of the parts ahead"
+    assert lines[1] == (
+        "readers waited in 50.0% of 3,600 s; a read took 0.1 ms (p99 5 ms), a GET's first byte 20 ms (p99 100 ms)"
+    )
+    assert lines[2].startswith("network limit: 8 readers waited at a time")

@@ -1,0 +1,226 @@
+"""Watchers of a worker's reads: what they are shown, and that none delays a read."""
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fastfuse.errors import FastfuseError, MountError
+from fastfuse.filesystem.access import Access, process_name
+from fastfuse.filesystem.children import heard
+from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.get_record import RecordedReader
+from fastfuse.filesystem.watching import Trace, WatchedReads
+from fastfuse.objects import ObjectRef
+
+FAILS_AT = 1 << 40
+HANDLE = (4711 << interposed.HANDLE_INODE_BITS) | 7
+
+
+def access(offset: int = 0) -> Access:
+    return Access(100.5, 0, 7, offset, 4096, "hit", 0.0015, 0)
+
+
+class FakeEngine:
+    def find(self, inode: int, ref: object, offset: int, size_bytes: int) -> str:
+        return "hit" if offset else "ahead"
+
+    def pattern(self, inode: int) -> tuple[str, int]:
+        return "sequential", 8 << 20
+
+    def memory(self) -> dict[str, int]:
+        return {"in flight": 1, "unread": 2, "read": 3}
+
+
+def serving(path: str = "shards/a.tar") -> SimpleNamespace:
+    table = SimpleNamespace(ref=lambda inode: ("ref", inode), path=lambda _inode: path)
+    return SimpleNamespace(watched=None, table=table)
+
+
+async def read(inode: int, offset: int, size_bytes: int) -> bytes:
+    await trio.lowlevel.checkpoint()
+    if offset == FAILS_AT:
+        raise pyfuse3.FUSEError(5)
+    return b"x" * size_bytes
+
+
+@asynccontextmanager
+async def watched(
+    operations: SimpleNamespace, **asked: object
+) -> AsyncIterator[tuple[WatchedReads, trio.SocketStream]]:
+    """One watcher, once it is served; it hangs up at the end, and nobody watches then."""
+    ours, theirs = socket.socketpair()
+    reads = WatchedReads(cast(Any, FakeEngine()), cast(Any, operations), RecordedReader(cast(Any, None)))
+    client = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reads.serve, theirs, {"request": "trace", **asked})
+        async with client:
+            yield reads, client
+    assert operations.watched is None
+
+
+async def lines_of(client: trio.SocketStream, count: int) -> list[dict[str, Any]]:
+    received = b""
+    while received.count(b"\n") < count:
+        received += await client.receive_some()
+    return [json.loads(line) for line in received.splitlines()]
+
+
+async def test_each_read_is_shown_with_what_became_of_it() -> None:
+    operations = serving()
+    async with watched(operations) as (reads, client):
+        assert await lines_of(client, 1) == [{"fastfuse": 1}]
+        assert operations.watched is reads
+        assert await reads.read(HANDLE, 0, 3, read) == b"xxx"
+        with pytest.raises(pyfuse3.FUSEError):
+            await reads.read(HANDLE, FAILS_AT, 3, read)
+        first, second = await lines_of(client, 2)
+    assert first.pop("us") >= 0
+    assert first.pop("at") == pytest.approx(second["at"], abs=60)
+    assert first == {
+        "pid": 4711, "process": process_name(4711), "path": "shards/a.tar", "offset": 0, "size": 3, "found": "ahead"
+    }  # fmt: skip
+    assert (second["offset"], second["found"], second["errno"]) == (FAILS_AT, "hit", "EIO")
+
+
+async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
+    count = 20_000
+    operations = serving("a" * 1000)
+    async with watched(operations) as (reads, client):
+        await lines_of(client, 1)
+        for offset in range(count):
+            await reads.read(HANDLE, offset or 1, 0, read)
+        shown: list[dict[str, Any]] = []
+        rest = b""
+        with trio.fail_after(60):
+            while sum(line.get("lost", 1) for line in shown) < count:
+                *lines, rest = (rest + await client.receive_some()).split(b"\n")
+                shown += map(json.loads, lines)
+        assert sum(line.get("lost", 1) for line in shown) == count
+        assert 0 < max(line.get("lost", 0) for line in shown) < count
+
+
+async def test_one_of_so_many_is_shown() -> None:
+    trace = Trace(str, sample=3)
+    for offset in range(10):
+        trace.note(access(offset))
+    assert [json.loads(line)["offset"] for line in (await trace.next_lines()).splitlines()] == [2, 5, 8]
+
+
+async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out() -> None:
+    trace = Trace(str, sample=2, most_pending=1)
+    for offset in range(6):
+        trace.note(access(offset))
+    _, lost = (json.loads(line) for line in (await trace.next_lines()).splitlines())
+    assert lost == {"lost": 4}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"sample": sample} for sample in (0, -1, "1", None, True, 1.5)),
+        *({"request": "top", "every_s": every_s} for every_s in (0, 0.01, 1e9, "1", None, True, float("nan"))),
+    ],
+)
+async def test_a_watcher_that_asks_for_nonsense_is_refused(asked: dict[str, object]) -> None:
+    async with watched(serving(), **asked) as (_, client):
+        with pytest.raises(MountError, match="the reads are not shown"):
+            heard(await client.receive_some())
+
+
+async def test_files_that_are_read_are_summed_up_for_each_interval(autojump_clock: MockClock) -> None:
+    operations = serving()
+    released = trio.Event()
+
+    async def read_late(inode: int, offset: int, size_bytes: int) -> bytes:
+        await released.wait()
+        return b""
+
+    async with watched(operations, request="top", every_s=5) as (reads, client):
+        await lines_of(client, 1)
+        await reads.read(HANDLE, 0, 100, read)
+        await reads.read(HANDLE, 100, 50, read)
+        with pytest.raises(pyfuse3.FUSEError):
+            await reads.read(HANDLE + 1, FAILS_AT, 50, read)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reads.read, HANDLE + 2, 0, 10, read_late)
+            (line,) = await lines_of(client, 1)
+            released.set()
+        assert line["stream_count"] == 3
+        streams = {stream["position"]: stream for stream in line["streams"]}
+        whole, failed, waiting = streams[150], streams[FAILS_AT + 50], streams[0]
+        assert (whole["reads"], whole["bytes"], whole["waiting_s"]) == (2, 150, 0)
+        assert (whole["pid"], whole["path"], whole["pattern"], whole["window"]) == (
+            *(4711, "shards/a.tar"), *("sequential", 8 << 20)
+        )  # fmt: skip
+        assert (failed["reads"], failed["bytes"]) == (1, 0)
+        assert (waiting["reads"], waiting["pid"]) == (0, 4711)
+        assert waiting["waiting_s"] > 0
+        assert line["memory"] == {"in flight": 1, "unread": 2, "read": 3}
+        assert (line["gets"], line["gets_running"]) == ([], 0)
+        # The next interval begins with nothing but what was asked before its begin.
+        (line,) = await lines_of(client, 1)
+        assert [stream["reads"] for stream in line["streams"]] == [1]
+
+
+async def test_the_slowest_gets_are_remembered_for_a_while(autojump_clock: MockClock) -> None:
+    class Slow:
+        async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
+            await trio.sleep(end)
+            if start:
+                raise FastfuseError("failed")
+            return b""
+
+    gets = RecordedReader(cast(Any, Slow()))
+    ref = ObjectRef("bucket", "key", 100, '"etag"')
+    async with trio.open_nursery() as nursery:
+        for end in (3, 1, 2, *[0.5] * 20):
+            nursery.start_soon(gets.get, ref, 0, cast(int, end))
+        nursery.start_soon(gets.get, ref, 0, 50)
+        await trio.sleep(4)
+        assert [(round(took_s), runs) for took_s, *_, runs in gets.slowest()][:4] == [
+            *((4, True), (3, False)), *((2, False), (1, False))
+        ]  # fmt: skip
+        assert len(gets.slowest()) == 8
+        assert gets.running == 1
+    assert gets.running == 0
+    with pytest.raises(FastfuseError):
+        await gets.get(ref, 1, 7)
+    assert [round(took_s) for took_s, *_ in gets.slowest()][:2] == [50, 7]
+    await trio.sleep(30)
+    assert [round(took_s) for took_s, *_ in gets.slowest()] == [50, 7]
+    await trio.sleep(60)
+    assert gets.slowest() == []
+
+
+async def test_a_file_that_a_refresh_has_taken_away_has_no_path_any_more() -> None:
+    operations = serving()
+
+    def gone(_inode: int) -> str:
+        raise FastfuseError("stale")
+
+    operations.table.path = operations.table.ref = gone
+    async with watched(operations) as (reads, client):
+        await lines_of(client, 1)
+        await reads.read(HANDLE, 1, 3, read)
+        (line,) = await lines_of(client, 1)
+        assert (line["path"], line["found"]) == ("(inode 7)", "waited")
+
+
+async def test_more_than_so_many_may_not_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastfuse.filesystem.watching._MOST_WATCHERS", 0)
+    async with watched(serving()) as (_, client):
+        with pytest.raises(MountError, match="the reads are not shown"):
+            heard(await client.receive_some())
+
+
+def test_the_name_of_a_process() -> None:
+    assert process_name(1) == Path("/proc/1/comm").read_text().rstrip("\n")
+    assert process_name(0) == process_name(1 << 22) == ""

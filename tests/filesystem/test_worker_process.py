@@ -1,0 +1,94 @@
+"""The supervisor's waits for a worker: they end, whatever the worker does."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fastfuse.errors import ServiceError
+from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.worker import READY
+from fastfuse.filesystem.worker_process import WorkerProcess
+from fastfuse.metrics import Counters
+
+Life = Callable[[socket.socket, int], object]
+
+
+class Place:
+    """A worker process whose worker lives as a test says."""
+
+    def __init__(self) -> None:
+        self.said_alive = 0
+        self.worker = WorkerProcess(Counters(), self._is_alive, hangs_after_s=1.0)
+        self.pids: list[int] = []
+
+    def start(self, life: Life) -> None:
+        def fork(tables: socket.socket, ready_fd: int) -> int:
+            self.pids.append(fork_child(lambda: life(tables, ready_fd)))
+            return self.pids[-1]
+
+        self.worker.start(fork)
+
+    def _is_alive(self) -> None:
+        self.said_alive += 1
+
+
+def stop(_: socket.socket, __: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def serve_and_stop(tables: socket.socket, ready_fd: int) -> None:
+    os.write(ready_fd, READY)
+    os.close(ready_fd)
+    stop(tables, ready_fd)
+
+
+def serve_and_hang_up(tables: socket.socket, ready_fd: int) -> None:
+    os.write(ready_fd, READY)
+    os.close(ready_fd)
+    tables.recv(1)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place()
+    yield place
+    place.worker.close()
+    os.close(place.worker.dump_fd)
+
+
+def test_one_that_is_stopped_before_it_serves_is_killed_while_the_watchdog_hears_of_us(place: Place) -> None:
+    with pytest.raises(ServiceError, match=r"did not come to serve: it hung for \d s \(state T\)"):
+        place.start(stop)
+    assert place.worker.pid == 0
+    assert place.said_alive >= 1
+    assert wait_child(place.pids[0]) == -signal.SIGKILL
+
+
+def test_one_that_dies_before_it_serves_is_told_with_its_end(place: Place) -> None:
+    with pytest.raises(ServiceError, match="did not come to serve: it exited with 3"):
+        place.start(lambda *_: os._exit(3))
+    assert place.worker.pid == 0
+
+
+def test_one_that_is_stopped_when_a_table_comes_is_killed(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place.start(serve_and_stop)
+    with (tmp_path_factory.mktemp("table") / "table").open("wb") as table:
+        place.worker.take_table(table.fileno())
+    assert place.worker.pid == 0
+    assert place.worker.end.startswith("it hung for")
+    assert wait_child(place.pids[0]) == -signal.SIGKILL
+
+
+def test_one_that_hangs_up_when_a_table_comes_is_killed_and_left_to_be_reaped(
+    place: Place, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.start(serve_and_hang_up)
+    with (tmp_path_factory.mktemp("table") / "table").open("wb") as table:
+        place.worker.take_table(table.fileno())
+    assert [record.getMessage() for record in caplog.records] == ["the worker does not take the new table"]
+    assert place.worker.has_exited(place.pids[0], wait_child(place.pids[0]))
