@@ -22,8 +22,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from fastfuse import __version__
 from fastfuse.errors import ConfigurationError
+from fastfuse.version import VERSION
 
 __all__ = [
     "ASKERS",
@@ -166,9 +166,7 @@ METRICS = (
 
 
 # Not counted, so it has no slot.
-BUILD_INFO = Counter(
-    "fastfuse_build_info", "1, with the version of fastfuse.", "version", (__version__,), is_gauge=True
-)
+BUILD_INFO = Counter("fastfuse_build_info", "1, with the version of fastfuse.", "version", (VERSION,), is_gauge=True)
 
 
 class Counters:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fastfuse import __version__, log
+from fastfuse import log
 from fastfuse.cli import daemon, fstab, messages, mounted, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.advise_command import advise
@@ -23,6 +23,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.version import VERSION
 
 __all__ = ["app", "main"]
 
@@ -49,7 +50,7 @@ def fastfuse(
 ) -> int:
     """Mount an S3 prefix read-only and stream it to training jobs."""
     if version:
-        messages.say(f"fastfuse {__version__}")
+        messages.say(f"fastfuse {VERSION}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -298,7 +299,7 @@ def demo(
 @app.command(cls=Command)
 def version() -> int:
     """Print the version."""
-    messages.say(f"fastfuse {__version__}")
+    messages.say(f"fastfuse {VERSION}")
     return 0
 
 

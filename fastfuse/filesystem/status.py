@@ -6,12 +6,12 @@ import time
 from collections import deque
 from typing import Any, Final
 
-from fastfuse import __version__
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.kernel_readahead import readahead_kib
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
 from fastfuse.metrics import METRICS, Counters
+from fastfuse.version import VERSION
 
 __all__ = ["Recent", "status_of"]
 
@@ -105,7 +105,7 @@ def status_of(
         state = "in trouble" if trouble else "ok"
     return {
         "fastfuse": 1,
-        "version": __version__,
+        "version": VERSION,
         "pid": os.getpid(),
         "worker_pid": worker_pid,
         "source": str(settings.source),

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastfuse import __version__
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 from fastfuse.sagemaker.outputs.lineage import Listing
 from fastfuse.sagemaker.running.budget import Usage
 from fastfuse.sagemaker.script.directories import open_directory
 from fastfuse.sagemaker.script.files import JobPaths, write_file
+from fastfuse.version import VERSION
 
 __all__ = ["RECORD_NAME", "Artifact", "ChannelAccount", "Ending", "job_record", "read_failure", "write_record"]
 
@@ -74,7 +74,7 @@ def job_record(
     failure = {"FailureReason": ending.failure_reason} if ending.failure_reason else {}
     return {
         "RecordFormat": _FORMAT,
-        "FastfuseVersion": __version__,
+        "FastfuseVersion": VERSION,
         "TrainingJobName": job.name or None,
         "TrainingJobArn": job.arn or None,
         "CurrentHost": cluster.current_host,

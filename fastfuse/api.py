@@ -1,0 +1,134 @@
+"""Mounts for Python programs. A daemon serves each, so nothing of it runs in the program: no thread, no event loop."""
+
+import atexit
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
+from fastfuse.filesystem.control import ask_status, entry_of
+
+__all__ = ["Mount", "mount", "stats"]
+
+Option: TypeAlias = str | int | float | bool | os.PathLike[str] | Sequence[str] | None
+
+_KINDS: dict[int, type[FastfuseError]] = {
+    kind.exit_code: kind for kind in (ConfigurationError, AccessError, SourceError, MountError)
+}
+# As `log.command_text` writes it.
+_REFUSAL = re.compile(r"^fastfuse: error: (.*)\n(?:hint: (.*)\n)?", re.MULTILINE)
+_OPTION = re.compile(r"[a-z][a-z_]*")
+# They change who the mount belongs to.
+_RESERVED = {"daemon", "fuse_fd", "fuse_socket"}
+
+
+class Mount:
+    """A mount that this program made, until `unmount`, the end of its `with` block, or the end of the program."""
+
+    def __init__(self, source: str, path: Path, *, is_temporary: bool) -> None:
+        self.source = source
+        self.path = path
+        self._is_temporary = is_temporary
+        self._is_mounted = True
+        # A worker process that was forked has a copy of this object; the mount is not its.
+        self._owner_pid = os.getpid()
+        atexit.register(self.unmount)
+
+    def __enter__(self) -> "Mount":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unmount()
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<{'mount' if self._is_mounted else 'former mount'} of {self.source} at {self.path}>"
+
+    def unmount(self) -> None:
+        """Take the mount away; files that are still open can be read to their end. Idempotent.
+
+        Raises:
+            MountError: it may not be unmounted. One that is gone already is none of that.
+        """
+        if not self._is_mounted or os.getpid() != self._owner_pid:
+            return
+        self._is_mounted = False
+        atexit.unregister(self.unmount)
+        done = _run("unmount", "--lazy", str(self.path))
+        if done.returncode and os.path.ismount(self.path):
+            raise _error_of(done)
+        if self._is_temporary:
+            self.path.rmdir()
+
+
+def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Option) -> Mount:
+    """Mount `source`, ``s3://BUCKET/PREFIX``, at `path` (a new temporary directory if left out) and return it.
+
+    `options` are those of ``fastfuse mount``: ``memory_target="4GiB"`` is ``--memory-target 4GiB``, ``training=True``
+    is ``--training``, and a list repeats its option. A daemon serves the mount, and logs to ``log_file`` or to syslog.
+    If the program is killed by SIGKILL, the mount stays: ``fastfuse unmount PATH``.
+
+    Raises:
+        ConfigurationError: an option is wrong, or there is no such option.
+        AccessError: there are no credentials, or the source may not be read with them.
+        SourceError: there is no such source.
+        MountError: this machine does not permit the mount.
+        FastfuseError: anything else, such as a service that does not answer.
+    """
+    words = [word for name, value in options.items() for word in _words(name, value)]
+    place = Path(tempfile.mkdtemp(prefix="fastfuse-") if path is None else path).absolute()
+    done = _run("mount", "--daemon", *words, "--", source, str(place))
+    if done.returncode:
+        if path is None:
+            place.rmdir()
+        raise _error_of(done)
+    return Mount(source, place, is_temporary=path is None)
+
+
+def stats(mnt: Mount | str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a mount did and does, as ``fastfuse status --json`` shows it (docs/OPERATIONS.md).
+
+    Raises:
+        MountError: nothing of fastfuse is mounted there, or it does not answer.
+    """
+    return ask_status(entry_of(Path(mnt)))
+
+
+def _words(name: str, value: Option) -> list[str]:
+    if not _OPTION.fullmatch(name) or name in _RESERVED:
+        raise ConfigurationError(f"fastfuse.mount() has no option {name!r}", hint="'fastfuse mount --help-all' has all")
+    option = "--" + name.replace("_", "-")
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [option]
+    if isinstance(value, str | int | float | os.PathLike):
+        return [f"{option}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]
+    return [f"{option}={one}" for one in value]
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    # -P: a file of the caller's directory must not take the place of a module.
+    command = [sys.executable, "-P", "-m", "fastfuse", *words]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+def _error_of(done: subprocess.CompletedProcess[str]) -> FastfuseError:
+    kind = _KINDS.get(done.returncode, FastfuseError)
+    refusal = _REFUSAL.search(done.stderr)
+    if refusal is None:
+        return kind(f"fastfuse ended with exit code {done.returncode}: {done.stderr.strip()[-1000:]}")
+    error = kind(refusal[1], hint=refusal[2] or "")
+    if error.hint:
+        error.add_note(f"hint: {error.hint}")  # a traceback shows it
+    return error

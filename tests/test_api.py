@@ -1,0 +1,157 @@
+"""The Python API, from the places where it is used: a script, a running event loop, worker processes."""
+
+import asyncio
+import importlib.metadata
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastfuse
+from fastfuse import errors
+from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mounting import ENVIRONMENT
+
+pytestmark = pytest.mark.fuse
+
+OBJECTS = {f"train/{number}": b"%d" % number * 1000 for number in range(8)}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LoopbackServer]:
+    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as running:
+        yield running
+
+
+@pytest.fixture
+def options(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    access = {"endpoint_url": server.endpoint_url, "region": "us-east-1", "force_path_style": True}
+    return {**access, "memory_target": "256MiB", "no_index_cache": True, "log_file": tmp_path / "log"}
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {f"train/{file.name}": file.read_bytes() for file in path.iterdir()}
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def test_a_block_mounts_at_a_new_directory_and_leaves_nothing(options: dict[str, Any]) -> None:
+    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+        assert contents(mnt.path) == OBJECTS
+        assert Path(mnt) == mnt.path
+    assert not mnt.path.exists()
+    mnt.unmount()
+
+
+def test_a_named_directory_stays(options: dict[str, Any], tmp_path: Path) -> None:
+    mnt = fastfuse.mount("s3://bucket/train/", tmp_path / "data", **options)
+    assert find_mount(mnt.path) is not None
+    mnt.unmount()
+    assert [*mnt.path.iterdir()] == []
+    assert repr(mnt) == f"<former mount of s3://bucket/train/ at {tmp_path / 'data'}>"
+
+
+def test_files_that_are_open_at_the_end_can_be_read_to_their_end(options: dict[str, Any]) -> None:
+    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+        file = (mnt.path / "3").open("rb")
+    with file:
+        assert file.read() == OBJECTS["train/3"]
+
+
+def test_stats_of_a_mount_and_of_a_path(options: dict[str, Any]) -> None:
+    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+        (mnt.path / "1").read_bytes()
+        found = fastfuse.stats(mnt)
+        assert (found["source"], found["state"]) == ("s3://bucket/train/", "ok")
+        assert found.keys() == fastfuse.stats(str(mnt.path)).keys()
+    with pytest.raises(errors.MountError, match="nothing of fastfuse is mounted"):
+        fastfuse.stats(mnt)
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "kind", "said"),
+    [
+        ("s3://bucket/nothing/", {}, errors.SourceError, "nothing"),
+        ("s3://nowhere/train/", {}, errors.SourceError, "no bucket 'nowhere'"),
+        ("train/", {}, errors.ConfigurationError, "is not an S3 URI"),
+        ("s3://bucket/train/", {"frobnicate": True}, errors.ConfigurationError, "No such option: --frobnicate"),
+        ("s3://bucket/train/", {"daemon": True}, errors.ConfigurationError, "no option 'daemon'"),
+        ("s3://bucket/train/", {"Memory-Target": "1"}, errors.ConfigurationError, "no option 'Memory-Target'"),
+        ("s3://bucket/train/", {"memory_target": "much"}, errors.ConfigurationError, "--memory-target 'much'"),
+    ],
+)
+def test_what_cannot_be_mounted_is_an_error_of_its_kind(
+    source: str, more: dict[str, Any], kind: type[Exception], said: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(kind, match=said):
+        fastfuse.mount(source, **{**options, **more})
+
+
+def test_an_error_shows_the_hint(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        fastfuse.mount("s3://bucket/train/", **options, index_max_age="soon")
+    assert raised.value.hint
+    assert raised.value.__notes__ == [f"hint: {raised.value.hint}"]
+
+
+def test_it_mounts_within_a_running_event_loop_as_in_a_notebook_cell(options: dict[str, Any]) -> None:
+    async def cell() -> dict[str, bytes]:
+        with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+            return await asyncio.to_thread(contents, mnt.path)
+
+    assert asyncio.run(cell()) == OBJECTS
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_read_and_leave_the_mount(method: str, options: dict[str, Any]) -> None:
+    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+        paths = [str(mnt.path / str(number)) for number in range(8)]
+        for _ in range(2):  # an epoch each: workers end in between
+            with multiprocessing.get_context(method).Pool(2) as pool:
+                assert pool.map(read, paths) == [*OBJECTS.values()]
+                pool.close()
+                pool.join()
+        assert find_mount(mnt.path) is not None
+
+
+def test_a_forked_process_does_not_unmount(options: dict[str, Any]) -> None:
+    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+        child = os.fork()
+        if not child:
+            mnt.unmount()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert contents(mnt.path) == OBJECTS
+
+
+def test_a_script_that_ends_leaves_no_mount_and_loads_no_event_loop(options: dict[str, Any]) -> None:
+    script = (
+        "import sys, threading, fastfuse\n"
+        f"mnt = fastfuse.mount('s3://bucket/train/', **{ {**options, 'log_file': str(options['log_file'])}!r})\n"
+        "print(mnt.path, {'trio', 'asyncio', 'pyfuse3', 'botocore'} & sys.modules.keys(), threading.active_count())\n"
+        "sys.exit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    path, _, loaded = done.stdout.strip().partition(" ")
+    assert (done.returncode, done.stderr, loaded) == (3, "", "set() 1")
+    assert not Path(path).exists()
+
+
+def test_the_package_names_what_it_has() -> None:
+    assert fastfuse.hints.__name__ == "fastfuse.hints"
+    with pytest.raises(AttributeError, match="frobnicate"):
+        _ = fastfuse.frobnicate
+
+
+def test_there_is_one_version() -> None:
+    assert importlib.metadata.version("fastfuse") == fastfuse.__version__
