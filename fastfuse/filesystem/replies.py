@@ -89,8 +89,9 @@ class LargeReplies(trio.abc.Instrument):
         self._data: Buffer | None = None
         # Head and bytes of each; None ends a thread.
         self._queue: SimpleQueue[tuple[bytes, Buffer] | None] = SimpleQueue()
-        # Replies that threads took, and how many of these there were when somebody last looked.
-        self._taken_count = 0
+        # Replies given to the threads, those that each thread has written, and how many that were at the last look.
+        self._queued_count = 0
+        self._written_counts: list[int] = []
         self._seen_count = -1
 
     @contextmanager
@@ -100,6 +101,7 @@ class LargeReplies(trio.abc.Instrument):
         If the system has no room for as many threads, fewer or none write.
         """
         with closing(_Place(session_fd)) as place:
+            self._queued_count, self._written_counts = 0, [0] * threads
             writing = list(_started(threads, partial(self._write_all, place.device)))
             if writing:
                 trio.lowlevel.add_instrument(self)
@@ -128,9 +130,10 @@ class LargeReplies(trio.abc.Instrument):
         return b""
 
     def are_moving(self) -> bool:
-        """Return whether the threads have taken a reply since the last call, if any waits for them."""
-        are_moving = self._queue.empty() or self._taken_count != self._seen_count
-        self._seen_count = self._taken_count
+        """Return whether the threads have written a reply since the last call, or have none to write."""
+        written_count = sum(self._written_counts)
+        are_moving = written_count == self._queued_count or written_count != self._seen_count
+        self._seen_count = written_count
         return are_moving
 
     def settle(self) -> None:
@@ -144,6 +147,7 @@ class LargeReplies(trio.abc.Instrument):
             error, request = self._place.give_back()
             reply = (OUT_HEADER.pack(OUT_HEADER.size + len(data), error, request), data)
             if self._queue.qsize() < _MOST_WAITING:
+                self._queued_count += 1
                 self._queue.put(reply)
             else:
                 _write(self._place.device, reply)
@@ -154,13 +158,13 @@ class LargeReplies(trio.abc.Instrument):
         """Settle before trio waits; trio calls this."""
         self.settle()
 
-    def _write_all(self, device: int) -> None:
-        """Write queued replies until None comes."""
+    def _write_all(self, device: int, thread: int) -> None:
+        """Write queued replies until None comes, as the thread of that number."""
         take = self._queue.get
         try:
             while (reply := take()) is not None:
-                self._taken_count += 1
                 _write(device, reply)
+                self._written_counts[thread] += 1
                 # Release its memory before the wait.
                 del reply
         except BaseException:  # noqa: BLE001 - nobody would hear of it
@@ -193,9 +197,9 @@ class _Place:
         os.close(self.device)
 
 
-def _started(threads: int, work: Callable[[], object]) -> Iterator[threading.Thread]:
-    for _ in range(threads):
-        thread = threading.Thread(target=work, name="fastfuse-reply", daemon=True)
+def _started(threads: int, work: Callable[[int], object]) -> Iterator[threading.Thread]:
+    for number in range(threads):
+        thread = threading.Thread(target=work, args=(number,), name="fastfuse-reply", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:

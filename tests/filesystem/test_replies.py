@@ -183,6 +183,32 @@ async def test_a_thread_that_has_written_keeps_nothing(connection: Connection) -
         assert gone.wait(PATIENCE_S)
 
 
+async def test_a_thread_that_is_stuck_with_the_last_reply_does_not_move(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, session = connection
+    is_busy, may_go_on = threading.Event(), threading.Event()
+    writev = os.writev
+
+    def stuck(fd: int, buffers: tuple[bytes, bytes]) -> int:
+        is_busy.set()
+        may_go_on.wait(PATIENCE_S)
+        return writev(fd, buffers)
+
+    monkeypatch.setattr(os, "writev", stuck)
+    large = LargeReplies()
+    with large.written_by(1, session.fileno()):
+        assert large.are_moving()
+        answer_as_libfuse(session, 1, large.hand_over(LARGE))
+        large.settle()
+        assert is_busy.wait(PATIENCE_S)
+        assert not large.are_moving()  # the queue is empty: the thread has its only reply in hand
+        may_go_on.set()
+        assert kernel.recv(1 << 20) == reply_to(1, LARGE)
+        while not large.are_moving():
+            await trio.lowlevel.checkpoint()
+
+
 @pytest.mark.parametrize("room", [0, 1])
 async def test_where_there_is_no_room_for_threads_fewer_write(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: int
