@@ -5,11 +5,12 @@ Import the fixtures into a ``conftest.py``. Nothing waits for a time: each serve
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = [
     "aws_environment",
     "configure",
     "create_chain",
+    "free_ports",
     "moto_server",
     "rclone_server",
     "running",
@@ -151,3 +153,12 @@ def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     return tmp_path / "config"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at now, for programs that do not take one by themselves."""
+    with ExitStack() as exits:
+        sockets = [exits.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -267,8 +267,6 @@ def run(
     )
     if share and any(item.input_mode is InputMode.PIPE for item in channels):
         raise ConfigurationError("--share is given, and a stream has one reader", hint="use FastFile or File mode")
-    if share and metrics_listen is not None:
-        raise ConfigurationError("--share and --metrics-listen exclude each other", hint="one process has an address")
     if share and not settings.command:
         raise ConfigurationError("--share is given without a command", hint="give the command after --")
     log.configure(logs)

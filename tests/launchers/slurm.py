@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT
+from tests.servers import free_ports
 
 __all__ = ["PROGRAMS", "cluster"]
 
@@ -45,7 +46,7 @@ def cluster(place: Path) -> Iterator[dict[str, str]]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     config = place / "slurm.conf"
-    config.write_text(_CONFIG.format(place=place, host=socket.gethostname().partition(".")[0], ports=_free_ports(3)))
+    config.write_text(_CONFIG.format(place=place, host=socket.gethostname().partition(".")[0], ports=free_ports(3)))
     environment = {**ENVIRONMENT, "SLURM_CONF": str(config)}
     munge = ["munged", "--force", "--foreground", f"--key-file={key}"]
     munge += [f"--{name}={place}/munge/{file}" for name, file in _MUNGE_FILES.items()]
@@ -74,11 +75,3 @@ def _daemon(command: list[str], environment: dict[str, str], log: Path) -> Itera
 def _states(environment: dict[str, str]) -> list[str]:
     command = ["sinfo", "--noheader", "--Node", "--format=%t"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.split()
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as exits:
-        sockets = [exits.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

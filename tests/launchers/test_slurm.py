@@ -1,18 +1,20 @@
-"""docs/SLURM.md with a real Slurm: the script of the page, on two nodes with two tasks each."""
+"""docs/LAUNCHERS.md with a real Slurm: its scripts, on two nodes with two tasks each."""
 
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.docs.blocks import blocks_of
+from tests.filesystem.waiting import wait_until
 from tests.launchers.slurm import PROGRAMS, cluster
 
 pytestmark = [
@@ -25,7 +27,7 @@ OBJECTS = {f"train/{number:02}": b"%d" % number * 1000 for number in range(40)}
 # Each task reads its part, then waits for all of them: the mounts of both nodes can be counted.
 TRAIN = """
 import json, os, pathlib, sys, time
-place = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"])
+place = pathlib.Path(os.environ.get("SM_CHANNEL_TRAIN") or sys.argv[1])
 rank, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
 names = sorted(os.listdir(place))[rank::count]
 read = {name: len((place / name).read_bytes()) for name in names}
@@ -40,36 +42,63 @@ while sum(name.startswith("mounts-") for name in os.listdir()) < count:
 """
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory with a short name, for sockets."""
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
-        yield Path(name)
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Mapping[str, str]]:
+    """The environment of a cluster's commands."""
+    # A short name, for sockets.
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name, cluster(Path(name)) as environment:
+        yield environment
 
 
-def test_the_tasks_of_a_node_share_one_mount(place: Path) -> None:
-    (text,) = [block.text for block in blocks_of("docs/SLURM.md") if "#SBATCH" in block.text]
-    base, work = place / "base", place / "work"
-    work.mkdir()
+def script(mark: str, changes: Mapping[str, str]) -> str:
+    """The script of the page that has `mark`, with `changes` for two nodes that are one machine."""
+    (text,) = [block.text for block in blocks_of("docs/LAUNCHERS.md") if "#SBATCH" in block.text and mark in block.text]
+    for old, new in {**changes, "python train.py": f"{sys.executable} train.py", "s3://my-": "s3://"}.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def run_job(text: str, slurm: Mapping[str, str], tmp_path: Path) -> int:
+    """Run the job, check what its tasks have read and that it mounts once on each node; return the number of LISTs."""
+    work, base = tmp_path / "work", tmp_path / "base"
+    for directory in (work, base):
+        directory.mkdir()
     (work / "train.py").write_text(TRAIN)
-    # Both nodes are this machine: each needs a directory of its own.
-    program = work / "fastfuse"
-    program.write_text(
-        f'#!/bin/sh\nshift 4\nexec {sys.executable} -m fastfuse run --share --base-dir "$BASE/$SLURMD_NODENAME" "$@"\n'
-    )
-    program.chmod(0o755)
-    text = text.replace("s3://my-bucket", "s3://bucket").replace("srun ", "srun --kill-on-bad-exit ./")
-    (work / "train.sh").write_text(text.replace("python train.py", f"{sys.executable} train.py"))
-    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as server, cluster(place) as environment:
+    (work / "train.sh").write_text(text)
+    config = ServerConfig(writes="conditional", clock_s=time.time)
+    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}, config) as server:
         told = {"FASTFUSE_ENDPOINT_URL": server.endpoint_url, "FASTFUSE_REGION": "us-east-1", "BASE": str(base)}
-        command = ["sbatch", "--wait", f"--output={work}/log", "train.sh"]
-        whole = {**environment, **told, "FASTFUSE_FORCE_PATH_STYLE": "1"}
-        done = subprocess.run(command, env=whole, cwd=work, capture_output=True, text=True, check=False, timeout=100)
+        told |= {"FASTFUSE_FORCE_PATH_STYLE": "1", "FASTFUSE": f"{sys.executable} -m fastfuse"}
+        done = subprocess.run(
+            ["sbatch", "--wait", f"--output={work}/log", "train.sh"],
+            env={**slurm, **told}, cwd=work, capture_output=True, text=True, check=False, timeout=200,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr + (work / "log").read_text()
+        wait_until(lambda: not [path for path in fastfuse_mounts() if path.is_relative_to(base)])
         listings = sum(record.operation == "ListObjectsV2" for record in server.requests)
     assert [(work / f"mounts-{rank}").read_text() for rank in range(4)] == ["2"] * 4  # one for each node
-    assert listings == 2
     read = [json.loads((work / f"read-{rank}.json").read_text()) for rank in range(4)]
     assert sum(map(len, read)) == len(OBJECTS)
     assert set().union(*read) == {key.removeprefix("train/") for key in OBJECTS}
-    assert not [path for path in fastfuse_mounts() if path.is_relative_to(base)]
+    return listings
+
+
+def test_the_tasks_of_a_node_share_one_mount_and_nodes_one_listing(slurm: Mapping[str, str], tmp_path: Path) -> None:
+    changes = {
+        "srun fastfuse": "srun --kill-on-bad-exit sh -c 'exec $FASTFUSE",
+        '"/tmp/$SLURM_JOB_ID"': '"$BASE/$SLURMD_NODENAME"',
+        "train.py": "train.py'",
+    }
+    assert run_job(script("--share", changes), slurm, tmp_path) == 1
+
+
+def test_a_step_of_its_own_mounts_for_the_tasks_of_another(slurm: Mapping[str, str], tmp_path: Path) -> None:
+    changes = {
+        "fastfuse mount": "sh -c 'exec $FASTFUSE mount",
+        '"$PLACE" &': '"$PLACE/$SLURMD_NODENAME"\' &',
+        '"$PLACE"; do': '"$PLACE/$SLURMD_NODENAME"; do',
+        'train.py "$PLACE"': 'train.py "$PLACE/$SLURMD_NODENAME"',
+        "/tmp/$SLURM_JOB_ID": "$BASE",
+    }
+    assert run_job(script("mountpoint -q", changes), slurm, tmp_path) == 2

@@ -123,13 +123,14 @@ class _Run:
     def _run_and_take_down(self) -> _Outcome:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
-        with serving_metrics(settings.metrics_listen, self._counters):
-            claimed = claim_or_join(settings) if settings.is_shared else claim_base_dir(settings.paths)
-            if isinstance(claimed, Owner):
-                return self._run_as_member(claimed, program)
-            try:
-                if settings.is_shared:
-                    self._members = Members(settings, claimed)
+        claimed = claim_or_join(settings) if settings.is_shared else claim_base_dir(settings.paths)
+        if isinstance(claimed, Owner):
+            return self._run_as_member(claimed, program)
+        try:
+            if settings.is_shared:
+                self._members = Members(settings, claimed)
+            # After the claim: of the runs that share the channels, one can have the address.
+            with serving_metrics(settings.metrics_listen, self._counters):
                 self._make_place()
                 try:
                     outcome = self._run_in_place(program)
@@ -138,10 +139,10 @@ class _Run:
                     raise
                 self._record(outcome)
                 return outcome
-            finally:
-                if self._members is not None:
-                    self._members.close()
-                os.close(claimed)
+        finally:
+            if self._members is not None:
+                self._members.close()
+            os.close(claimed)
 
     def _run_as_member(self, owner: Owner, program: str) -> _Outcome:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
@@ -242,13 +243,8 @@ class _Run:
     def _environment(self) -> dict[str, str]:
         """Return the environment of the command: our own and the job's."""
         settings = self._settings
-        made = script_environment(
-            settings.job,
-            settings.cluster,
-            settings.paths,
-            cpu_count=len(os.sched_getaffinity(0)),
-            gpu_count=count_gpus(),
-        )
+        cpus, gpus = len(os.sched_getaffinity(0)), count_gpus()
+        made = script_environment(settings.job, settings.cluster, settings.paths, cpu_count=cpus, gpu_count=gpus)
         return {**settings.environment, **service_environment(settings.environment, settings.connection), **made}
 
     def _get_ready(self) -> bool:
@@ -280,8 +276,10 @@ class _Run:
     def _stop_reason(self) -> tuple[Phase, str]:
         """Return how a job ends that `_must_stop`."""
         if self._is_out_of_time:
-            limit_s = self._settings.job.limits.runtime_s
-            return Phase.MAX_RUNTIME_EXCEEDED, f"after MaxRuntimeInSeconds, which is {limit_s}"
+            return (
+                Phase.MAX_RUNTIME_EXCEEDED,
+                f"after MaxRuntimeInSeconds, which is {self._settings.job.limits.runtime_s}",
+            )
         assert self._stopped_by is not None
         return Phase.STOPPED, f"by {self._stopped_by.name}"
 

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 def serving_metrics(address: tuple[str, int] | None, channels: Mapping[str, Counters]) -> Iterator[None]:
     """Serve the counters of each channel at `address`, if there is one, while the context lasts.
 
-    Enter it before anything is opened: the process keeps a copy of every descriptor.
+    Enter it before a channel is opened: the process keeps a copy of every descriptor until it dies with this one.
 
     Raises:
         ConfigurationError: the address cannot be listened on.

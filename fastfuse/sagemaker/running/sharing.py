@@ -128,6 +128,8 @@ def claim_or_join(settings: RunSettings) -> "int | Owner":
             f"the run that prepared the channels below {paths.base} has another job, or is another host of it",
             hint="give each job, and each host of a job, another --base-dir",
         )
+    if settings.metrics_listen is not None:
+        _log.info("the run that prepared the channels serves the metrics")
     return Owner(connection)
 
 

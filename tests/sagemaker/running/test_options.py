@@ -44,4 +44,4 @@ def test_an_address_that_is_taken_is_refused_before_anything_is_prepared(tmp_pat
         with running(server.endpoint_url, channels, "--metrics-listen", port, base=tmp_path / "ml") as job:
             assert job.wait() == 2
             assert f"cannot listen on 127.0.0.1:{port}" in job.log
-            assert not (tmp_path / "ml").exists()
+            assert not (tmp_path / "ml/input/data").exists()

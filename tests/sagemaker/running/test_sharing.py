@@ -2,6 +2,8 @@
 
 import json
 import os
+import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,10 +12,11 @@ import pytest
 
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.sagemaker.running.jobs import BUCKET, Job, Script, channel, running, script
 from tests.semantics.leftovers import descendants
+from tests.servers import free_ports
 
 pytestmark = pytest.mark.fuse
 
@@ -34,7 +37,8 @@ sys.exit(len(os.listdir(place)) != 24)
 
 @pytest.fixture
 def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as running_server:
+    config = ServerConfig(writes="conditional", clock_s=time.time)
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}, config) as running_server:
         yield running_server
 
 
@@ -51,15 +55,17 @@ class Gate:
 
 
 @contextmanager
-def ranks(server: LoopbackServer, directory: Path, *gates: Gate) -> Iterator[list[Job]]:
-    """Start a run for each of the gates, all at once."""
+def ranks(
+    server: LoopbackServer, directory: Path, *gates: Gate, hosts: Sequence[Sequence[str]] = ((),)
+) -> Iterator[list[Job]]:
+    """Start a run for each of the gates, all at once; each host has as many of them, and its options."""
     with ExitStack() as exits:
         yield [
             exits.enter_context(
                 running(
-                    *(server.endpoint_url, CHANNELS, "--share"),
+                    *(server.endpoint_url, CHANNELS, "--share", *hosts[rank % len(hosts)]),
                     command=(*script(RANK), str(rank), str(len(gates)), str(gate.path)),
-                    base=directory / "ml",
+                    base=directory / f"ml{rank % len(hosts)}",
                 )
             )
             for rank, gate in enumerate(gates)
@@ -91,14 +97,21 @@ def mounts(directory: Path) -> int:
     return sum(path.is_relative_to(directory) for path in fastfuse_mounts())
 
 
-def test_ranks_share_one_mount_and_one_listing(server: LoopbackServer, tmp_path: Path) -> None:
+def test_two_hosts_of_two_ranks_list_once_and_mount_once_each(server: LoopbackServer, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
-    with ranks(server, tmp_path, gate, gate, gate) as jobs:
-        up(jobs)
-        assert mounts(tmp_path) == 1
+    shared = ("--index", f"s3://{BUCKET}/data.index", "--index-max-age", "1h", "--metrics-listen")
+    ports = free_ports(2)
+    with ranks(server, tmp_path, *[gate] * 4, hosts=[(*shared, str(port)) for port in ports]) as jobs:
+        for job in jobs:
+            job.wait_for_output("}")
+        assert mounts(tmp_path) == 2
         assert listings(server) == 1
+        for port in ports:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+                assert b'fastfuse_table_files{channel="data"} 24.0' in reply.read()
+        assert sum("serves the metrics" in job.log for job in jobs) == 2
         gate.close()
-        assert [job.wait() for job in jobs] == [0, 0, 0], [job.log for job in jobs]
+        assert [job.wait() for job in jobs] == [0] * 4, [job.log for job in jobs]
         read = [json.loads(job.output) for job in jobs]
     assert mounts(tmp_path) == 0
     assert sum(map(len, read)) == len(OBJECTS)
@@ -149,7 +162,7 @@ def test_a_run_of_another_job_is_refused(server: LoopbackServer, tmp_path: Path)
     with ranks(server, tmp_path, gate) as jobs:
         up(jobs)
         other = [channel("data", "FastFile", "data/0")]
-        with running(server.endpoint_url, other, "--share", command=script(""), base=tmp_path / "ml") as second:
+        with running(server.endpoint_url, other, "--share", command=script(""), base=tmp_path / "ml0") as second:
             assert second.wait() == ConfigurationError.exit_code
             assert "has another job" in second.log
         gate.close()
