@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import (
     Channel,
@@ -122,6 +124,18 @@ def test_each_of_an_elastic_number_of_hosts_has_everything() -> None:
     with pytest.raises(ConfigurationError, match="channel train is sharded among a fixed number"):
         find_cluster(job_of(sharded), environ)
     assert find_cluster(job_of(sharded), environ, host="2/2").hosts == ("algo-1", "algo-2")
+
+
+@given(st.integers(1, 12), st.lists(st.integers(0, 99), max_size=40))
+def test_the_pods_of_an_indexed_job_have_all_objects_together_and_none_twice(count: int, sizes: list[int]) -> None:
+    """Kubernetes counts a Job's pods from 0, and ``--shard`` counts from 1."""
+
+    def dealt(shards: Iterable[Shard | None]) -> list[int]:
+        return sorted(position for shard in shards if shard is not None for position in shard.positions(sizes))
+
+    environs = [{"JOB_COMPLETION_INDEX": str(index), "JOB_COMPLETIONS": str(count)} for index in range(count)]
+    assert dealt(find_cluster(JOB, environ).shard(_SHARDED) for environ in environs) == list(range(len(sizes)))
+    assert dealt(Shard.parse(f"{index + 1}/{count}") for index in range(count)) == list(range(len(sizes)))
 
 
 def test_hosts_are_in_the_order_of_their_names_not_of_their_numbers() -> None:
