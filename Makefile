@@ -56,7 +56,7 @@ soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compare
 	nice $(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 	nice $(BIN)/python -m bench.soak.flips
 
-launchers: $(VENV)/.dev ## Run the tests with a real Slurm (takes Debian's slurm-wlm and munge; a minute).
+launchers: $(VENV)/.launchers ## Run jobs under a real Slurm (Debian's slurm-wlm and munge), torchrun and Ray (5 minutes).
 	$(BIN)/pytest -m launchers tests/launchers
 
 FUZZ_SECONDS ?= 600
@@ -96,6 +96,12 @@ $(VENV)/.bench: pyproject.toml $(COMPILED) | system-run system-bench
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[fuzz]'
+	@touch $@
+
+# A PyTorch without CUDA where its index can be reached. Tests that read with PyTorch find it, too.
+$(VENV)/.launchers: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[launchers]' \
+	    --extra-index-url https://download.pytorch.org/whl/cpu
 	@touch $@
 
 # Debian's packages, each behind the question whether what it brings is there: Python may be pyenv's, and the rest
