@@ -31,18 +31,18 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter
 
-__all__ = ["CLAIM_SUFFIX", "SharedIndex"]
+__all__ = ["CLAIM_SUFFIX", "EXPIRY_S", "FIRST_PAUSE_S", "LONGEST_PAUSE_S", "RENEWAL_S", "SharedIndex"]
 
 _log = logging.getLogger(__name__)
 
 CLAIM_SUFFIX = ".claim"
 # A claim of this age has expired. Its holder writes it anew three times in that time.
-_EXPIRY_S = 30.0
-_RENEWAL_S = 10.0
+EXPIRY_S = 30.0
+RENEWAL_S = 10.0
 _WRITE_DEADLINE_S = 10.0
 # A thousand waiting hosts ask 1,000 times a second; S3 answers 5,500 a second for a prefix.
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 3.0
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 3.0
 
 T = TypeVar("T")
 # A listing, and the number of requests that it took.
@@ -111,7 +111,7 @@ class SharedIndex:
 
     async def _wait_for_turn(self, index: ObjectWriter, claim: ObjectWriter) -> _Claim | None:
         """Return the claim once this host holds it, or None once the index is young enough."""
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while True:
             found = await index.state()
             if self._is_young(found):
@@ -130,10 +130,10 @@ class SharedIndex:
                         return _Claim(etag, found.etag if found else NO_OBJECT)
                     await claim.put(b"", replaces=etag)
                     return None
-            elif pause_s == _FIRST_PAUSE_S:
+            elif pause_s == FIRST_PAUSE_S:
                 _log.info("waiting for the listing of %s that another host makes", self.source)
             await trio.sleep(random.uniform(pause_s / 2, pause_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _is_young(self, index: ObjectState | None) -> bool:
         return index is not None and index.age_s <= self.max_age_s
@@ -154,7 +154,7 @@ class SharedIndex:
     def _renew(self, etag: str, ended: threading.Event) -> None:
         is_last = False
         while not is_last:
-            is_last = ended.wait(_RENEWAL_S)
+            is_last = ended.wait(RENEWAL_S)
             body = b"" if is_last else _nonce()
             try:
                 etag = trio.run(self._with_objects, partial(_put_claim, body, etag))
@@ -184,7 +184,7 @@ async def _check_conditions(claim: ObjectWriter) -> None:
 
 def _is_free(claim: ObjectState | None) -> bool:
     """Return whether the claim was never held, is released (empty), or has expired."""
-    return claim is None or not claim.size_bytes or claim.age_s > _EXPIRY_S
+    return claim is None or not claim.size_bytes or claim.age_s > EXPIRY_S
 
 
 def _nonce() -> bytes:

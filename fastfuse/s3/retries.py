@@ -16,7 +16,7 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.trouble import Trouble
 
-__all__ = ["LONGEST_PAUSE_S", "UNTIL_DEADLINE", "Retries", "RetryBudget", "RetryableError", "attempts"]
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "UNTIL_DEADLINE", "Retries", "RetryBudget", "RetryableError", "attempts"]
 
 # "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 FIRST_PAUSE_S = 0.1

@@ -76,7 +76,7 @@ def opened(endpoint_url: str, origin: IndexOrigin = ORIGIN, source: S3Uri = SOUR
 
 def host(environment: Mapping[str, str], endpoint_url: str, found: "Queue[tuple[int, int]]") -> None:
     os.environ.update(environment)
-    shared_module._LONGEST_PAUSE_S = 0.2
+    shared_module.LONGEST_PAUSE_S = 0.2
     found.put(opened(endpoint_url))
 
 
@@ -243,7 +243,7 @@ def open_snapshot_of(data: bytes | None) -> Snapshot:
 def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
     server: LoopbackServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_module, "_RENEWAL_S", 0.02)
+    monkeypatch.setattr(shared_module, "RENEWAL_S", 0.02)
     ages: list[float] = []
 
     def make() -> tuple[Snapshot, int]:
