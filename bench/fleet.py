@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -158,10 +159,8 @@ class _Simulation:
         """List for all hosts, or wait for the index and load it; return False if the host dies meanwhile."""
         client, pause_s = _Client(), shared.FIRST_PAUSE_S
         while not (yield from self._head(client)):
-            seen = yield from self._ask("HeadObject", client, lambda: self._claim)
-            if self._now_s >= self._claimed_until_s and (
-                yield from self._ask("PutObject", client, lambda: self._take(seen))  # noqa: B023 - called at once
-            ):
+            seen, is_free = yield from self._ask("HeadObject", client, self._see)
+            if is_free and (yield from self._ask("PutObject", client, partial(self._take, seen))):
                 # The condition is tried, which the service refuses, and the index is looked for again.
                 yield from self._ask("PutObject", client)
                 if not (yield from self._head(client)):
@@ -178,6 +177,9 @@ class _Simulation:
 
     def _head(self, client: _Client) -> Steps[bool]:
         return (yield from self._ask("HeadObject", client, lambda: self._has_index))
+
+    def _see(self) -> tuple[int, bool]:
+        return self._claim, self._now_s >= self._claimed_until_s
 
     def _take(self, seen: int) -> bool:
         if self._claim != seen:

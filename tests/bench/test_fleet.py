@@ -13,7 +13,7 @@ UNLIMITED = Fleet(
 )  # fmt: skip
 
 
-@given(st.integers(1, 40), st.floats(0, 10), st.integers(1, 50))
+@given(st.integers(1, 40), st.just(0.0) | st.floats(0, 10), st.integers(1, 50))
 @settings(max_examples=30)
 def test_one_host_lists_and_each_reads_everything(hosts: int, spread_s: float, files: int) -> None:
     found = simulate(replace(UNLIMITED, hosts=hosts, spread_s=spread_s, files=files))
