@@ -121,10 +121,10 @@ def run(
     address: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="HOST=IP",
+            metavar="HOST=ADDRESS",
             rich_help_panel=_JOB,
-            help="The address of a host of the job, as in algo-2=10.0.0.2, for the command's look-ups. "
-            "Can be repeated.",
+            help="The IP address of a host of the job, as in algo-2=10.0.0.2, or its own name, for the command's "
+            "look-ups. Can be repeated.",
         ),
     ] = None,
     shard_by: Annotated[

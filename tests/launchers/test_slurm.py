@@ -50,10 +50,14 @@ def slurm() -> Iterator[Mapping[str, str]]:
         yield environment
 
 
+# Of the scripts that read.
+READING = {"python train.py": f"{sys.executable} train.py", "s3://my-": "s3://"}
+
+
 def script(mark: str, changes: Mapping[str, str]) -> str:
     """The script of the page that has `mark`, with `changes` for two nodes that are one machine."""
     (text,) = [block.text for block in blocks_of("docs/LAUNCHERS.md") if "#SBATCH" in block.text and mark in block.text]
-    for old, new in {**changes, "python train.py": f"{sys.executable} train.py", "s3://my-": "s3://"}.items():
+    for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
     return text
@@ -89,6 +93,7 @@ def test_the_tasks_of_a_node_share_one_mount_and_nodes_one_listing(slurm: Mappin
         "srun fastfuse": "srun --kill-on-bad-exit sh -c 'exec $FASTFUSE",
         '"/tmp/$SLURM_JOB_ID"': '"$BASE/$SLURMD_NODENAME"',
         "train.py": "train.py'",
+        **READING,
     }
     assert run_job(script("--share", changes), slurm, tmp_path) == 1
 
@@ -100,5 +105,23 @@ def test_a_step_of_its_own_mounts_for_the_tasks_of_another(slurm: Mapping[str, s
         '"$PLACE"; do': '"$PLACE/$SLURMD_NODENAME"; do',
         'train.py "$PLACE"': 'train.py "$PLACE/$SLURMD_NODENAME"',
         "/tmp/$SLURM_JOB_ID": "$BASE",
+        **READING,
     }
     assert run_job(script("mountpoint -q", changes), slurm, tmp_path) == 2
+
+
+def test_the_names_of_a_job_have_addresses_from_the_list_of_nodes(slurm: Mapping[str, str], tmp_path: Path) -> None:
+    run = f"{sys.executable} -m fastfuse run --base-dir $PWD/$SLURMD_NODENAME --channel data=$PWD/data"
+    changes = {
+        'fastfuse run --base-dir "/tmp/$SLURM_JOB_ID" --job job.json': f"sh -c 'exec {run} \"$@\"' fastfuse",
+        # The nodes are this machine, and no name server knows them.
+        '"=" $1': '"=" ($1 == "n2" ? "127.0.0.9" : $1 == "n1" ? "localhost" : "unknown")',
+        "-- train": "-- getent hosts algo-2",
+    }
+    (tmp_path / "train.sh").write_text(script("scontrol", changes))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/1").write_text("1")
+    command = ["sbatch", "--wait", "--output=log", "train.sh"]
+    subprocess.run(command, env=slurm, cwd=tmp_path, check=False, timeout=200)
+    told = (tmp_path / "log").read_text()
+    assert [line for line in told.splitlines() if line.endswith("algo-2")] == ["127.0.0.9       algo-2"] * 2, told

@@ -111,8 +111,9 @@ def test_a_host_without_an_address_is_told(hosts_file: Path) -> None:
     assert "--address algo-2=10.0.0.2" in line
 
 
-def test_addresses_are_checked() -> None:
+def test_addresses_are_checked_and_names_looked_up() -> None:
     assert parse_addresses(["algo-2=::1", "algo-1=10.0.0.1"], PAIR.hosts) == {"algo-2": "::1", "algo-1": "10.0.0.1"}
-    for wrong in ("algo-1", "algo-1=", "algo-1=host", "algo-3=10.0.0.1", "=10.0.0.1", "algo-1=10.0.0.1\nx"):
+    assert parse_addresses(["algo-2=localhost"], PAIR.hosts)["algo-2"] in {"127.0.0.1", "::1"}
+    for wrong in ("algo-1", "algo-1=", "algo-1=no.invalid", "algo-1=..", "algo-3=10.0.0.1", "algo-1=10.0.0.1\nx"):
         with pytest.raises(ConfigurationError, match="--address"):
             parse_addresses([wrong], PAIR.hosts)

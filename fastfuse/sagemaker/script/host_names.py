@@ -43,25 +43,34 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def parse_addresses(values: Sequence[str], hosts: Collection[str]) -> dict[str, str]:
-    """Return the values of ``--address``, each ``HOST=ADDRESS``, by name of host.
+    """Return the values of ``--address``, each ``HOST=ADDRESS``, by name of host. An address may be a name to look up.
 
     Raises:
-        ConfigurationError: a value is none, or names no host of the job.
+        ConfigurationError: a value is none, names no host of the job, or has a name that does not resolve.
     """
     found: dict[str, str] = {}
     for text in values:
         name, _, address = text.partition("=")
-        try:
-            found[name] = str(ipaddress.ip_address(address))
-        except ValueError as error:
-            raise ConfigurationError(
-                f"--address {text!r} has no IP address", hint="write it as --address algo-2=10.0.0.2"
-            ) from error
         if name not in hosts:
             raise ConfigurationError(
                 f"--address {text!r} names no host of the job", hint=f"the hosts are {', '.join(hosts)}"
             )
+        try:
+            found[name] = _address_of(address)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"--address {text!r} has neither an IP address nor a name that resolves here",
+                hint="write it as --address algo-2=10.0.0.2",
+            ) from error
     return found
+
+
+def _address_of(text: str) -> str:
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(text))
+    if not text:
+        raise ValueError("empty")
+    return str(socket.getaddrinfo(text, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
 class HostNames:

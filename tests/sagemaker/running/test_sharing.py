@@ -63,7 +63,10 @@ def ranks(
         yield [
             exits.enter_context(
                 running(
-                    *(server.endpoint_url, CHANNELS, "--share", *hosts[rank % len(hosts)]),
+                    server.endpoint_url,
+                    CHANNELS,
+                    "--share",
+                    *hosts[rank % len(hosts)],
                     command=(*script(RANK), str(rank), str(len(gates)), str(gate.path)),
                     base=directory / f"ml{rank % len(hosts)}",
                 )
