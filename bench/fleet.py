@@ -299,6 +299,7 @@ def _calibrated(fleet: Fleet, real: Outcome) -> Fleet:
 def _row(name: str, fleet: Fleet, outcome: Outcome) -> str:
     asked, ready = outcome.requests, outcome.ready_s
     used, refused = outcome.used_share(fleet.allowed_per_s), outcome.refused_share
+    busiest = max(outcome.in_second.values(), default=0)
     cells = [
         *(
             name,
@@ -307,7 +308,7 @@ def _row(name: str, fleet: Fleet, outcome: Outcome) -> str:
             f"{asked['GetObject']:,}",
         ),
         *(f"{statistics.median(ready):.1f}", f"{max(ready):.1f}", f"{max(outcome.done_s) - min(ready):.1f}"),
-        *(f"{used:.2f}", f"{refused:.1%}", f"{max(outcome.in_second.values(), default=0):,}"),
+        *(f"{used:.2f}", f"{refused:.1%}", f"{busiest:,}" if busiest else "–"),
     ]
     return f"| {' | '.join(cells)} |"
 

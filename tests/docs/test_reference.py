@@ -15,7 +15,8 @@ TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
 
 # Options of docker, systemctl, pip, setuptools, rclone, a training script and the bench.
 OTHERS = {
-    *("--kill-on-bad-exit", "--nodes", "--ntasks-per-node", "--nnodes", "--nproc-per-node"),  # srun, torchrun
+    *("--kill-on-bad-exit", "--nodes", "--ntasks", "--ntasks-per-node", "--overlap"),  # srun
+    *("--nnodes", "--nproc-per-node", "--real"),  # torchrun, bench.fleet
     *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
     *("--no-checksum", "--epochs", "--help", "--help-all", "--runs", "--profiles", "--workloads", "--candidates"),
     *("--throttle", "--outage"),
