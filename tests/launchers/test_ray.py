@@ -65,6 +65,6 @@ def test_the_nodes_of_a_cluster_mount_once_each_and_list_once(place: Path) -> No
     assert listings == 1
     assert len(set(report["paths"])) == 2
     assert all(len(part) == len(OBJECTS) / 2 for part in report["read"])
-    read = {name: size_bytes for part in report["read"] for name, size_bytes in part}
+    read = {name: size_bytes for part in report["read"] for name, size_bytes in part.items()}
     assert read == {key.removeprefix("train/"): len(data) for key, data in OBJECTS.items()}
     assert not {*map(Path, report["paths"])} & {*fastfuse_mounts()}

@@ -101,8 +101,8 @@ def test_the_tasks_of_a_node_share_one_mount_and_nodes_one_listing(slurm: Mappin
 def test_a_step_of_its_own_mounts_for_the_tasks_of_another(slurm: Mapping[str, str], tmp_path: Path) -> None:
     changes = {
         "fastfuse mount": "sh -c 'exec $FASTFUSE mount",
-        '"$PLACE" &': '"$PLACE/$SLURMD_NODENAME"\' &',
-        '"$PLACE"; do': '"$PLACE/$SLURMD_NODENAME"; do',
+        'train/ "$PLACE"': 'train/ "$PLACE/$SLURMD_NODENAME"\'',
+        '-q "$PLACE"': '-q "$PLACE/$SLURMD_NODENAME"',
         'train.py "$PLACE"': 'train.py "$PLACE/$SLURMD_NODENAME"',
         "/tmp/$SLURM_JOB_ID": "$BASE",
         **READING,
