@@ -47,7 +47,7 @@ class Fleet:
     hosts: int
     # They start within this time.
     spread_s: float = 0.0
-    # From the start of a process to its first request, and from the index to a mount that is ready.
+    # The time of a process until its first request, and from the index to a mount that is ready.
     start_s: float = 0.0
     mount_s: float = 0.0
     # The listing: its pages, which come at this rate however many are asked for at once.
@@ -55,7 +55,7 @@ class Fleet:
     page_s: float
     shares_index: bool = True
     index_parts: int = 1
-    # So many hosts die half-way through the listing.
+    # The number of hosts that die half-way through their listing.
     deaths: int = 0
     # GETs of each host, and how many of them it makes at once.
     files: int

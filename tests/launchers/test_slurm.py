@@ -50,7 +50,7 @@ def slurm() -> Iterator[Mapping[str, str]]:
         yield environment
 
 
-# Of the scripts that read.
+# Every script that reads needs them.
 READING = {"python train.py": f"{sys.executable} train.py", "s3://my-": "s3://"}
 
 

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 OBJECTS = {f"train/{number:02}": b"%d" % number * 1000 for number in range(40)}
-# In place of training: note what was read, and what is mounted meanwhile.
+# Replaces the training: notes what was read, and what is mounted meanwhile.
 RECORD = """
         with open(f"read-{os.environ['RANK']}-{epoch}", "a") as file:
             file.writelines(f"{name} {len(data)}\\n" for name, data in batch)
