@@ -1,8 +1,11 @@
-"""Run commands of fastfuse that end by themselves as forks of a process that has loaded everything already.
+"""Start ``fastfuse`` as a fork of a process that has loaded everything already.
 
-Each command is a process of its own, with its own environment, streams and exit code. Only the start is saved: half a
-second of CPU, in which an interpreter starts and loads the libraries of a mount. `python -m tests.forked FD` is the
-process that is forked. It has one thread, and runs one command after another.
+Each command is a process of its own, with its own environment, streams and exit code, and a child of the tests. Only
+the start is saved: half a second of CPU, in which an interpreter starts and loads the libraries of a mount.
+`python -m tests.forked FD` is the process that is forked. It has one thread. A command is forked twice: the fork
+between ends at once, and the tests adopt the command as the nearest subreaper.
+
+Tests of the start itself, and commands that another program runs, start an interpreter as ever.
 """
 
 import atexit
@@ -11,55 +14,98 @@ import gc
 import importlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
-from tests.mounting import ENVIRONMENT
-
-__all__ = ["run_forked"]
+__all__ = ["Forked", "run_forked"]
 
 _ROOT = Path(__file__).parents[1]
-_LOADED = ("cli.main", "cli.index_command", "filesystem.supervisor", "filesystem.control")
+_LOADED = (
+    *("cli.main", "cli.index_command", "cli.status_command", "filesystem.supervisor", "filesystem.control"),
+    *("sagemaker.description.cluster", "sagemaker.description.job", "sagemaker.local.file_systems"),
+    *("sagemaker.running.budget", "sagemaker.running.run"),
+)
 _MOST_BYTES = 1 << 17
 _PATIENCE_S = 60.0
 _PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+_ADOPTED = b"adopted"
+_adopting = threading.Lock()
 
 
-def run_forked(
-    *words: str, environment: Mapping[str, str] = ENVIRONMENT, with_descendants: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Run ``fastfuse WORDS`` to its end, or `with_descendants` until every process that it started has ended, too."""
-    answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with answer, theirs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+class Forked(subprocess.Popen[AnyStr]):
+    """A `Popen` that forks ``python -m fastfuse WORDS`` and ``python -c PROGRAM WORDS`` from a loaded process.
+
+    Everything else is started as `Popen` does, and so is a command whose interpreter has other settings.
+    """
+
+    def _execute_child(  # type: ignore[misc]  # Popen's own hook, with its own order of arguments
+        self, args: Sequence[str], executable: None, preexec_fn: object, close_fds: bool, pass_fds: Sequence[int],
+        cwd: str | None, env: Mapping[str, str], startupinfo: None, creationflags: int, shell: bool, *others: Any,  # noqa: ANN401
+    ) -> None:  # fmt: skip
+        fds, [*_, start_new_session, _] = others[:6], others
+        if preexec_fn or pass_fds or not _can_fork(args, env):
+            super()._execute_child(  # type: ignore[misc]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env,
+                startupinfo, creationflags, shell, *others,
+            )  # fmt: skip
+            return
         request = {
-            "words": words,
-            "environment": dict(environment),
-            "directory": str(Path.cwd()),
-            "with_descendants": with_descendants,
+            "words": list(args[1:]),
+            "environment": dict(env),
+            "directory": str(cwd or Path.cwd()),
+            "has_session": start_new_session,
         }
-        fds = [theirs.fileno(), out.fileno(), err.fileno()]
-        socket.send_fds(_server(), [json.dumps(request).encode()], fds)
-        theirs.close()
-        answer.settimeout(_PATIENCE_S)
-        pid = int(answer.recv(_MOST_BYTES))
+        streams = [fd if fd != -1 else number for number, fd in enumerate((fds[0], fds[3], fds[5]))]
+        self.pid = _fork(request, streams)
+        self._child_created = True
+        self._close_pipe_fds(*fds)  # type: ignore[attr-defined]
+
+
+def run_forked(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, and until no process of it has its output open."""
+    with Forked(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            code = int(answer.recv(_MOST_BYTES))
-        except TimeoutError as error:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(list(words), _PATIENCE_S) from error
-        texts = []
-        for stream in (out, err):
-            stream.seek(0)
-            texts.append(stream.read().decode().replace("\r\n", "\n"))
-    return subprocess.CompletedProcess(["fastfuse", *words], code, *texts)
+            output, errors = process.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _can_fork(command: Sequence[str], environment: Mapping[str, str] | None) -> bool:
+    """Return whether an interpreter of the tests, with the settings of the loaded one, is to run the command."""
+    if environment is None or command[0] != sys.executable:
+        return False
+    settings = [
+        {name: env.get(name) for name in env if name.startswith("PYTHON")} for env in (environment, _settings())
+    ]
+    return settings[0] == settings[1] and (command[1] == "-c" or list(command[1:3]) == ["-m", "fastfuse"])
+
+
+def _settings() -> dict[str, str]:
+    return {**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"}
+
+
+def _fork(request: Mapping[str, object], streams: list[int]) -> int:
+    """Return the pid of a new child that runs the request."""
+    answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    prctl = ctypes.CDLL(None).prctl
+    with answer, theirs, _adopting:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(_server(), [json.dumps(request).encode()], [theirs.fileno(), *streams])
+            theirs.close()
+            pid = int(answer.recv(_MOST_BYTES))
+            assert answer.recv(_MOST_BYTES) == _ADOPTED
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    return pid
 
 
 @cache
@@ -69,8 +115,7 @@ def _server() -> socket.socket:
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], cwd=_ROOT, stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"},
+            pass_fds=[theirs.fileno()], cwd=_ROOT, stdin=subprocess.DEVNULL, env=_settings(),
         )  # fmt: skip
 
     def end() -> None:
@@ -84,34 +129,47 @@ def _server() -> socket.socket:
 def _serve(control: socket.socket) -> dict[str, Any] | None:
     """Answer requests until the tests end; return the request of a command in the process that is to run it."""
     while True:
-        data, fds, _, _ = socket.recv_fds(control, _MOST_BYTES, 3)
+        data, fds, _, _ = socket.recv_fds(control, _MOST_BYTES, 4)
         if not data:
             return None
-        request: dict[str, Any] = json.loads(data)
-        adopts = int(request["with_descendants"])
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, adopts, 0, 0, 0)
-        pid = os.fork()
-        if pid == 0:
-            return _as_command(request, *fds)
-        os.write(fds[0], str(pid).encode())
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with suppress(ChildProcessError):
-            while adopts:
-                os.waitpid(-1, 0)
-        os.write(fds[0], str(code).encode())
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid:
+                os.write(fds[0], str(pid).encode())
+                os._exit(0)
+            for number, fd in enumerate(fds[1:]):
+                os.dup2(fd, number)
+        else:
+            os.waitpid(between, 0)
+            os.write(fds[0], _ADOPTED)
         for fd in fds:
             os.close(fd)
+        if between == 0:
+            request: dict[str, Any] = json.loads(data)
+            return request
 
 
-def _as_command(request: dict[str, Any], answer_fd: int, out_fd: int, err_fd: int) -> dict[str, Any]:
-    os.dup2(out_fd, 1)
-    os.dup2(err_fd, 2)
-    for fd in (answer_fd, out_fd, err_fd):
-        os.close(fd)
+def _run(request: Mapping[str, Any]) -> None:
+    """Be the command, from its settings to its exit."""
+    # What the streams were when the loaded process began, a file or a pipe, is no longer true.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if request["has_session"]:
+        os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    return request
+    option, program, *words = request["words"]
+    if option == "-c":
+        sys.argv = ["-c", *words]
+        exec(program, {"__name__": "__main__"})
+    else:
+        from fastfuse.cli.main import main as fastfuse
+
+        sys.argv = ["fastfuse", *words]
+        sys.exit(fastfuse())
 
 
 def main() -> None:
@@ -125,10 +183,7 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as control:
         request = _serve(control)
     if request is not None:
-        from fastfuse.cli.main import main as fastfuse
-
-        sys.argv = ["fastfuse", *request["words"]]
-        sys.exit(fastfuse())
+        _run(request)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.filesystem.mountpoint import find_mount, unmount
+from tests.forked import Forked, run_forked
 
 __all__ = ["ENVIRONMENT", "Mount", "abort_connection", "fuse_connections", "mount_command", "mounted", "run_fastfuse"]
 
@@ -112,10 +113,7 @@ def mount_command(uri: str, path: Path | None, endpoint_url: str, *options: str)
 
 def run_fastfuse(*arguments: str, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "fastfuse", *arguments],
-        env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False,
-    )  # fmt: skip
+    return run_forked([sys.executable, "-m", "fastfuse", *arguments], environment)
 
 
 @contextmanager
@@ -142,7 +140,7 @@ def mounted(
             if run_by:
                 os.chmod(directory, 0o711)
                 os.chmod(Path(directory, "notify"), 0o777)
-            process = subprocess.Popen(
+            process = Forked(
                 [*run_by, *mount_command(uri, None if "--fuse-socket" in options else place, endpoint_url, *options)],
                 env={**environment, "NOTIFY_SOCKET": str(Path(directory, "notify"))}, stdout=log, stderr=log,
                 pass_fds=pass_fds,

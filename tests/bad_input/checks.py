@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,22 @@ _PATIENCE_S = 60.0
 
 # Set for every command: whatever is still running afterwards can be told by it.
 _MARK = "TEST_MARK_OF_FASTFUSE"
+
+# Ends when every process that the command started has ended, too, with the exit code of the command.
+_WITH_DESCENDANTS = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+command = os.fork()
+if command == 0:
+    from fastfuse.cli.main import main
+    sys.exit(main())
+code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    sys.exit(code)
+"""
 
 
 def run(command: list[str], *, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
@@ -64,7 +81,7 @@ def refused(
     path: Path, exit_code: int, *messages: str, arguments: list[str], environment: Mapping[str, str] = ENVIRONMENT
 ) -> None:
     """``fastfuse`` with `arguments` is refused with this code and these words, and mounts nothing at `path`."""
-    done = run_forked(*arguments, environment=environment, with_descendants=True)
+    done = run_forked([sys.executable, "-c", _WITH_DESCENDANTS, *arguments], environment)
     assert_refused(done, exit_code, *messages, environment=environment)
     assert find_mount(path) is None
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.forked import run_forked
 from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
-from tests.mounting import ENVIRONMENT, mount_command, mounted
+from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.servers import S3Server, moto_server
 
 __all__ = ["moto_server"]
@@ -39,7 +38,7 @@ def lists(server: LoopbackServer) -> int:
 
 
 def make(server: LoopbackServer, output: Path | str, *options: str) -> None:
-    done = run_forked("index", "s3://bucket/train", "-o", str(output), *options, *connection(server))
+    done = run_fastfuse("index", "s3://bucket/train", "-o", str(output), *options, *connection(server))
     assert done.returncode == 0, done.stderr
 
 
@@ -85,7 +84,7 @@ def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://
     directory = path.parent / "mount"
     directory.mkdir(exist_ok=True)
     words = mount_command(uri, directory, server.endpoint_url, "--index", str(path), *options)[3:]
-    done = run_forked(*words)
+    done = run_fastfuse(*words)
     assert "Traceback" not in done.stderr
     assert not os.path.ismount(directory)
     return done.returncode, done.stderr
@@ -123,7 +122,7 @@ def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: Loopback
 
 def test_an_index_that_cannot_be_written_is_one_line(server: LoopbackServer, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "x.index"
-    done = run_forked("index", "s3://bucket/train", "-o", str(path), *connection(server))
+    done = run_fastfuse("index", "s3://bucket/train", "-o", str(path), *connection(server))
     assert done.returncode == 2
     assert f"fastfuse: error: the index {path} cannot be written: No such file or directory" in done.stderr
 
@@ -131,10 +130,10 @@ def test_an_index_that_cannot_be_written_is_one_line(server: LoopbackServer, tmp
 def test_the_summary_is_printed_for_people_and_as_json(server: LoopbackServer, tmp_path: Path) -> None:
     make(server, tmp_path / "x.index")
     words = ["index", "s3://bucket/train", "--summary", *connection(server)]
-    done = run_forked(*words)
+    done = run_fastfuse(*words)
     assert done.returncode == 0
     assert "an empty path segment" in done.stdout
-    read_back = run_forked(*words, "--json", "--index", str(tmp_path / "x.index"))
+    read_back = run_fastfuse(*words, "--json", "--index", str(tmp_path / "x.index"))
     found = json.loads(read_back.stdout)
     assert (found["objects"], found["directories"], found["total_bytes"]) == (3, 2, 3)
     assert found["refused"] == {"an empty path segment": 1}
@@ -151,7 +150,7 @@ def test_the_summary_is_printed_for_people_and_as_json(server: LoopbackServer, t
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None:
-    done = run_forked("index", *words)
+    done = run_fastfuse("index", *words)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -198,7 +197,7 @@ def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_pa
         moto_server.put(f"indexed/{name}", name.encode())
     options = ["--endpoint-url", moto_server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
     index = "s3://bucket/kept/x.index"
-    done = run_forked("index", "s3://bucket/indexed/", "-o", index, *options)
+    done = run_fastfuse("index", "s3://bucket/indexed/", "-o", index, *options)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert f"wrote {index}: 2 objects" in done.stderr
     with mounted("s3://bucket/indexed/", moto_server.endpoint_url, "--index", index) as mount:
@@ -211,7 +210,7 @@ def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_pa
 
 
 def refused_index(endpoint_url: str, index: str, directory: Path) -> tuple[int, str]:
-    done = run_forked(*mount_command("s3://bucket/indexed/", directory, endpoint_url, "--index", index)[3:])
+    done = run_fastfuse(*mount_command("s3://bucket/indexed/", directory, endpoint_url, "--index", index)[3:])
     return done.returncode, done.stderr
 
 
@@ -224,7 +223,7 @@ def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: Loopb
         assert mount.stop() == 0
     assert lists(server) == before
     keys.write_text("train/a\ntrain/absent\n")
-    done = run_forked("index", "s3://bucket/train", "--summary", "--keys-from", str(keys), *connection(server))
+    done = run_fastfuse("index", "s3://bucket/train", "--summary", "--keys-from", str(keys), *connection(server))
     assert done.returncode == 4
     assert "1 of the 2 keys in" in done.stderr
     assert "keys.txt:2: 's3://bucket/train/absent'" in done.stderr
