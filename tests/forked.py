@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -39,17 +40,28 @@ _adopting = threading.Lock()
 
 
 class Forked(subprocess.Popen[AnyStr]):
-    """A `Popen` that forks ``python -m fastfuse WORDS`` and ``python -c PROGRAM WORDS`` from a loaded process.
+    """A `Popen` that forks ``python -m MODULE WORDS`` and ``python -c PROGRAM WORDS`` from a loaded process.
 
     Everything else is started as `Popen` does, and so is a command whose interpreter has other settings.
     """
 
-    def _execute_child(  # type: ignore[misc]  # Popen's own hook, with its own order of arguments
-        self, args: Sequence[str], executable: None, preexec_fn: object, close_fds: bool, pass_fds: Sequence[int],
-        cwd: str | None, env: Mapping[str, str], startupinfo: None, creationflags: int, shell: bool, *others: Any,  # noqa: ANN401
-    ) -> None:  # fmt: skip
-        fds, [*_, start_new_session, _] = others[:6], others
-        if preexec_fn or pass_fds or not _can_fork(args, env):
+    # Popen's own hook, with its own order of arguments.
+    def _execute_child(
+        self,
+        args: Sequence[str],
+        executable: str | None,
+        preexec_fn: object,
+        close_fds: bool,
+        pass_fds: Sequence[int],
+        cwd: Path | None,
+        env: Mapping[str, str] | None,
+        startupinfo: None,
+        creationflags: int,
+        shell: bool,
+        *others: Any,  # noqa: ANN401
+    ) -> None:
+        fds, has_session = others[:6], others[-2]
+        if preexec_fn or pass_fds or not _can_fork(args, env or os.environ):
             super()._execute_child(  # type: ignore[misc]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env,
                 startupinfo, creationflags, shell, *others,
@@ -57,9 +69,9 @@ class Forked(subprocess.Popen[AnyStr]):
             return
         request = {
             "words": list(args[1:]),
-            "environment": dict(env),
+            "environment": dict(env or os.environ),
             "directory": str(cwd or Path.cwd()),
-            "has_session": start_new_session,
+            "has_session": has_session,
         }
         streams = [fd if fd != -1 else number for number, fd in enumerate((fds[0], fds[3], fds[5]))]
         self.pid = _fork(request, streams)
@@ -78,14 +90,10 @@ def run_forked(command: Sequence[str], environment: Mapping[str, str]) -> subpro
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def _can_fork(command: Sequence[str], environment: Mapping[str, str] | None) -> bool:
+def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether an interpreter of the tests, with the settings of the loaded one, is to run the command."""
-    if environment is None or command[0] != sys.executable:
-        return False
-    settings = [
-        {name: env.get(name) for name in env if name.startswith("PYTHON")} for env in (environment, _settings())
-    ]
-    return settings[0] == settings[1] and (command[1] == "-c" or list(command[1:3]) == ["-m", "fastfuse"])
+    asked = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+    return command[0] == sys.executable and command[1] in ("-c", "-m") and asked.items() <= _settings().items()
 
 
 def _settings() -> dict[str, str]:
@@ -162,14 +170,11 @@ def _run(request: Mapping[str, Any]) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     option, program, *words = request["words"]
+    sys.argv = [option, *words]
     if option == "-c":
-        sys.argv = ["-c", *words]
         exec(program, {"__name__": "__main__"})
     else:
-        from fastfuse.cli.main import main as fastfuse
-
-        sys.argv = ["fastfuse", *words]
-        sys.exit(fastfuse())
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def main() -> None:

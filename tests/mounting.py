@@ -140,7 +140,7 @@ def mounted(
             if run_by:
                 os.chmod(directory, 0o711)
                 os.chmod(Path(directory, "notify"), 0o777)
-            process = Forked(
+            process = Forked[bytes](
                 [*run_by, *mount_command(uri, None if "--fuse-socket" in options else place, endpoint_url, *options)],
                 env={**environment, "NOTIFY_SOCKET": str(Path(directory, "notify"))}, stdout=log, stderr=log,
                 pass_fds=pass_fds,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
 
 __all__ = ["Terminal", "finished_on_terminal", "lines_on_screen", "terminal"]
@@ -68,7 +69,7 @@ def terminal(*words: str, columns: int = 80, settings: Mapping[str, str] | None 
     """Run ``fastfuse WORDS`` on a terminal; `settings` are environment variables."""
     fd, command_fd = os.openpty()
     fcntl.ioctl(command_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
+    process = Forked[bytes](
         [sys.executable, "-m", "fastfuse", *words],
         env={**_ENVIRONMENT, "TERM": "xterm-256color", **(settings or {})},
         stdin=command_fd, stdout=command_fd, stderr=command_fd, start_new_session=True,

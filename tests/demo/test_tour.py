@@ -13,6 +13,7 @@ import pytest
 
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, WrongEtag
+from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
 
 pytestmark = pytest.mark.fuse
@@ -23,7 +24,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def demo(tmp_path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
+    with Forked(
         [sys.executable, "-m", "fastfuse", "demo", *options],
         env={**ENVIRONMENT, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip

@@ -30,6 +30,7 @@ from fastfuse.filesystem.mountpoint import (
 )
 from fastfuse.filesystem.sockets import control_prefix, listen
 from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, fuse_connections, mounted, run_fastfuse
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -377,7 +378,7 @@ def test_a_mount_that_does_not_answer_is_mounted_on_and_unmounted_by_commands_th
             "from fastfuse.cli.main import main; sys.exit(main())"
         )
         command = [sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+        done = run_forked(command, ENVIRONMENT)
         assert done.returncode == 5
         assert "and does not answer" in done.stderr
         assert run_fastfuse("unmount", str(tmp_path)).returncode == 0

@@ -24,6 +24,7 @@ from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObj
 from fastfuse.testing.faults import Action
 from tests import mounting
 from tests.filesystem.waiting import wait_for_end, wait_until
+from tests.forked import Forked
 from tests.mounting import (
     ENVIRONMENT,
     Mount,
@@ -334,7 +335,7 @@ def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple
     """A mount whose listing hangs, and its children; its temporary files would be beside `path`."""
     asked = server.statistics().requests.get("ListObjectsV2", 0)
     command = mount_command("s3://bucket/data", path, server.endpoint_url, *options)
-    with subprocess.Popen(
+    with Forked(
         command,
         env={**ENVIRONMENT, "TMPDIR": str(path.parent)},
         stderr=subprocess.PIPE,

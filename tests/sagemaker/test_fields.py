@@ -1,8 +1,6 @@
 """Every field of a job has its row: in the model of the API, in the code and in the docs."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 
 from fastfuse.sagemaker.description.fields import FIELDS, Handling, given_fields
 from tests.docs.blocks import ROOT
-from tests.mounting import ENVIRONMENT
+from tests.mounting import run_fastfuse
 from tests.sagemaker.jobs import job_of, request, source, with_field
 from tests.sagemaker.models import shapes
 
@@ -89,11 +87,11 @@ def test_channels_alone_have_fields_too() -> None:
     assert all(field.path.startswith("InputDataConfig.") for field in job_of([source()]).fields)
 
 
-def test_explain_prints_a_line_for_each_field_and_runs_nothing(tmp_path: Path) -> None:
+def test_explain_prints_a_line_for_each_field_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = request(VpcConfig={"Subnets": ["subnet-1"]}, EnableNetworkIsolation=False)
     (tmp_path / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "fastfuse", "run", "--job", "job.json", "--explain", "--", "touch", "x"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    monkeypatch.chdir(tmp_path)
+    done = run_fastfuse("run", "--job", "job.json", "--explain", "--", "touch", "x")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "VpcConfig: not done here (the network is that of this host)" in lines

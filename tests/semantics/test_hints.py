@@ -13,6 +13,7 @@ import pytest
 
 from fastfuse.hints import HintedSampler, order
 from tests.filesystem.waiting import wait_until
+from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, abort_connection, run_fastfuse
 from tests.semantics.places import Place, place
 from tests.semantics.test_metrics import Scrape
@@ -47,7 +48,11 @@ class Counted:
 
 def hint(here: Place, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "fastfuse", "hint", str(here.path), *options]
-    return subprocess.run(command, input=text, env=dict(ENVIRONMENT), capture_output=True, check=False, timeout=60)
+    with Forked[bytes](
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(ENVIRONMENT)
+    ) as process:
+        output, errors = process.communicate(text, 60)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def test_the_files_of_an_order_arrive_in_the_mount(here: Place) -> None:
@@ -79,7 +84,7 @@ def test_a_list_is_announced_by_a_command(here: Place, tmp_path: Path, end: str)
 def test_the_command_ends_quietly_when_it_is_interrupted(here: Place) -> None:
     counted = Counted(here)
     command = [sys.executable, "-m", "fastfuse", "hint", str(here.path)]
-    with subprocess.Popen(
+    with Forked[bytes](
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(ENVIRONMENT)
     ) as process:
         assert process.stdin is not None

@@ -17,6 +17,7 @@ import pytest
 
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place, refused
@@ -55,7 +56,7 @@ def test_the_service_manager_hears_of_every_stage_in_order(server: LoopbackServe
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"{name}/notify")
         manager.settimeout(60)
-        process = subprocess.Popen(
+        process = Forked(
             mount_command(URI, directory, server.endpoint_url),
             env={**ENVIRONMENT, "NOTIFY_SOCKET": f"{name}/notify"},
             stderr=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from fastfuse.testing import (
     Truncate,
 )
 from fastfuse.testing.faults import Action
+from tests.forked import Forked, run_forked
 from tests.mounting import ENVIRONMENT, mount_command
 
 KEYS = [f"{folder}/{number:03}" for folder in "abc" for number in range(100)]
@@ -48,7 +49,7 @@ def pages(server: LoopbackServer) -> int:
 def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_path: Path, page: int) -> None:
     server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2", skip=page))
     command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
-    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+    with Forked(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > page, 60)
             [lister] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -69,7 +70,7 @@ def test_a_service_that_breaks_off_for_good_mounts_nothing(
     server.faults.add(FaultRule(action=action, operation="ListObjectsV2", skip=page))
     command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
     command = [sys.executable, "-c", IMPATIENT, *command[command.index("mount") :]]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_forked(command, ENVIRONMENT)
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("fastfuse: error: ")]
     assert len(errors) == 1

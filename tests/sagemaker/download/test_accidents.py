@@ -15,6 +15,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import DownloadReport, disk, download_channel, settle_channel
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from tests.forked import Forked
 from tests.sagemaker.download.channels import (
     PART_BYTES,
     files_below,
@@ -45,7 +46,7 @@ def kill_when(server: LoopbackServer, objects: MemoryObjects, directory: Path, *
     command = [sys.executable, "-m", "tests.sagemaker.download.child", server.endpoint_url]
     command += [str(snapshot), str(directory)]
     files, total_bytes = 0, 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    with Forked(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
             files, total_bytes = map(int, line.split())

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.forked import Forked
 
 __all__ = ["Reader", "Streamer", "digest", "streaming"]
 
@@ -123,13 +124,11 @@ class Streamer:
 def streaming(endpoint_url: str, source: str, directory: Path, **settings: object) -> Iterator[Streamer]:
     """Streams `source`; `settings` are those of `tests.sagemaker.pipe.streamer`."""
     arguments = json.dumps({"endpoint_url": endpoint_url, "source": source, "directory": str(directory), **settings})
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    process = subprocess.Popen(
+    process = Forked(
         [sys.executable, "-m", "tests.sagemaker.pipe.streamer", arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
     )
     try:
         yield Streamer(process, directory)

@@ -128,7 +128,7 @@ def running(
         arguments += ["--base-dir", str(place), "--endpoint-url", endpoint_url, "--region", "us-east-1"]
         arguments += ["--force-path-style", *options, *(["--", *command] if command else [])]
         with (directory / "log").open("wb") as log, (directory / "output").open("wb") as output:
-            process = Forked(
+            process = Forked[bytes](
                 arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=log if terminal is None else terminal,
                 preexec_fn=None if terminal is None else _take_terminal,
             )  # fmt: skip
