@@ -20,7 +20,7 @@ from tests.servers import ACCESS_KEY, SECRET_KEY, aws_environment, running
 
 __all__ = ["aws_environment"]
 
-COUNT = 5_000
+COUNT = 3_000
 SHAPES = {
     "dirs": [f"class-{number // 20:04}/{number:06}.jpg" for number in range(COUNT)],
     "flat": [f"shard-{number:06}.tfrecord" for number in range(COUNT)],

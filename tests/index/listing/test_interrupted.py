@@ -45,7 +45,7 @@ def pages(server: LoopbackServer) -> int:
     return server.statistics().requests.get("ListObjectsV2", 0)
 
 
-@pytest.mark.parametrize("page", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("page", [0, 5])
 def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_path: Path, page: int) -> None:
     server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2", skip=page))
     command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
@@ -62,12 +62,12 @@ def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_pat
     assert find_mount(tmp_path) is None
 
 
-@pytest.mark.parametrize("page", [0, 1, 2, 5, 20])
+# At which page it breaks off is no other matter here: test_lister tries six.
 @pytest.mark.parametrize("action", [Reset(None), Truncate(300), INTERNAL_ERROR], ids=["reset", "cut", "500"])
 def test_a_service_that_breaks_off_for_good_mounts_nothing(
-    server: LoopbackServer, tmp_path: Path, action: Action, page: int
+    server: LoopbackServer, tmp_path: Path, action: Action
 ) -> None:
-    server.faults.add(FaultRule(action=action, operation="ListObjectsV2", skip=page))
+    server.faults.add(FaultRule(action=action, operation="ListObjectsV2", skip=2))
     command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
     command = [sys.executable, "-c", IMPATIENT, *command[command.index("mount") :]]
     done = run_forked(command, ENVIRONMENT)
@@ -76,4 +76,4 @@ def test_a_service_that_breaks_off_for_good_mounts_nothing(
     assert len(errors) == 1
     assert "Traceback" not in done.stderr
     assert find_mount(tmp_path) is None
-    assert pages(server) > page
+    assert pages(server) > 2
