@@ -19,12 +19,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, AnyStr
 
-__all__ = ["Forked", "run_forked"]
+__all__ = ["Forked", "loaded", "run_forked"]
 
 _ROOT = Path(__file__).parents[1]
 _LOADED = (
@@ -34,9 +35,9 @@ _LOADED = (
 )
 _MOST_BYTES = 1 << 17
 _PATIENCE_S = 60.0
-_PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # <sys/prctl.h>
 _ADOPTED = b"adopted"
-_adopting = threading.Lock()
+_forking = threading.Lock()
 
 
 class Forked(subprocess.Popen[AnyStr]):
@@ -103,22 +104,31 @@ def _settings() -> dict[str, str]:
 def _fork(request: Mapping[str, object], streams: list[int]) -> int:
     """Return the pid of a new child that runs the request."""
     answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    prctl = ctypes.CDLL(None).prctl
-    with answer, theirs, _adopting:
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        try:
-            socket.send_fds(_server(), [json.dumps(request).encode()], [theirs.fileno(), *streams])
-            theirs.close()
-            pid = int(answer.recv(_MOST_BYTES))
-            assert answer.recv(_MOST_BYTES) == _ADOPTED
-        finally:
-            prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    with answer, theirs, _adopting():
+        socket.send_fds(loaded(), [json.dumps(request).encode()], [theirs.fileno(), *streams])
+        theirs.close()
+        pid = int(answer.recv(_MOST_BYTES))
+        assert answer.recv(_MOST_BYTES) == _ADOPTED
     return pid
 
 
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Make this process the parent of what its descendants leave behind, which it may be already."""
+    prctl = ctypes.CDLL(None).prctl
+    before = ctypes.c_int()
+    with _forking:
+        prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            yield
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
 @cache
-def _server() -> socket.socket:
-    """Start the process that is forked, once, and return the socket that takes its requests."""
+def loaded() -> socket.socket:
+    """Return the socket that takes the requests of the process that is forked, which the first call starts."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(

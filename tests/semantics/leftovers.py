@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from tests.forked import loaded
 
 __all__ = ["descendants", "nothing_is_left"]
 
@@ -55,6 +56,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     tmp_path_factory.getbasetemp()  # made on its first use: not below what is removed here
     place = Path(tempfile.mkdtemp(prefix="ff-"))  # short: the path of a Unix socket has at most 107 bytes
     monkeypatch.setattr(tempfile, "tempdir", str(place))
+    loaded()  # no leftover: it serves all tests
     before = descendants(os.getpid())
     with _orphans_adopted():
         yield
