@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.bad_input.checks import NOBODY, as_nobody, assert_refused, in_namespace, refused, run
-from tests.mounting import mount_command, mounted, run_fastfuse
+from tests.mounting import mount_command
 
 pytestmark = pytest.mark.fuse
 
@@ -63,13 +62,6 @@ def mount_arguments(server: LoopbackServer, place: Path) -> list[str]:
     return words[words.index("mount") :]
 
 
-def test_a_mountpoint_below_a_missing_directory(server: LoopbackServer, tmp_path: Path) -> None:
-    place = tmp_path / "missing" / "place"
-    missing = f"{place.parent} does not exist"
-    refused(place, 5, missing, f"hint: mkdir -p {place}", arguments=mount_arguments(server, place))
-    assert not place.parent.exists()
-
-
 def test_a_missing_mountpoint_that_the_user_may_not_create(server: LoopbackServer, place: Path) -> None:
     missing = place.parent / "missing"
     done = run(in_namespace(as_nobody(command(server, missing)), DEV_FUSE_FOR_ALL))
@@ -82,45 +74,11 @@ def test_a_mountpoint_that_is_not_empty(server: LoopbackServer, place: Path) -> 
     refused(place, 5, f"{place} is not empty", arguments=mount_arguments(server, place))
 
 
-def test_a_mountpoint_that_is_a_file(server: LoopbackServer, tmp_path: Path) -> None:
-    place = tmp_path / "file"
-    place.touch()
-    refused(place, 5, f"{place} is not a directory", arguments=mount_arguments(server, place))
-
-
 def test_a_bad_mountpoint_is_told_before_anything_is_listed(server: LoopbackServer, tmp_path: Path) -> None:
     before = server.statistics().requests
     missing = tmp_path / "missing" / "place"
     refused(missing, 5, arguments=mount_arguments(server, missing))
     assert server.statistics().requests == before
-
-
-def test_a_mountpoint_that_is_mounted_already(server: LoopbackServer, place: Path) -> None:
-    with mounted(URI, server.endpoint_url, path=place) as mount:
-        done = run(command(server, place))
-        assert_refused(done, 5, f"{place} is mounted already, with s3://bucket/data", f"fastfuse unmount {place} first")
-        assert (place / "a").read_bytes() == b"data of a"
-        assert mount.stop() == 0
-
-
-def test_a_dead_mount_is_cleared_and_mounted(server: LoopbackServer, place: Path) -> None:
-    with mounted(URI, server.endpoint_url, path=place) as dead:
-        assert dead.stop(signal.SIGKILL) == -signal.SIGKILL
-        assert find_mount(place) is not None
-        again = run_fastfuse(*mount_arguments(server, place), "--daemon")
-        assert (again.returncode, again.stderr.count("error")) == (0, 0), again.stderr
-        assert (place / "a").read_bytes() == b"data of a"
-        assert run_fastfuse("unmount", str(place)).returncode == 0
-    assert find_mount(place) is None
-
-
-def test_a_link_to_a_directory_is_a_mountpoint(server: LoopbackServer, place: Path) -> None:
-    link = place.parent / "link"
-    link.symlink_to(place)
-    with mounted(URI, server.endpoint_url, path=link) as mount:
-        assert (place / "a").read_bytes() == b"data of a"
-        assert mount.stop() == 0
-    assert find_mount(place) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from fastfuse.cli.config import (
     channel_mountpoint,
     connection_config,
-    demo_settings,
     memory_target_bytes,
     mount_settings,
     parse_listen_address,
@@ -252,30 +251,6 @@ class TestConnection:
     def test_left_out_everything_is_for_the_aws_files_and_environment_to_say(self) -> None:
         assert connection_config() == ConnectionConfig()
 
-    def test_each_option_reaches_its_field(self, tmp_path: Path) -> None:
-        bundle = tmp_path / "ca.pem"
-        bundle.touch()
-        config = connection_config(
-            endpoint_url="https://s3.example.com:9000",
-            region="eu-west-1",
-            profile="training",
-            force_path_style=True,
-            ca_bundle=bundle,
-            request_payer=True,
-            max_connections=7,
-        )
-        assert config == ConnectionConfig(
-            endpoint_url="https://s3.example.com:9000",
-            region="eu-west-1",
-            profile="training",
-            force_path_style=True,
-            ca_bundle=str(bundle),
-            request_payer=True,
-            max_connections=7,
-        )
-        unsafe = connection_config(no_sign_request=True, no_verify_ssl=True)
-        assert unsafe == ConnectionConfig(sign_request=False, verify_ssl=False)
-
     def test_unsigned_requests_with_a_profile_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="--no-sign-request and --profile contradict"):
             connection_config(no_sign_request=True, profile="p")
@@ -351,35 +326,6 @@ class TestMount:
         assert settings.grace_s == 30.0
         assert settings.metrics_listen is None
 
-    def test_each_option_reaches_its_field(self) -> None:
-        settings = mount_settings(
-            source="s3://b",
-            mountpoint=Path("/mnt/data"),
-            connection=ConnectionConfig(region="eu-west-1"),
-            memory_target="256MiB",
-            part_size="1MiB",
-            io=PageCacheUse.DIRECT,
-            uid=1000,
-            gid=100,
-            umask="027",
-            allow_other=True,
-            mount_options=["nodev"],
-            origin=IndexOrigin(strict=True),
-            grace_s=1.5,
-            metrics_listen="9567",
-            notify_socket="@manager",
-        )
-        assert settings.connection.region == "eu-west-1"
-        assert (settings.memory_target_bytes, settings.part_size_bytes) == (256 * MIB, MIB)
-        assert settings.io == PageCacheUse.DIRECT
-        assert (settings.uid, settings.gid, settings.umask) == (1000, 100, 0o027)
-        assert settings.mount_options == ("nodev",)
-        assert settings.allow_other
-        assert settings.origin == IndexOrigin(strict=True)
-        assert settings.grace_s == 1.5
-        assert settings.metrics_listen == ("127.0.0.1", 9567)
-        assert settings.notify_socket == "@manager"
-
     @pytest.mark.parametrize(
         ("mountpoint", "created"),
         [("/mnt/data", False), ("/opt/ml/input/data/x", True), ("/opt/ml/input/data/x/y", False)],
@@ -408,19 +354,3 @@ class TestMount:
     def test_a_grace_period_that_is_no_time_is_refused(self, grace_s: float) -> None:
         with pytest.raises(ConfigurationError, match="is not a number of seconds"):
             mount_settings(source="s3://b", grace_s=grace_s, connection=ConnectionConfig())
-
-
-def test_the_demos_sizes_and_source_are_parsed() -> None:
-    settings = demo_settings(
-        shards=2,
-        shard_size="1GiB",
-        small_files=10,
-        small_file_size="4k",
-        readers=3,
-        keep=True,
-        uri="s3://b/p",
-        connection=ConnectionConfig(),
-    )
-    assert (settings.shard_count, settings.shard_bytes) == (2, GIB)
-    assert (settings.small_file_count, settings.small_file_bytes) == (10, 4096)
-    assert (settings.reader_count, settings.keep, settings.source) == (3, True, S3Uri("b", "p"))

@@ -48,29 +48,6 @@ def test_the_connection_group_left_out_says_nothing() -> None:
     assert connection() == ConnectionConfig()
 
 
-def test_each_connection_option_reaches_its_own_field() -> None:
-    made = connection(
-        endpoint_url="http://h",
-        region="r",
-        profile="p",
-        force_path_style=True,
-        no_verify_ssl=True,
-        request_payer=True,
-        verify=True,
-        max_connections=3,
-    )
-    assert made == ConnectionConfig(
-        endpoint_url="http://h",
-        region="r",
-        profile="p",
-        force_path_style=True,
-        verify_ssl=False,
-        request_payer=True,
-        verify=True,
-        max_connections=3,
-    )
-
-
 def test_a_log_file_is_found_again_after_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = logs(verbose=True, log_format=LogFormat.JSON, log_file=Path("log"))
