@@ -19,8 +19,6 @@ import trio.testing
 from fastfuse.errors import (
     BadReplyError,
     ConfigurationError,
-    DeadlineError,
-    ForbiddenObjectError,
     MissingObjectError,
     ObjectArchivedError,
     ObjectChangedError,
@@ -39,7 +37,6 @@ from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.receivers import NoThreadError, Receivers
 from fastfuse.s3.stalls import StallWatch
 from fastfuse.testing import (
-    SLOW_DOWN,
     FaultRule,
     Limit,
     LoopbackServer,
@@ -48,7 +45,6 @@ from fastfuse.testing import (
     ServerConfig,
     Stall,
     Truncate,
-    create_certificate,
 )
 from fastfuse.testing.faults import Action
 from tests.s3.canned import canned_server
@@ -192,59 +188,6 @@ async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str],
         await reader.aclose()
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "error"),
-    [
-        (200, TOLD | {"Content-Length": "many"}, ServiceError),
-        (200, {name: value for name, value in TOLD.items() if name != "Last-Modified"}, ServiceError),
-        (200, TOLD | {"Last-Modified": "yesterday"}, ServiceError),
-        (200, TOLD | {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 +99999999999999999999"}, ServiceError),
-        (200, TOLD | CHUNKED, ServiceError),
-        (206, TOLD, ServiceError),
-        (301, TOLD, ConfigurationError),
-        (403, TOLD, ForbiddenObjectError),
-        (404, TOLD, MissingObjectError),
-        (503, TOLD, ServiceError),
-    ],
-)
-async def test_a_reply_that_describes_no_object_is_an_error(
-    status: int, headers: dict[str, str], error: type[Exception]
-) -> None:
-    with canned_server(lambda _: (status, headers, b"")) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r", deadline_s=0.5))
-        with pytest.raises(error):
-            await reader.head("bucket", "key")
-        await reader.aclose()
-
-
-async def test_a_body_that_follows_a_head_is_never_the_next_reply() -> None:
-    surplus = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n"
-    with canned_server(lambda target: (200, TOLD, surplus if target.endswith("/first") else b"")) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-        for key in ("first", "second"):
-            assert (await reader.head("bucket", key)).size_bytes == 5
-            for connection in idle_connections(reader):
-                if key == "first":  # the body may come later than the head
-                    await trio.lowlevel.wait_readable(connection._sock)
-        await reader.aclose()
-
-
-async def test_interim_replies_are_read_past() -> None:
-    early = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
-    with answering(early + RANGE_HEAD + DATA[:10]) as url:
-        reader = client_of(ConnectionConfig(endpoint_url=url, region="r"))
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        await reader.aclose()
-
-
-async def test_interim_replies_without_end_are_refused() -> None:
-    with answering(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000) as url:
-        reader = client_of(ConnectionConfig(endpoint_url=url, region="r"))
-        with pytest.raises(BadReplyError, match="interim"):
-            await reader.get(REF, 0, 10)
-        await reader.aclose()
-
-
 async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nagle's algorithm sends the second one only when the first is acknowledged: now, or after the kernel's delay."""
 
@@ -269,33 +212,6 @@ async def test_a_host_that_has_no_name_is_an_error() -> None:
     with pytest.raises((ServiceError, ConfigurationError)):
         await reader.head("bucket", "key")
     await reader.aclose()
-
-
-async def test_a_head_without_an_answer_is_asked_again(served: Served) -> None:
-    with served() as (server, reader):
-        server.faults.add(FaultRule(action=Reset(None), operation="HeadObject", times=1))
-        assert (await reader.head("bucket", "key")).size_bytes == len(DATA)
-        await reader.aclose()
-
-
-async def test_connections_that_the_server_closes_without_a_word_are_replaced() -> None:
-    head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
-
-    def serve(listener: socket.socket) -> None:
-        for _ in range(3):
-            with listener.accept()[0] as connection:
-                connection.recv(10_000)
-                connection.sendall(head + DATA[:10])
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
-        reader = client_of(config)
-        for _ in range(3):
-            assert await reader.get(REF, 0, 10) == DATA[:10]
-        await reader.aclose()
-        thread.join()
 
 
 async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
@@ -444,7 +360,7 @@ async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next
         thread.join()
 
 
-@pytest.mark.parametrize("after_bytes", [0, 10, 300_000, len(DATA) - 10])
+@pytest.mark.parametrize("after_bytes", [0, 300_000])
 async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, after_bytes: int) -> None:
     with served() as (server, reader):
         rule = server.faults.add(FaultRule(action=Stall(after_bytes), operation="GetObject"))
@@ -459,9 +375,8 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, afte
         await reader.aclose()
 
 
-@pytest.mark.parametrize(
-    "action", [SLOW_DOWN, Reset(None), Reset(10), Truncate(10), Stall(0), Stall(10), Stall(100_000)], ids=str
-)
+# `test_hostile` tries all that may go wrong where fewer bytes are asked for.
+@pytest.mark.parametrize("action", [Reset(10), Stall(0), Stall(100_000)], ids=str)
 async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(
     served: Served, action: Action
 ) -> None:
@@ -549,16 +464,7 @@ async def test_the_code_of_an_error_document_in_chunks_is_told(
         await reader.aclose()
 
 
-async def test_an_error_document_without_an_end_is_read_as_far_as_it_may_be_long() -> None:
-    body = b"100000\r\n<Code>InvalidObjectState</Code>" + bytes(1 << 20)
-    with canned_server(lambda _: (403, {**CHUNKED}, body)) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-        with pytest.raises(ObjectArchivedError):
-            await reader.get(REF, 0, 10)
-        await reader.aclose()
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", [301, 307])
 async def test_a_redirect_to_another_host_is_never_followed_and_its_target_is_named(status: int) -> None:
     with canned_server(lambda _: (200, {}, b"")) as other:
         for location in (f"{other.url}/bucket/key?a=b", other.url.replace("//", "//user:hunter2@")):
@@ -598,25 +504,6 @@ async def test_a_region_is_corrected_once() -> None:
         await reader.aclose()
 
 
-async def test_a_server_that_ignores_range_is_read_from_its_start() -> None:
-    with canned_server(lambda _: (200, {}, DATA)) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-        assert await reader.get(REF, 1_000_000, 1_500_000) == DATA[1_000_000:1_500_000]
-        assert await reader.get(REF, 0, len(DATA)) == DATA
-        await reader.aclose()
-
-
-@pytest.mark.parametrize("size_bytes", [10, 300_000])
-async def test_bodies_in_chunks_are_taken_apart(size_bytes: int) -> None:
-    body = b"".join(b"%x;name=value\r\n%b\r\n" % (len(c), c) for c in batched(DATA[:size_bytes], 7777))
-    headers = {"Content-Range": f"bytes 0-{size_bytes - 1}/2097152", **CHUNKED}
-    with canned_server(lambda _: (206, headers, body + b"0\r\nTrailer: x\r\n\r\n")) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-        for _ in range(2):
-            assert await reader.get(REF, 0, size_bytes) == DATA[:size_bytes]
-        await reader.aclose()
-
-
 @pytest.mark.parametrize(
     ("action", "said"),
     [(Reset(1_000_000), "reset by peer"), (Truncate(1_000_000), "cut off")],
@@ -646,29 +533,6 @@ async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) ->
         assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
         assert len(server.requests) == 1
         server.faults.remove(rule)
-        await reader.aclose()
-
-
-async def test_a_body_that_trickles_for_ever_ends_with_the_deadline(served: Served) -> None:
-    with served(deadline_s=1.0) as (server, reader):
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        server.faults.add(FaultRule(action=Limit(20_000), operation="GetObject"))
-        with pytest.raises((DeadlineError, UnavailableError)):
-            await reader.get(REF, 0, 200_000)
-        await reader.aclose()
-
-
-@pytest.mark.parametrize("size_bytes", [10, 60_000])
-async def test_what_is_left_of_a_body_in_chunks_is_never_taken_for_the_next_reply(size_bytes: int) -> None:
-    """All of it is here with its head, and only a part was asked for."""
-    data = DATA[:60_001]
-    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
-    with canned_server(lambda _: (200, CHUNKED, body)) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-        ref = replace(REF, size_bytes=len(data))
-        for _ in range(3):
-            assert await reader.get(ref, 0, size_bytes) == data[:size_bytes]
-            assert await reader.get(ref, 5, size_bytes) == data[5:size_bytes]
         await reader.aclose()
 
 
@@ -717,27 +581,6 @@ async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UnavailableError, match="Connection refused"):
         await reader.get(REF, 0, 10)
     await reader.aclose()
-
-
-async def test_a_certificate_that_nobody_vouches_for_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(tls=create_certificate(tmp_path))) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.endpoint_url, region="r"))
-        with pytest.raises(UnavailableError, match="certificate verification failed"):
-            await reader.get(REF, 0, 10)
-        with pytest.raises(ServiceError, match="certificate verification failed"):
-            await reader.list("bucket", prefix="")
-        assert server.requests == ()
-        await reader.aclose()
-
-
-async def test_a_bundle_that_holds_no_certificates_is_named(tmp_path: Path) -> None:
-    bundle = tmp_path / "bundle.pem"
-    bundle.write_text("none")
-    reader = client_of(ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", ca_bundle=str(bundle)))
-    with pytest.raises(ConfigurationError, match=r"bundle\.pem' cannot be read as certificates"):
-        await reader.list("bucket", prefix="")
-    with pytest.raises(ObjectDeniedError, match=r"bundle\.pem"):
-        await reader.get(REF, 0, 10)
 
 
 @pytest.mark.parametrize("password", ["", "hunter2"])

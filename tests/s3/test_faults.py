@@ -1,6 +1,5 @@
 """What the S3 client makes of a server that misbehaves."""
 
-import errno
 import logging
 import traceback
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +18,6 @@ from fastfuse.errors import (
     ObjectChangedError,
     ObjectDeniedError,
     ReadError,
-    UnavailableError,
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import bodies
@@ -27,23 +25,18 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.testing import (
     ACCESS_DENIED,
-    INTERNAL_ERROR,
-    SLOW_DOWN,
     Answer,
     FaultRule,
     LoopbackServer,
     MemoryObjects,
     Replace,
-    Reset,
     ServerConfig,
     Stall,
-    Truncate,
     WrongEtag,
     create_certificate,
 )
 from fastfuse.testing.faults import Action
 from tests.s3.places import client_of
-from tests.servers import create_chain
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
 
@@ -72,30 +65,6 @@ async def on() -> AsyncIterator[Scene]:
     with scene(deadline_s=6.0) as one:
         yield one
         await one.reader.aclose()
-
-
-@pytest.mark.parametrize(
-    "action",
-    [SLOW_DOWN, INTERNAL_ERROR, Reset(None), Reset(1000), Truncate(0), Truncate(100_000), Stall(100_000)],
-    ids=str,
-)
-async def test_a_passing_fault_is_outlived_and_the_bytes_are_right(on: Scene, action: Action) -> None:
-    on.server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
-    assert await on.reader.get(on.ref, 1000, 900_000) == DATA[1000:900_000]
-
-
-@pytest.mark.parametrize(
-    "action", [SLOW_DOWN, Reset(None), Truncate(10), Stall(10)], ids=["slow down", "reset", "truncate", "stall"]
-)
-async def test_a_lasting_fault_is_an_io_error_and_the_reader_stays_usable(action: Action) -> None:
-    with scene(deadline_s=1.0) as on:
-        rule = on.server.faults.add(FaultRule(action=action, operation="GetObject"))
-        with pytest.raises(ReadError, match="'key' could not be read") as caught:
-            await on.reader.get(on.ref, 0, 1000)
-        assert caught.value.errno == errno.EIO
-        on.server.faults.remove(rule)
-        assert await on.reader.get(on.ref, 0, 1000) == DATA[:1000]
-        await on.reader.aclose()
 
 
 @pytest.mark.parametrize(
@@ -163,20 +132,6 @@ async def test_what_the_service_quotes_reaches_neither_message_nor_traceback_nor
 # --- servers that answer a range with 200
 
 
-async def test_the_right_range_under_status_200_is_taken_where_it_says_what_it_is() -> None:
-    with scene(ServerConfig(range_reply="200-part")) as on:
-        assert await on.reader.get(on.ref, 1000, 5000) == DATA[1000:5000]
-        await on.reader.aclose()
-
-
-@pytest.mark.parametrize(("start", "end"), [(0, 10), (1000, 900_000), (0, len(DATA)), (len(DATA) - 1, len(DATA))])
-async def test_the_range_is_cut_out_of_a_whole_object(start: int, end: int) -> None:
-    with scene(ServerConfig(range_reply="200-whole")) as on:
-        for _ in range(2):
-            assert await on.reader.get(on.ref, start, end) == DATA[start:end]
-        await on.reader.aclose()
-
-
 async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "_LONGEST_SKIP_BYTES", 1000)
     with scene(ServerConfig(range_reply="200-whole")) as on:
@@ -208,34 +163,7 @@ async def test_reads_of_all_sizes_and_what_else_is_asked_share_the_connections_t
 # --- TLS
 
 
-async def test_a_private_authority_is_trusted_by_its_bundle_over_tls(tmp_path: Path) -> None:
-    authority, issued = create_chain(tmp_path)
-    with scene(ServerConfig(tls=issued), ca_bundle=str(authority)) as on:
-        assert await on.reader.get(on.ref, 0, 10) == DATA[:10]
-        await on.reader.aclose()
-
-
-async def test_a_self_signed_certificate_is_trusted_by_itself_over_tls(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = create_certificate(tmp_path)
-    with scene(ServerConfig(tls=files), ca_bundle=str(files.certificate)) as on:
-        for end in (10, len(DATA)):
-            assert await on.reader.get(on.ref, 0, end) == DATA[:end]
-        assert on.server.statistics().connections == 1
-        assert caplog.text == ""
-        await on.reader.aclose()
-
-
 async def test_without_verification_any_certificate_will_do_for_tls(tmp_path: Path) -> None:
     with scene(ServerConfig(tls=create_certificate(tmp_path)), verify_ssl=False) as on:
         assert await on.reader.get(on.ref, 0, 10) == DATA[:10]
-        await on.reader.aclose()
-
-
-async def test_an_unknown_authority_is_refused_in_tls(tmp_path: Path) -> None:
-    with scene(ServerConfig(tls=create_chain(tmp_path)[1]), deadline_s=5.0) as on:
-        with pytest.raises(UnavailableError, match="certificate verification failed"):
-            await on.reader.get(on.ref, 0, 10)
-        assert on.server.requests == ()
         await on.reader.aclose()

@@ -23,15 +23,12 @@ from fastfuse.s3.bodies import MAX_PAGE_BYTES
 from fastfuse.testing import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
-    INTERNAL_ERROR,
     SLOW_DOWN,
     Answer,
     FaultRule,
     LoopbackServer,
     MemoryObjects,
-    Reset,
     ServerConfig,
-    Truncate,
 )
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
@@ -89,11 +86,6 @@ async def test_an_expired_token_is_told_after_a_few_attempts() -> None:
         assert len(server.requests) == 4
 
 
-async def test_a_bucket_that_does_not_exist_is_named() -> None:
-    with LoopbackServer({}) as server, pytest.raises(SourceError, match="'absent'"):
-        await list_page(config_of(server), bucket="absent")
-
-
 @pytest.mark.parametrize("style", ["redirect", "malformed"])
 async def test_a_bucket_of_another_region_is_listed_there_and_that_is_told_once(
     style: Literal["redirect", "malformed"], caplog: pytest.LogCaptureFixture
@@ -124,25 +116,12 @@ async def test_without_a_region_the_buckets_own_is_used() -> None:
         assert b"<Key>key</Key>" in await list_page(replace(config_of(server), region=None))
 
 
-async def test_a_refused_connection_is_told_with_its_reason() -> None:
-    with pytest.raises(ServiceError, match="cannot be reached: Connection refused") as caught:
-        await list_page(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
-    assert "--endpoint-url" in caught.value.hint
-
-
 async def test_an_unknown_certificate_names_the_option_for_it_in_tls(tmp_path: Path) -> None:
     settings = ServerConfig(tls=create_chain(tmp_path)[1])
     with LoopbackServer({"bucket": MemoryObjects({})}, settings) as server:
         with pytest.raises(ServiceError, match="certificate verification failed") as caught:
             await list_page(config_of(server))
         assert "--ca-bundle" in caught.value.hint
-
-
-async def test_a_passing_fault_does_not_end_a_listing() -> None:
-    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}) as server:
-        for action in (INTERNAL_ERROR, Reset(None), Truncate(20)):
-            server.faults.add(FaultRule(action=action, times=1))
-        assert b"<Key>key</Key>" in await list_page(config_of(server))
 
 
 @pytest.mark.parametrize("action", [SLOW_DOWN, Answer(429, "TooManyRequests", "m")], ids=["503", "429"])
@@ -264,7 +243,7 @@ WAYS = ["with its length", "in chunks", "zipped", "zipped in chunks", "deflated"
 
 
 @pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("size_bytes", [100, 300_000, MAX_PAGE_BYTES])
+@pytest.mark.parametrize("size_bytes", [100, MAX_PAGE_BYTES])
 async def test_a_page_is_taken_however_it_is_sent(how: str, size_bytes: int) -> None:
     page = page_of(size_bytes)
     assert await listed(*sent(page, how)) == page
@@ -274,11 +253,6 @@ async def test_a_page_is_taken_however_it_is_sent(how: str, size_bytes: int) -> 
 async def test_a_page_that_is_longer_than_any_is_refused_however_it_is_sent(how: str) -> None:
     with pytest.raises(ServiceError, match="a page of the bucket 'bucket' of more than 8 MiB"):
         await listed(*sent(page_of(MAX_PAGE_BYTES + 1), how))
-
-
-async def test_a_length_of_a_page_that_nobody_has_room_for_takes_none() -> None:
-    with pytest.raises(ServiceError, match="more than 8 MiB"):
-        await listed({"Content-Length": "9" * 18}, page_of(MAX_PAGE_BYTES + 1))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
