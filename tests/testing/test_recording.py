@@ -1,9 +1,6 @@
-import threading
-from collections.abc import Callable
-
 import pytest
 
-from fastfuse.testing.recording import RequestLog, RequestRecord, Statistics
+from fastfuse.testing.recording import RequestLog, RequestRecord
 
 
 def _record(key: str, sent_bytes: int = 0) -> RequestRecord:
@@ -57,39 +54,6 @@ def test_the_peak_is_of_requests_in_flight_at_one_time() -> None:
     for number in (second, third):
         log.finish(number, missing_bytes=0)
     assert (log.statistics().in_flight, log.statistics().peak_in_flight) == (0, 2)
-
-
-def test_connections_are_numbered_and_counted() -> None:
-    log = RequestLog(limit=5)
-    assert [log.open_connection(), log.open_connection()] == [1, 2]
-    log.close_connection()
-    assert (log.statistics().connections, log.statistics().open_connections) == (2, 1)
-
-
-@pytest.mark.parametrize("change", ["open", "close", "begin", "finish"])
-def test_any_change_wakes_who_waits_for_it(change: str) -> None:
-    log = RequestLog(limit=5)
-    number, before = log.begin(_record("a")), log.open_connection()
-    assert before == 1
-    changes: dict[str, Callable[[], object]] = {
-        "open": log.open_connection,
-        "close": log.close_connection,
-        "begin": lambda: log.begin(_record("b")),
-        "finish": lambda: log.finish(number, missing_bytes=0),
-    }
-    start = log.statistics()
-    waiting = threading.Event()
-
-    def is_changed(now: Statistics) -> bool:
-        waiting.set()
-        return now != start
-
-    waiter = threading.Thread(target=log.wait_until, args=(is_changed, 3600.0), daemon=True)
-    waiter.start()
-    assert waiting.wait(60)
-    changes[change]()
-    waiter.join(60)
-    assert not waiter.is_alive()
 
 
 def test_waiting_ends_at_once_where_the_condition_is_met_and_in_an_error_where_it_never_is() -> None:
