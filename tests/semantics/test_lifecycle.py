@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.semantics.leftovers import descendants
-from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place, refused
+from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place
 
 MIB = 1 << 20
 DATA = {"file": block_bytes(1, 3 * MIB), "other": b"other"}
@@ -262,45 +262,11 @@ def test_a_daemon_that_cannot_mount_says_so_through_its_parent(server: LoopbackS
     assert "no bucket 'absent'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "uri", "options"),
-    [
-        (2, "http://bucket", []),
-        (2, URI, ["--part-size", "3"]),
-        (2, URI, ["--no-such-option"]),
-        (4, "s3://absent", []),
-        (4, f"{URI}/nothing/here", []),
-        (4, f"{URI}/nothing/here/", []),
-    ],
-)
-def test_a_mount_that_cannot_be_made_ends_with_the_code_of_its_reason(
-    exit_code: int, uri: str, options: list[str]
-) -> None:
-    """L5"""
-    done = refused(DATA, *options, uri=uri)
-    assert done.returncode == exit_code, done.stderr
-    assert done.stderr.strip()
-    assert "Traceback" not in done.stderr
-
-
-def test_a_denied_listing_has_the_exit_code_of_access() -> None:
-    """L5"""
-    denied = FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2")
-    assert refused(DATA, faults=[denied]).returncode == 3
-
-
 def test_a_mountpoint_without_a_parent_has_the_exit_code_of_mounting(server: LoopbackServer, directory: Path) -> None:
     """L5"""
     done = run_fastfuse(*mount_command(URI, directory / "absent" / "mountpoint", server.endpoint_url)[3:])
     assert done.returncode == 5
     assert "mkdir -p" in done.stderr
-
-
-def test_a_service_that_is_not_there_has_the_exit_code_of_anything_else(directory: Path) -> None:
-    """L5"""
-    done = run_fastfuse(*mount_command(URI, directory, "http://127.0.0.1:1")[3:])
-    assert done.returncode == 1, done.stderr
-    assert "cannot be reached" in done.stderr
 
 
 def test_an_empty_source_is_mounted_if_that_is_allowed() -> None:

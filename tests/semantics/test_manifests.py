@@ -160,9 +160,6 @@ def test_more_hosts_than_objects_leave_some_with_an_empty_directory(server: Loop
             2,
             "s3://lists/m:2:1: the line has no attribute 'a'",
         ),
-        (b"", ("ManifestFile", "--attribute-name", "a"), 2, "--attribute-name picks attributes of an augmented"),
-        (b"", ("S3Prefix", "--shard", "2/1"), 2, "2/1 is no part of 1: parts are counted from 1"),
-        (b"", ("S3Prefix", "--shard-by", "bytes"), 2, "--shard-by says how to divide what --shard divides"),
     ],
 )
 def test_a_source_that_is_wrong_is_one_sentence(
