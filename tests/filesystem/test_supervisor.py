@@ -47,14 +47,14 @@ def server() -> Iterator[LoopbackServer]:
         yield server
 
 
-def with_change(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    """Let mounts run with the lines of `change` before the command line."""
+def with_change(monkeypatch: pytest.MonkeyPatch, change: str, *interpreter: str) -> None:
+    """Let mounts run with the lines of `change` before the command line, and with options of the `interpreter`."""
     program = f"import sys\n{textwrap.dedent(change)}\nfrom fastfuse.cli.main import main\nsys.exit(main())"
 
     def command(*arguments: str) -> list[str]:
         plain = mount_command(*arguments)  # type: ignore[arg-type]
         at = plain.index("mount")
-        return [sys.executable, "-c", program, *plain[at:]]
+        return [sys.executable, *interpreter, "-c", program, *plain[at:]]
 
     monkeypatch.setattr(mounting, "mount_command", command)
 
