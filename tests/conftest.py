@@ -1,7 +1,9 @@
 """Fixtures for every test."""
 
+import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.servers import aws_environment, moto_server, rclone_server
@@ -15,3 +17,9 @@ settings.load_profile("fastfuse")
 # A shell starts what it runs in the background with one of these ignored, and nohup the other; children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return what ``-n auto`` stands for: four workers on two cores, as tests also wait for deadlines and processes."""
+    return max(4, len(os.sched_getaffinity(0)))
