@@ -1,19 +1,13 @@
 """Shows the progress of a listing: one redrawn line on a terminal, a log line every ten seconds elsewhere."""
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import Progress, TextColumn
-from rich.table import Column
-from rich.text import Text
-
 from fastfuse.index.listing.acceptance import ListingProgress, ProgressCallback
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.terminal import can_redraw
 
 __all__ = ["load_progress", "shown_progress"]
 
@@ -27,61 +21,22 @@ _LOG_EVERY_S = 10.0
 def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
     """Yield the callback that shows the progress of the listing of `source`."""
     started_s = time.monotonic()
-    console = _SteadyConsole(stderr=True)
-    if not can_redraw(console):
-        yield _LoggedProgress(source, started_s)
-        return
-    # One column, cut at the right edge: a narrow terminal would show only the beginnings of several columns.
-    column = TextColumn(
-        "{task.elapsed:.0f} s: {task.description}",
-        style="none",
-        markup=False,
-        table_column=Column(no_wrap=True, overflow="crop"),
-    )
-    with Progress(column, console=console, transient=True) as line, _logged_above(console):
-        task = line.add_task(f"listing {source}", total=None)
-        yield lambda listed: line.update(task, description=f"{_figures(listed, started_s)}, {source}")
+    if sys.stderr.isatty():
+        from fastfuse.index.progress_line import redrawn_line
+
+        with redrawn_line(f"listing {source}") as redraw:
+            if redraw is not None:
+                yield lambda listed: redraw(f"{_figures(listed, started_s)}, {source}")
+                return
+    yield _LoggedProgress(source, started_s)
 
 
 def load_progress() -> None:
-    """Load what a redrawn line of a name beyond ASCII needs, for a process that may load nothing later."""
-    cell_len("ä")
+    """Load what a redrawn line needs, for a process that may load nothing later; daemons do without it."""
+    if sys.stderr.isatty():
+        from fastfuse.index.progress_line import load_names
 
-
-class _SteadyConsole(Console):
-    """A console that never hides the cursor: a process that is killed while it lists could not show it again."""
-
-    def show_cursor(self, show: bool = True) -> bool:
-        return False
-
-
-class _Above:
-    """A stream for log handlers, whose lines appear above the redrawn line."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def write(self, text: str) -> None:
-        self._console.print(Text(text), end="", soft_wrap=True)
-
-    def flush(self) -> None:
-        """Do nothing: the console has written everything."""
-
-
-@contextmanager
-def _logged_above(console: Console) -> Iterator[None]:
-    """Send log lines for standard error through `console`, or they would begin at the end of the redrawn line."""
-    handlers = [
-        handler
-        for handler in logging.getLogger().handlers
-        if isinstance(handler, logging.StreamHandler) and handler.stream is console.file
-    ]
-    streams = [handler.setStream(_Above(console)) for handler in handlers]
-    try:
-        yield
-    finally:
-        for handler, stream in zip(handlers, streams, strict=True):
-            handler.setStream(stream)
+        load_names()
 
 
 class _LoggedProgress:

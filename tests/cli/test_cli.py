@@ -479,10 +479,13 @@ class TestProcess:
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], check=False, timeout=60)
         assert done.returncode == 2
 
-    def test_the_command_line_loads_neither_fuse_nor_an_s3_client(self) -> None:
-        script = "import sys, fastfuse.cli.main; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    def test_the_command_line_loads_neither_fuse_nor_an_s3_client_and_a_mount_nothing_that_draws(self) -> None:
+        shown = "print(*{name.partition('.')[0] for name in sys.modules})"
+        script = f"import sys, fastfuse.cli.main; {shown}; import fastfuse.filesystem.supervisor; {shown}"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-        assert not set(done.stdout.split()) & {"pyfuse3", "trio", "aiobotocore", "botocore", "numpy"}
+        of_options, of_a_mount = map(str.split, done.stdout.splitlines())
+        assert not set(of_options) & {"pyfuse3", "trio", "aiobotocore", "botocore", "numpy"}
+        assert "rich" not in of_a_mount
 
 
 def test_no_threads_are_started_for_arithmetic_unless_the_user_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
