@@ -120,8 +120,11 @@ def _end(mount: SoakMount) -> list[str]:
 
 
 def _shared_memory() -> set[str]:
-    """Return the names of shared memory but semaphores of multiprocessing, which others make and a mount never does."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+    """Return the names in shared memory but those that others make and a mount never does.
+
+    They are semaphores of multiprocessing, and the files of another bench.
+    """
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "fastfuse-bench-"))}
 
 
 def _soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:

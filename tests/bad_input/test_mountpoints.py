@@ -41,16 +41,14 @@ def unasked(server: LoopbackServer) -> Iterator[LoopbackServer]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """An empty directory that anybody may look at and `NOBODY` owns."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
-        folder.chmod(0o755)
-    place = tmp_path / "place"
-    place.mkdir()
-    os.chown(place, NOBODY, NOBODY)
-    return place
+def place() -> Iterator[Path]:
+    """An empty directory that anybody may look at and `NOBODY` owns: pytest keeps others out of its own."""
+    with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as folder:
+        os.chmod(folder, 0o755)
+        place = Path(folder, "place")
+        place.mkdir()
+        os.chown(place, NOBODY, NOBODY)
+        yield place
 
 
 def command(server: LoopbackServer, place: Path, *options: str) -> list[str]:
