@@ -58,7 +58,7 @@ class FakeEngine:
 class Mounted:
     """Operations over two objects: `file` (10 bytes) and `archived`."""
 
-    def __init__(self, *, umask: int = 0, direct_from_bytes: int | None = None) -> None:
+    def __init__(self, *, direct_from_bytes: int | None = None) -> None:
         builder = TableBuilder("bucket", "p/")
         builder.add(
             [b"p/archived", b"p/dir/file"], [5, 10], [10**18, 2 * 10**18], [ETAG, ETAG], ["DEEP_ARCHIVE", "STANDARD"]
@@ -66,7 +66,7 @@ class Mounted:
         self.table: InodeTable = builder.build()[0]
         self.counters = Counters()
         self.engine = FakeEngine()
-        self._options: dict[str, Any] = {"umask": umask, "direct_from_bytes": direct_from_bytes}
+        self._options: dict[str, Any] = {"direct_from_bytes": direct_from_bytes}
         self.operations = self._served()
         self.directory = self.inode(ROOT, b"dir")
         self.file = self.inode(self.directory, b"file")
@@ -230,18 +230,6 @@ async def test_every_change_is_refused_counted_and_not_logged_r1(
     assert not caplog.records
 
 
-async def test_an_archived_object_cannot_be_read_and_is_logged_once_d5(
-    mounted: Mounted, caplog: pytest.LogCaptureFixture
-) -> None:
-    mounted.engine.error = ObjectArchivedError("'p/archived' is archived.", hint="Restore it.")
-    for _ in range(3):
-        assert await errno_of(mounted.operations.read(mounted.archived, 0, 5)) == errno.EACCES
-    [line] = caplog.messages
-    assert line.startswith("a read at 0 failed with EACCES after 0.0 s: 'p/archived' is archived. Restore it.")
-    mounted.engine.error = None  # restored
-    assert await mounted.operations.read(mounted.archived, 0, 5) == b"xxxxx"
-
-
 async def test_what_the_kernel_forgets_the_engine_forgets(mounted: Mounted) -> None:
     await mounted.operations.forget([(mounted.file, 3), (mounted.archived, 1)])
     assert mounted.engine.forgotten == [mounted.file, mounted.archived]
@@ -254,15 +242,6 @@ async def test_large_files_are_read_past_the_page_cache_where_that_was_asked_for
     mounted = Mounted(direct_from_bytes=threshold_bytes)
     opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
     assert (opened.keep_cache, opened.direct_io) == (True, is_direct)
-
-
-async def test_attributes_are_the_listings_and_the_owners_a1() -> None:
-    mounted = Mounted(umask=0o027)
-    file = await mounted.operations.getattr(mounted.file, CONTEXT)
-    assert (file.st_mode, file.st_size, file.st_mtime_ns, file.st_nlink) == (0o100440, 10, 2 * 10**18, 1)
-    assert (file.st_uid, file.st_gid, file.st_blocks) == (7, 8, 1)
-    directory = await mounted.operations.lookup(ROOT, b"dir", CONTEXT)
-    assert (directory.st_ino, directory.st_mode) == (mounted.directory, 0o040550)
 
 
 async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:
@@ -321,12 +300,6 @@ async def test_a_file_that_a_refresh_takes_away_is_stale_and_the_engine_is_told_
     assert await errno_of(mounted.operations.getattr(mounted.file, CONTEXT)) == errno.ESTALE
     assert await errno_of(mounted.operations.read(mounted.file, 0, 100)) == errno.ESTALE
     assert mounted.engine.reads == []
-
-
-async def test_a_file_that_a_refresh_leaves_is_read_on_l6(mounted: Mounted) -> None:
-    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 10, b"p/dir/more": 1}))
-    assert await mounted.operations.read(mounted.file, 0, 100) == b"x" * 10
-    assert (await mounted.operations.lookup(mounted.directory, b"file", CONTEXT)).st_ino == mounted.file
 
 
 async def test_a_listing_goes_on_in_the_table_that_a_refresh_has_brought_n6(
