@@ -51,7 +51,6 @@ from tests.s3.canned import canned_server
 from tests.s3.places import client_of
 from tests.servers import create_chain
 
-FIRST_TEN = {"Content-Range": "bytes 0-9/2097152"}
 CHUNKED = {"Transfer-Encoding": "chunked"}
 LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
@@ -60,15 +59,6 @@ WATCH = StallWatch(60.0, 60.0)
 
 
 RANGE_HEAD = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
-
-
-def batched(data: bytes, size_bytes: int) -> Iterator[bytes]:
-    for at in range(0, len(data), size_bytes):
-        yield data[at : at + size_bytes]
-
-
-def idle_connections(client: S3Client) -> list[Connection]:
-    return [connection for idle in client._routes._idle.values() for connection in idle]
 
 
 @contextmanager
