@@ -29,7 +29,9 @@ def advise(
     epochs: Annotated[
         int, typer.Option(min=1, max=1_000_000, metavar="N", help="How often each of them reads it.")
     ] = 1,
-    hours: Annotated[float, typer.Option(min=0, max=1e6, help="What training takes if it never waits for data.")] = 0.0,
+    hours: Annotated[
+        float, typer.Option(min=0, max=1e6, metavar="HOURS", help="What training takes if it never waits for data.")
+    ] = 0.0,
     readers: Annotated[
         int, typer.Option(min=1, max=1_000_000, metavar="N", help="Files that a host reads at once.")
     ] = 16,
@@ -41,7 +43,9 @@ def advise(
     host_price: Annotated[
         float, typer.Option(min=0, max=1e6, metavar="DOLLARS", help="Price of a host for an hour.")
     ] = 0.0,
-    region_factor: Annotated[float, typer.Option(min=0, max=1e6, help="Prices of your region, of us-east-1's.")] = 1.0,
+    region_factor: Annotated[
+        float, typer.Option(min=0, max=1e6, metavar="FACTOR", help="Prices of your region, of us-east-1's.")
+    ] = 1.0,
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Do not measure the network, which takes up to 5 s and 208 MiB.")
     ] = False,
@@ -50,7 +54,10 @@ def advise(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Estimate what File, FastFile, Pipe, EFS and FSx take and cost for a source, and recommend one."""
+    """Estimate which mode suits a source, and what it costs.
+
+    Compares File, FastFile, Pipe, EFS and FSx, and recommends one.
+    """
     job = Job(
         hosts=hosts,
         epochs=epochs,

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["HELP_OPTIONS", "PAGES", "Command", "Group", "Page"]
+__all__ = ["HELP_OPTIONS", "PAGES", "Command", "Group", "Page", "first_sentence", "sections_of"]
 
 _ALL: Final = "--help-all"
 HELP_OPTIONS: Final = ["-h", "--help", _ALL]
@@ -79,6 +79,9 @@ PAGES: Final[Mapping[str, Page]] = {
     "demo": Page(
         ("fastfuse demo", "fastfuse demo --uri s3://BUCKET/PREFIX"), ("--uri", "--keep", "--readers", *_ACCESS)
     ),
+    "install": Page(
+        ("fastfuse install", "fastfuse install --root debian/tmp --prefix /usr --program /usr/bin/fastfuse")
+    ),
     "version": Page(("fastfuse version",)),
 }
 
@@ -128,14 +131,14 @@ def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value
     return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
 
 
-def _write_page(command: Command | Group, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+def first_sentence(text: str) -> str:
+    """Return what the first sentence of a help text says."""
+    return text.partition(". ")[0].rstrip(".") + "."
+
+
+def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[str, list[tuple[str, str]]]:  # noqa: ANN401
+    """Return the terms and texts of a help page below their titles: of all options, or of those used most."""
     page = PAGES[command.name or ""]
-    shows_all = not page.options or ctx.meta[_SHOW_ALL]
-    command.format_usage(ctx, formatter)
-    with formatter.section("Examples"):
-        for example in page.examples:
-            formatter.write(f"  {example}\n")
-    command.format_help_text(ctx, formatter)
     sections: dict[str, list[tuple[str, str]]] = {}
     parameters: Sequence[Any] = command.get_params(ctx)
     for parameter in parameters:
@@ -143,15 +146,25 @@ def _write_page(command: Command | Group, ctx: Any, formatter: Any) -> None:  # 
         if record is None or _ALL in parameter.opts:
             continue
         if parameter.param_type_name == "argument":
-            sections.setdefault("Arguments", []).append(record)
-        elif shows_all:
+            # Typer adds the type, as in MOUNTPOINT <Path>.
+            sections.setdefault("Arguments", []).append((record[0].partition(" <")[0], record[1]))
+        elif shows_all or not page.options:
             sections.setdefault(parameter.rich_help_panel or _OPTIONS, []).append(record)
         elif max(parameter.opts, key=len) in page.options:
-            sections.setdefault(_OPTIONS, []).append((record[0], parameter.help.partition(". ")[0].rstrip(".") + "."))
+            sections.setdefault(_OPTIONS, []).append((record[0], first_sentence(parameter.help)))
     sections.setdefault(_OPTIONS, []).append(("-h, --help", "Show this page."))
     if page.options:
         sections[_OPTIONS].append((_ALL, "Show every option, and the environment variable of each."))
-    for title, rows in sections.items():
+    return sections
+
+
+def _write_page(command: Command | Group, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+    command.format_usage(ctx, formatter)
+    with formatter.section("Examples"):
+        for example in PAGES[command.name or ""].examples:
+            formatter.write(f"  {example}\n")
+    command.format_help_text(ctx, formatter)
+    for title, rows in sections_of(command, ctx, shows_all=ctx.meta[_SHOW_ALL]).items():
         with formatter.section(title):
             formatter.write_dl(rows)
     if isinstance(command, Group):

@@ -32,8 +32,9 @@ def doctor(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Check whether this machine can mount a source, and say what to do about what is in the way.
+    """Check whether this machine can mount a source.
 
+    Says what to do about what is in the way.
     With S3_URI a few requests list and read a little of it, and measure the network for up to 5 s and 208 MiB.
     """
     uri = None if source is None else S3Uri.parse(source)

@@ -4,7 +4,8 @@ A line in fstab reads::
 
     s3://BUCKET/PREFIX  /mnt/data  fuse.fastfuse  ro,_netdev,allow_other,region=eu-west-1  0 0
 
-and mount(8) then runs ``fastfuse s3://BUCKET/PREFIX /mnt/data -o rw,...``, having added options of its own.
+and mount(8) then runs ``fastfuse s3://BUCKET/PREFIX /mnt/data -o rw,...``, having added options of its own: through
+``/sbin/mount.fuse.fastfuse``, which ``fastfuse install`` puts there, or else through mount.fuse3 and PATH.
 """
 
 import re
@@ -57,10 +58,19 @@ class MountCommand(Command):
 
 
 def helper_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command line for those of ``fastfuse s3://...``, as mount(8) calls fastfuse."""
-    if arguments and arguments[0].startswith("s3://"):
-        return ["mount", "--daemon", *arguments]
-    return list(arguments)
+    """Return the arguments of a command line for those of ``fastfuse s3://...``, as mount(8) calls fastfuse.
+
+    Of its own options it passes on ``-n``, ``-s`` and ``-t TYPE``, which change nothing here.
+    """
+    if not (arguments and arguments[0].startswith("s3://")):
+        return list(arguments)
+    words, rest = ["mount", "--daemon"], iter(arguments)
+    for word in rest:
+        if word == "-t":
+            next(rest, None)
+        elif word not in ("-n", "-s"):
+            words.append(word)
+    return words
 
 
 def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:

@@ -17,6 +17,7 @@ from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import demo_settings, mount_settings
 from fastfuse.cli.doctor_command import doctor
 from fastfuse.cli.index_options import parse_index_place
+from fastfuse.cli.install_command import install
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
@@ -150,7 +151,10 @@ def mount(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Mount an S3 prefix read-only, as it is listed now, and serve it until interrupted or unmounted."""
+    """Mount an S3 prefix read-only.
+
+    It is shown as it is listed now, and served until interrupted or unmounted.
+    """
     settings = mount_settings(
         source=source,
         mountpoint=mountpoint,
@@ -243,7 +247,10 @@ def index(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Make the index of a source once, so that no mount of it has to list again; or look at what it holds."""
+    """Save the listing of a source, or look at what it holds.
+
+    No mount that is given the saved index has to list again.
+    """
     if as_json and not summary:
         raise ConfigurationError("--json says how to print the summary", hint="give --summary, too")
     if output is None and not summary:
@@ -257,6 +264,7 @@ def index(
 
 app.command(cls=Command)(advise)
 app.command(cls=Command)(doctor)
+app.command(cls=Command)(install)
 
 
 @app.command(cls=Command)
@@ -264,12 +272,16 @@ app.command(cls=Command)(doctor)
 def demo(
     shards: Annotated[
         int,
-        typer.Option(min=1, max=1024, help="How many shards to make. The first is read alone, the others at once."),
+        typer.Option(
+            min=1, max=1024, metavar="N", help="How many shards to make. The first is read alone, the others at once."
+        ),
     ] = 5,
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "200MiB",
-    small_files: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many small files to make.")] = 2000,
+    small_files: Annotated[
+        int, typer.Option(min=0, max=1_000_000, metavar="N", help="How many small files to make.")
+    ] = 2000,
     small_file_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each small file.")] = "100KiB",
-    readers: Annotated[int, typer.Option(min=1, max=256, help="How many files to read at once.")] = 4,
+    readers: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="How many files to read at once.")] = 4,
     keep: Annotated[bool, typer.Option("--keep", help="Leave it mounted until interrupted, to look around.")] = False,
     uri: Annotated[
         str | None,
@@ -279,7 +291,10 @@ def demo(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Show what a mount does: make a data set on a local S3 server, mount it, and read it at full speed."""
+    """Show what a mount does, without an S3 account.
+
+    Makes a data set on a local S3 server, mounts it, and reads it at full speed.
+    """
     settings = demo_settings(
         shards=shards,
         shard_size=shard_size,

@@ -26,7 +26,7 @@ def unmount(
         bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
     ] = False,
 ) -> int:
-    """Unmount a mount of fastfuse, and so end the process that serves it."""
+    """Unmount, and so end the process that serves the mount."""
     if (mountpoint is not None) + every + of_all_users != 1:
         raise ConfigurationError(
             "unmount takes one of MOUNTPOINT, --all and --all-users", hint="see 'fastfuse unmount --help'"
@@ -45,7 +45,10 @@ def unmount(
 def refresh(
     mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
 ) -> int:
-    """List the source of a mount again and show what it holds now; what has not changed keeps its pages."""
+    """List the source of a mount again, and show what it holds now.
+
+    What has not changed keeps its pages.
+    """
     from fastfuse.filesystem import control
 
     say(control.request_refresh(Path(os.path.abspath(mountpoint))))
@@ -59,8 +62,9 @@ def status(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with every counter.")] = False,
 ) -> int:
-    """Say what the mounts of this machine do: their state, rates, memory, and last errors.
+    """Say what the mounts of this machine do.
 
+    For each: its state, rates, memory, and last errors.
     The exit code is 0 if all are ok, and 1 if one is in trouble, stops or does not answer.
     """
     from fastfuse.cli import status_command as command
@@ -78,7 +82,10 @@ def stats(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
-    """Print a line every second with what a mount reads, fetches and waits for, until Ctrl-C."""
+    """Print a line every second with what a mount does.
+
+    What it reads, fetches and waits for, until Ctrl-C.
+    """
     from fastfuse.cli import status_command as command
 
     if summary or as_json:
@@ -99,8 +106,9 @@ def top(
         float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Seconds between two looks.")
     ] = 1.0,
 ) -> int:
-    """Show on the whole terminal what a mount does: rates, readers that wait, files, slow GETs, memory, and errors.
+    """Show on the whole terminal what a mount does.
 
+    Rates, readers that wait, files, slow GETs, memory, and errors.
     w, b and f sort the files by waiting, bytes and name; p pauses; q ends. Where the output is no terminal, or one that
     cannot be redrawn, it is printed once.
     """
@@ -125,7 +133,7 @@ def trace(
     count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each line as JSON.")] = False,
 ) -> int:
-    """Print a line for each read that the kernel asks a mount for, as it is answered, until Ctrl-C.
+    """Print a line for each read of a mount, until Ctrl-C.
 
     Reads that the page cache serves never reach the mount. A trace that is not read fast enough loses lines, and says
     how many; it delays no reader.
@@ -148,8 +156,9 @@ def hint(
         bool, typer.Option("-0", "--null", help="A NUL ends each path (find -print0), not a newline.")
     ] = False,
 ) -> int:
-    """Announce files in the order in which they will be opened, from a list of paths, one a line.
+    """Announce the order in which files will be opened.
 
+    Takes a list of paths, one a line.
     They are fetched ahead of whoever opens them. Ends when the mount has taken the last one, which it does no faster
     than files are opened: run it beside what opens them.
     """
@@ -173,10 +182,10 @@ def fuse_helper(
     ],
     uid: Annotated[int, typer.Option("--user", metavar="ID", min=0, help="Who may have it mount; becomes the owner.")],
 ) -> int:
-    """Mount for a process that may not, which serves the mount with 'fastfuse mount --fuse-socket PATH'.
+    """Mount for a process that may not mount.
 
-    Takes CAP_SYS_ADMIN, and knows neither S3 nor credentials. The mount goes with the process that serves it, and the
-    next one gets another.
+    That process serves the mount with 'fastfuse mount --fuse-socket PATH'. The helper takes CAP_SYS_ADMIN, and knows
+    neither S3 nor credentials. The mount goes with the process that serves it, and the next one gets another.
     """
     log.configure(log.LogConfig())
     from fastfuse.filesystem import fuse_helper as helper

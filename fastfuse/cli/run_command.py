@@ -191,17 +191,12 @@ def run(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Run a training job as SageMaker does: its channels where a script expects them, then the script.
+    """Run a training job as SageMaker does.
 
-    Each channel is mounted (FastFile), downloaded (File) or streamed through FIFOs (Pipe), below /opt/ml/input/data.
-
-    The script finds SM_CHANNEL_TRAIN and the like, and /opt/ml/input/config; all is taken down when it ends.
-
-    Extensions: SageMaker's FastFile takes prefixes only; here it takes both kinds of manifests, too, and so does File.
-
-    How the objects of a ShardedByS3Key channel are dealt out is fastfuse's own rule, for SageMaker tells none.
-
-    --max-connections is for each channel.
+    Each channel is mounted (FastFile), downloaded (File) or streamed through FIFOs (Pipe), below /opt/ml/input/data,
+    then the script is run. It finds SM_CHANNEL_TRAIN and the like, and /opt/ml/input/config; all is taken down when it
+    ends. --max-connections is for each channel. Manifests in FastFile and File mode, and the rule by which the objects
+    of a ShardedByS3Key channel are dealt out, are fastfuse's own.
     """
     with startup.loading():
         from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory

@@ -60,6 +60,11 @@ def test_a_command_line_that_starts_with_a_source_is_a_mount_in_the_background()
     assert helper_arguments(["s3://b/p", "/mnt", "-o", "rw"]) == ["mount", "--daemon", "s3://b/p", "/mnt", "-o", "rw"]
 
 
+def test_what_mount_passes_to_its_helpers_beside_options_changes_nothing() -> None:
+    words = ["s3://b/p", "/mnt", "-n", "-s", "-v", "-t", "fuse.fastfuse", "-o", "rw"]
+    assert helper_arguments(words) == ["mount", "--daemon", "s3://b/p", "/mnt", "-v", "-o", "rw"]
+
+
 @pytest.mark.parametrize("words", [[], ["version"], ["mount", "s3://b/p"], ["/mnt", "s3://b/p"]])
 def test_any_other_command_line_is_left_alone(words: list[str]) -> None:
     assert helper_arguments(words) == words

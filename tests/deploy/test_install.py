@@ -1,0 +1,223 @@
+"""`fastfuse install`: which files it writes, which it leaves alone, and what shells and man make of them."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from fastfuse.cli.main import app, main
+from fastfuse.deploy.install import writable_by_others
+
+PROGRAM = "/opt/ff/bin/fastfuse"
+COMMANDS = vars(typer.main.get_command(app))["commands"]
+
+
+def install(root: Path, *words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What the command says of each file, by the path below the root."""
+    assert main(["install", "--root", str(root), "--program", PROGRAM, *words]) == 0
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    return {str(Path(path).relative_to(root)): outcome for outcome, path, *_ in lines}
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    assert main(["install", "--root", str(root), "--program", PROGRAM, "--prefix", "/usr"]) == 0
+    return root
+
+
+def test_each_file_that_is_written_is_named_and_a_second_time_nothing_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = install(tmp_path, capsys=capsys)
+    before = contents(tmp_path)
+    assert said == dict.fromkeys(before, "wrote")
+    assert {Path(name).parts[:2] for name in before} == {("usr", "local"), ("usr", "sbin"), ("etc", "fastfuse")}
+    assert install(tmp_path, capsys=capsys) == dict.fromkeys(before, "unchanged")
+    assert contents(tmp_path) == before
+
+
+def test_what_was_changed_since_is_kept_and_said_so_unless_it_is_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, capsys=capsys)
+    [unit] = tmp_path.rglob("fastfuse@.service")
+    unit.write_text(unit.read_text().replace("RestartSec=5", "RestartSec=50"))
+    [target] = tmp_path.rglob("fastfuse.target")
+    target.write_text("[Unit]\n")
+    changed = {str(path.relative_to(tmp_path)) for path in (unit, target)}
+    said = install(tmp_path, capsys=capsys)
+    assert {name for name, outcome in said.items() if outcome == "kept"} == changed
+    assert "RestartSec=50" in unit.read_text()
+    removed = install(tmp_path, "--remove", capsys=capsys)
+    assert {name for name, outcome in removed.items() if outcome == "kept"} == changed == contents(tmp_path).keys()
+    said = install(tmp_path, "--force", capsys=capsys)
+    assert set(said.values()) == {"wrote"}
+    assert "RestartSec=50" not in unit.read_text()
+
+
+def test_what_an_earlier_install_wrote_is_replaced_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["install", "--root", str(tmp_path), "--program", "/elsewhere/fastfuse"]) == 0
+    capsys.readouterr()
+    said = install(tmp_path, capsys=capsys)
+    named = {name for name, text in contents(tmp_path).items() if PROGRAM in text}
+    assert {name for name, outcome in said.items() if outcome == "wrote"} == named
+    assert len(named) == 3
+    assert not any("/elsewhere" in text for text in contents(tmp_path).values())
+    assert set(install(tmp_path, "--remove", capsys=capsys).values()) == {"removed"}
+    assert contents(tmp_path) == {}
+    assert set(install(tmp_path, "--remove", capsys=capsys).values()) == {"missing"}
+
+
+def test_a_package_gets_usr_and_the_program_that_it_names(installed: Path) -> None:
+    unit = (installed / "usr/lib/systemd/system/fastfuse@.service").read_text()
+    assert re.findall(r"^Exec\w+=-?(\S+)", unit, re.MULTILINE) == [PROGRAM] * 3
+    for kind in ("fastfuse", "fuse.fastfuse"):
+        helper = installed / f"usr/sbin/mount.{kind}"
+        assert helper.stat().st_mode & 0o777 == 0o755
+        assert f'exec {PROGRAM} "$@"' in helper.read_text()
+
+
+def test_where_sbin_is_a_directory_mount_looks_for_helpers_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sbin").mkdir()
+    said = install(tmp_path, capsys=capsys)
+    assert {name for name in said if "sbin" in name} == {"sbin/mount.fastfuse", "sbin/mount.fuse.fastfuse"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--program", "fastfuse"], "--program 'fastfuse' is no absolute path"),
+        (["--program", "/a b/fastfuse"], "--program '/a b/fastfuse' is no absolute path"),
+        (["--program", "/a%n/fastfuse"], "--program '/a%n/fastfuse' is no absolute path"),
+        (["--program", "/a/b", "--prefix", "usr"], "--prefix 'usr' is no absolute path"),
+        (["--root", "/", "--program", "/nowhere/fastfuse"], "/nowhere/fastfuse is no program"),
+        (["--program", "/a/b"], "{unit} cannot be written: Not a directory"),
+    ],
+)
+def test_what_cannot_be_installed_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    (tmp_path / "usr").write_text("")
+    code = main(["install", "--root", str(tmp_path), *words])
+    lines = capsys.readouterr().err.splitlines()
+    unit = f"{tmp_path}/usr/local/lib/systemd/system/fastfuse@.service"
+    assert lines[0].startswith("fastfuse: error: " + message.format(unit=unit))
+    assert (code, len(lines)) == (1 if "cannot be" in message else 2, 2)
+
+
+def test_a_program_that_users_can_change_is_found(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    program, link = tmp_path / "venv/fastfuse", tmp_path / "links/fastfuse"
+    for path in (program, link):
+        path.parent.mkdir()
+    program.write_text("")
+    link.symlink_to(program)
+    program.parent.chmod(0o757)
+    found = [writable_by_others(path) for path in (program, link)]
+    assert found[0] == program.parent
+    # Whatever lies above the test's own directory, such as /tmp, is writable, too, and comes first there.
+    assert found[1] in (program.parent, *link.parents)
+    program.parent.chmod(0o755)
+    assert writable_by_others(program) not in (program, program.parent)
+
+
+def completed(installed: Path, *lines: str) -> list[list[str]]:
+    """What bash offers at the end of each line."""
+    script = """
+source "$1"; shift
+for line in "$@"; do
+    read -ra COMP_WORDS <<< "${line//=/ = }"
+    [[ $line == *' ' || $line == *= ]] && { [[ $line == *= ]] || COMP_WORDS+=(''); }
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+    _fastfuse
+    echo "${COMPREPLY[@]}"
+done
+"""
+    file = installed / "usr/share/bash-completion/completions/fastfuse"
+    done = subprocess.run(["bash", "-uc", script, "bash", file, *lines], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_bash_completes_commands_options_and_choices_and_else_names_of_files(installed: Path) -> None:
+    expected: Mapping[str, list[str]] = {
+        "fastfuse st": ["status", "stats"],
+        "fastfuse mount --memory": ["--memory-target"],
+        "fastfuse mount s3://b /mnt --io ": ["auto", "cached", "direct"],
+        "fastfuse mount --io=": ["auto", "cached", "direct"],
+        "fastfuse mount --io=dir": ["direct"],
+        # Nothing of ours: bash then offers files.
+        "fastfuse mount --log-file ": [],
+        "fastfuse mount --log-file --al": [],
+        "fastfuse mount ": [],
+        "fastfuse run --job j.json -- train --e": [],
+        "fastfuse unmount --all": ["--all", "--all-users"],
+    }
+    assert dict(zip(expected, completed(installed, *expected), strict=True)) == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_option_of_every_command(installed: Path, shell: str) -> None:
+    [file] = [
+        path for path in installed.rglob("*fastfuse*") if path.is_file() and shell in str(path.relative_to(installed))
+    ]
+    lines = file.read_text().splitlines()
+    for name, command in COMMANDS.items():
+        starts = {
+            "bash": f"    {name}:*)",
+            "zsh": f"    ({name}) _arguments",
+            "fish": f"complete -c fastfuse -n '__fish_seen_subcommand_from {name}'",
+        }
+        own = [at for at, line in enumerate(lines) if line.startswith(starts[shell])]
+        end = next((at for at in range(own[-1], len(lines)) if lines[at].endswith(";;")), own[-1])
+        text = "\n".join(lines[own[0] : end + 1])
+        for option in (word for parameter in command.params for word in parameter.opts if word.startswith("--")):
+            spelled = rf"-l {option[2:]}(?![\w-])" if shell == "fish" else rf"{option}(?![\w-])"
+            assert re.search(spelled, text), (name, option)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="takes fish")
+def test_fish_takes_the_completion(installed: Path) -> None:
+    file = installed / "usr/share/fish/vendor_completions.d/fastfuse.fish"
+    script = f"source {file}; complete -C 'fastfuse mount --io '; complete -C 'fastfuse refr'"
+    done = subprocess.run(["fish", "--no-config", "-c", script], capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["auto", "cached", "direct", "refresh"]
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="takes zsh")
+def test_zsh_takes_the_completion(installed: Path) -> None:
+    subprocess.run(["zsh", "-n", installed / "usr/share/zsh/site-functions/_fastfuse"], check=True)
+
+
+def test_every_command_has_a_page_that_names_its_options(installed: Path) -> None:
+    pages = {path.name: path.read_text().replace("\\-", "-") for path in (installed / "usr/share/man/man1").iterdir()}
+    assert pages.keys() == {"fastfuse.1", *(f"fastfuse-{name}.1" for name in COMMANDS)}
+    for name, command in COMMANDS.items():
+        page = pages[f"fastfuse-{name}.1"]
+        options = {word for parameter in command.params for word in parameter.opts if word.startswith("-")}
+        terms = {word.rstrip(",") for line in re.findall(r"^\.B (.*)$", page, re.MULTILINE) for word in line.split()}
+        assert options - {"--help-all"} <= terms
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="takes groff")
+def test_roff_reads_the_pages_without_a_warning_and_prints_what_help_says(installed: Path) -> None:
+    pages = sorted((installed / "usr/share/man/man1").iterdir())
+    command = ["groff", "-man", "-ww", "-Tascii", "-P-cbou", "-rLL=300n", *map(str, pages)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert "fastfuse run --channel train=s3://BUCKET/PREFIX -- python train.py" in done.stdout
+    assert "('fastfuse fuse-helper')" in done.stdout
