@@ -7,7 +7,7 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/filesystem/inte
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers fuzz readme clean \
+.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers fuzz readme system clean \
     system-run system-dev system-bench
 
 help: ## Show what can be made.
@@ -66,6 +66,9 @@ fuzz: $(VENV)/.fuzz ## Fuzz each parser of what others send (10 minutes each; FU
 
 readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
 	$(BIN)/python -m tests.docs.fresh
+
+system: $(VENV)/.dev ## Boot a fresh Debian under systemd, and try package, unit and fstab (as root; 10 minutes).
+	$(BIN)/python -m tests.system
 
 docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
 	dot -Tsvg $< -o $@
