@@ -12,6 +12,8 @@ from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 
 TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
+# What others call it, what fastfuse does, and a remark.
+MIGRATIONS = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) ?\|$", TEXTS["docs/MIGRATION.md"], re.MULTILINE)
 
 # Options of docker, systemctl, pip, setuptools, rclone, a training script and the bench.
 OTHERS = {
@@ -69,7 +71,11 @@ def test_the_table_of_options_is_complete() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_that_is_named_exists(page: str) -> None:
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXTS[page])) - OTHERS
+    text = TEXTS[page]
+    if page == "docs/MIGRATION.md":
+        # The first column has the options of others, and so has each command line of theirs.
+        text = re.sub(r"^\|.*?\||`(mount-s3|s3fs|goofys|rclone) [^`]*`|`--(rc|s3-…)`", "", text, flags=re.MULTILINE)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - OTHERS
     assert named <= set().union(*map(_options, commands.PAGES.keys() - {"fastfuse"}))
 
 
@@ -93,3 +99,14 @@ def test_every_link_leads_somewhere(page: str) -> None:
 def test_every_file_of_the_repository_that_is_named_exists(page: str) -> None:
     named = re.findall(r"`((?:fastfuse|tests|bench|systemd)/[^` ]+)`", TEXTS[page])
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_row_of_a_migration_names_options_of_mount_or_says_why_there_is_none() -> None:
+    assert len(MIGRATIONS) > 80
+    for theirs, ours, remark in MIGRATIONS:
+        named = set(re.findall(r"`(--[a-z-]+)`", ours))
+        if theirs in ("Mountpoint", "s3fs", "goofys", "rclone", "gcsfuse", "---"):
+            continue
+        assert re.fullmatch(r"(?:`[^`]+`(?:, )?)+(?: as directory)?", theirs)
+        assert named <= _options("mount")
+        assert named or remark or "s3://" in ours, theirs
