@@ -7,8 +7,8 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/filesystem/inte
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers fuzz readme system clean \
-    system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers fuzz readme \
+    system examples clean     system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,15 @@ fuzz: $(VENV)/.fuzz ## Fuzz each parser of what others send (10 minutes each; FU
 
 readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
 	$(BIN)/python -m tests.docs.fresh
+
+# An environment of its own: TensorFlow wants other versions than the tests. EXAMPLES_PIP may name where PyTorch without
+# CUDA is found.
+EXAMPLES_PIP ?=
+
+examples: $(VENV)/.dev ## Run docs/EXAMPLES.md with the four libraries (takes 3 GB of disk; 5 minutes).
+	$(PYTHON) -m venv build/examples
+	build/examples/bin/python -m pip install --quiet $(EXAMPLES_PIP) datasets tensorflow-cpu torch webdataset
+	$(BIN)/python -m tests.docs.examples build/examples/bin/python
 
 system: $(VENV)/.dev ## Boot a fresh Debian under systemd, and try package, unit and fstab (as root; 10 minutes).
 	$(BIN)/python -m tests.system

@@ -4,12 +4,23 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["COMMANDS", "PAGES", "ROOT", "Block", "blocks_of", "split_console"]
+__all__ = ["AWS_CONFIG", "COMMANDS", "PAGES", "ROOT", "Block", "blocks_of", "split_console"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 # The languages of blocks that hold commands: a script, and a session with a prompt and what it prints.
 COMMANDS = ("sh", "console")
+
+# ~/.aws/config of a reader, for whom a server of the tests is AWS.
+AWS_CONFIG = """\
+[default]
+region = eu-west-1
+endpoint_url = {endpoint_url}
+s3 =
+    addressing_style = path
+aws_access_key_id = AKIATESTTESTTESTTEST
+aws_secret_access_key = secret-secret-secret-secret-secret-secret
+"""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)

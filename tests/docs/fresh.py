@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fastfuse.testing import ServerProcess
-from tests.docs.blocks import COMMANDS, ROOT, blocks_of
+from tests.docs.blocks import AWS_CONFIG, COMMANDS, ROOT, blocks_of
 
 __all__ = ["SECTIONS"]
 
@@ -35,15 +35,6 @@ command=$1
 shift
 case $command in build | run) set -- --network host "$@" ;; esac
 exec {docker} "$command" "$@"
-"""
-_AWS_CONFIG = """\
-[default]
-region = eu-west-1
-endpoint_url = {endpoint_url}
-s3 =
-    addressing_style = path
-aws_access_key_id = AKIATESTTESTTESTTEST
-aws_secret_access_key = secret-secret-secret-secret-secret-secret
 """
 _NAMES = ["part-00000.tfrecord", "part-00001.tfrecord"]
 
@@ -184,7 +175,7 @@ def main() -> None:
         for name in _NAMES:
             (scratch / "data/train" / name).write_text(name)
         server = stack.enter_context(ServerProcess(scratch / "data", bucket="my-bucket", workers=1))
-        (scratch / "home/.aws/config").write_text(_AWS_CONFIG.format(endpoint_url=server.endpoint_url))
+        (scratch / "home/.aws/config").write_text(AWS_CONFIG.format(endpoint_url=server.endpoint_url))
         (scratch / "bin/docker").write_text(_DOCKER.format(docker=docker))
         (scratch / "bin/docker").chmod(0o755)
         stack.enter_context(_fresh_machine(docker, scratch))

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import AWS_CONFIG, ROOT
 
 __all__ = ["BUCKET", "Machine"]
 
@@ -28,16 +28,6 @@ BUCKET = "my-bucket"
 # Long enough for a loaded machine; a test that needs it has failed.
 _PATIENCE_S = 60.0
 _MAX_OUTPUT_BYTES = 1 << 20
-
-_AWS_CONFIG = """\
-[default]
-region = eu-west-1
-endpoint_url = http://127.0.0.1:9000
-s3 =
-    addressing_style = path
-aws_access_key_id = AKIATESTTESTTESTTEST
-aws_secret_access_key = secret-secret-secret-secret-secret-secret
-"""
 
 # Ends when its standard input does, and as the first process of its namespace takes all others with it.
 _BOOT = """
@@ -172,7 +162,7 @@ class Machine:
 
     def _prepare(self) -> None:
         (self._scratch / "aws").mkdir()
-        (self._scratch / "aws/config").write_text(_AWS_CONFIG)
+        (self._scratch / "aws/config").write_text(AWS_CONFIG.format(endpoint_url="http://127.0.0.1:9000"))
         self.folder.mkdir()
         programs = {
             "fastfuse": f'PYTHONPATH={ROOT} exec {sys.executable} -m fastfuse "$@"',

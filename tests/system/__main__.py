@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.docs.blocks import blocks_of
-from tests.system.booted import AWS_CONFIG, Booted, copy_of_the_sources, missing_tools
+from tests.docs.blocks import AWS_CONFIG, blocks_of
+from tests.system.booted import Booted, copy_of_the_sources, missing_tools
 
 _NAMES = ["part-00000.tfrecord", "part-00001.tfrecord"]
 _PLACE = "/opt/ml/input/data/training"
 _UNIT = "fastfuse@training.service"
-# The figure of docs/MEASUREMENTS.md.
+# See docs/MEASUREMENTS.md, "The unit".
 _MAX_EXPOSURE = 4.5
 
 _ENV = """\
@@ -95,7 +95,9 @@ def install_files(machine: Booted) -> None:
     _expect("the second install changes nothing", second, first.replace("wrote    ", "unchanged"))
     machine.run("systemctl daemon-reload && systemd-analyze verify fastfuse@training.service fastfuse.target")
     machine.run("man --where fastfuse fastfuse-mount && man fastfuse-mount | grep -q -- --memory-target")
-    machine.run("source /usr/share/bash-completion/bash_completion; _completion_loader fastfuse || complete -p fastfuse")
+    machine.run(
+        "source /usr/share/bash-completion/bash_completion; _completion_loader fastfuse || complete -p fastfuse"
+    )
     [*_, last] = machine.run(f"systemd-analyze security --no-pager {_UNIT}").splitlines()
     exposure = float(last.split(":")[1].split()[0])
     _expect(f"exposure {exposure} is at most {_MAX_EXPOSURE}", exposure <= _MAX_EXPOSURE, True)

@@ -15,18 +15,7 @@ from typing import Self
 
 from tests.docs.blocks import ROOT
 
-__all__ = ["AWS_CONFIG", "Booted", "copy_of_the_sources", "missing_tools"]
-
-# How the machine finds a server on this one, as AWS.
-AWS_CONFIG = """\
-[default]
-region = eu-west-1
-endpoint_url = {endpoint_url}
-s3 =
-    addressing_style = path
-aws_access_key_id = AKIATESTTESTTESTTEST
-aws_secret_access_key = secret-secret-secret-secret-secret-secret
-"""
+__all__ = ["Booted", "copy_of_the_sources", "missing_tools"]
 
 _BASE = ROOT / "build/debian"
 _PACKAGES = "bash-completion,ca-certificates,make,man-db,sudo,systemd,systemd-sysv"
