@@ -60,7 +60,7 @@ class MountCommand(Command):
 def helper_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a command line for those of ``fastfuse s3://...``, as mount(8) calls fastfuse.
 
-    Of its own options it passes on ``-n``, ``-s`` and ``-t TYPE``, which change nothing here.
+    Its own ``-n``, ``-s`` and ``-t TYPE`` are left out: they change nothing here.
     """
     if not (arguments and arguments[0].startswith("s3://")):
         return list(arguments)

@@ -54,14 +54,17 @@ def install(
                 f"{name} {value!r} is no absolute path of letters, digits and ./+@_-",
                 hint="systemd and mount(8) take it without quotes: choose another place",
             )
-    if root == Path("/") and not os.access(run_by_units, os.X_OK):
-        raise ConfigurationError(f"{run_by_units} is no program", hint="name one with --program FILE")
-    if root == Path("/") and (found := system.writable_by_others(Path(run_by_units))) is not None:
-        warn(
-            f"root will run {run_by_units}, and users other than root can change {found}",
-            hint="install fastfuse where only root can write, as README does",
-            words=sys.argv,
-        )
+    if root == Path("/") and not remove:
+        if not os.access(run_by_units, os.X_OK):
+            raise ConfigurationError(f"{run_by_units} is no program", hint="name one with --program FILE")
+        if (found := system.writable_by_others(Path(run_by_units))) is not None:
+            warn(
+                f"root will run {run_by_units}, and users other than root can change {found}",
+                hint="install fastfuse where only root can write, as README does",
+                words=sys.argv,
+            )
+    # Every user reads man pages, whatever root's umask is.
+    os.umask(0o022)
     page, *commands = describe(context.parent)
     for file in system.files(root, prefix.strip("/"), run_by_units, page, commands):
         outcome = system.settle(file, root, remove=remove, force=force)

@@ -1,5 +1,6 @@
 """`fastfuse install`: which files it writes, which it leaves alone, and what shells and man make of them."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -37,9 +38,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_file_that_is_written_is_named_and_a_second_time_nothing_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = install(tmp_path, capsys=capsys)
+    umask = os.umask(0o077)
+    try:
+        said = install(tmp_path, capsys=capsys)
+    finally:
+        os.umask(umask)
     before = contents(tmp_path)
     assert said == dict.fromkeys(before, "wrote")
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in tmp_path.rglob("*"))
     assert {Path(name).parts[:2] for name in before} == {("usr", "local"), ("usr", "sbin"), ("etc", "fastfuse")}
     assert install(tmp_path, capsys=capsys) == dict.fromkeys(before, "unchanged")
     assert contents(tmp_path) == before
