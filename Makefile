@@ -64,7 +64,7 @@ FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.fuzz ## Fuzz each parser of what others send (10 minutes each; FUZZ_SECONDS, FUZZ_TARGET).
 	nice $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_TARGET)
 
-readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (takes Docker; 10 minutes).
+readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (as root; 10 minutes; Docker's, too, if it is here).
 	$(BIN)/python -m tests.docs.fresh
 
 # An environment of its own: TensorFlow wants other versions than the tests. EXAMPLES_PIP may name where PyTorch without

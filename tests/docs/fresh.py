@@ -1,34 +1,24 @@
 """``make readme``: run the commands of the pages that need a fresh machine, exactly as they are written.
 
-They install Debian packages, talk to a running systemd, or to Docker. So the machine is a container of Debian in which
-systemd is the first process, and nothing of this one is changed but Docker's images. AWS is a server of this process;
-containers share the host's network to reach it.
+They install Debian packages, talk to a running systemd, or to Docker. So the machine is `tests/system/booted.py`, and
+nothing of this one is changed but Docker's images; without Docker, its section is skipped. AWS is a server of this
+process; containers share the host's network to reach it.
 """
 
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from fastfuse.testing import ServerProcess
 from tests.docs.blocks import AWS_CONFIG, COMMANDS, ROOT, blocks_of
+from tests.system.booted import Booted, copy_of_the_sources, missing_tools
 
 __all__ = ["SECTIONS"]
 
-_IMAGE, _CONTAINER, _CLONE = "fastfuse-readme", "fastfuse-readme", "/root/fastfuse"
-_MACHINE = """
-FROM debian:bookworm-slim
-RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates make sudo systemd systemd-sysv
-CMD ["/sbin/init"]
-"""
-# What systemd as the first process of a container takes, and a mount.
-_RIGHTS = [
-    *("--device", "/dev/fuse", "--cap-add", "SYS_ADMIN"),
-    *("--security-opt", "apparmor=unconfined", "--security-opt", "seccomp=unconfined"),
-    *("--cgroupns", "host", "--volume", "/sys/fs/cgroup:/sys/fs/cgroup", "--tmpfs", "/run", "--tmpfs", "/tmp:exec"),
-]
+_CLONE = "/root/fastfuse"
 # Whatever the engine's own network is: the server is on the host's.
 _DOCKER = """#!/bin/sh
 command=$1
@@ -42,21 +32,20 @@ _NAMES = ["part-00000.tfrecord", "part-00001.tfrecord"]
 class _Reader:
     """Types commands on the fresh machine, and those of Docker on this one; says what is typed."""
 
-    def __init__(self, docker: str, scratch: Path) -> None:
+    def __init__(self, machine: Booted, docker: str, scratch: Path) -> None:
         self.docker = docker
+        self._machine = machine
         self._environment = {"PATH": f"{scratch}/bin:/usr/bin:/bin", "HOME": str(scratch / "home")}
 
     def on_fresh_machine(self, script: str) -> str:
-        return self._type([self.docker, "exec", "--workdir", _CLONE, _CONTAINER, "bash", "-e", "-c", script], script)
+        return self._machine.run(script, _CLONE)
 
     def here(self, script: str) -> str:
-        return self._type(["bash", "-e", "-c", script], script, self._environment)
-
-    def _type(self, command: list[str], script: str, environment: dict[str, str] | None = None) -> str:
         print("\n".join(f"== {line}" for line in script.splitlines()), flush=True)
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
+            ["bash", "-e", "-c", script],
+            cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
         print(done.stdout, flush=True)
         if done.returncode:
             raise SystemExit(f"this ended with {done.returncode}: {script}")
@@ -137,37 +126,14 @@ SECTIONS: dict[tuple[str, str], Callable[[_Reader, list[str]], None]] = {
 }
 
 
-@contextmanager
-def _fresh_machine(docker: str, scratch: Path) -> Iterator[None]:
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, stdout=subprocess.PIPE, check=True,
-    ).stdout  # fmt: skip
-    clone = scratch / "clone.tar"
-    subprocess.run(
-        ["tar", "--create", "--null", f"--file={clone}", "--files-from=-"], cwd=ROOT, input=files, check=True
-    )
-    build = [docker, "build", "--network", "host", "--tag", _IMAGE, "-"]
-    subprocess.run(build, input=_MACHINE, text=True, check=True)
-    run = [docker, "run", "--detach", "--name", _CONTAINER, "--network", "host", *_RIGHTS, _IMAGE]
-    try:
-        subprocess.run(run, check=True)
-        subprocess.run([docker, "exec", _CONTAINER, "mkdir", _CLONE], check=True)
-        with clone.open("rb") as archive:
-            subprocess.run([docker, "cp", "-", f"{_CONTAINER}:{_CLONE}"], stdin=archive, check=True)
-        subprocess.run([docker, "cp", str(scratch / "home/.aws"), f"{_CONTAINER}:/root/.aws"], check=True)
-        subprocess.run([docker, "exec", _CONTAINER, "systemctl", "is-system-running", "--wait"], check=True)
-        yield
-    finally:
-        subprocess.run([docker, "rm", "--force", _CONTAINER], stdout=subprocess.DEVNULL, check=False)
-
-
 def main() -> None:
     """Run every section; ends with what went wrong first."""
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
-        print("skipped: no Docker engine answers")
-        return
+    if missing := missing_tools():
+        raise SystemExit(f"please install what Debian calls: {' '.join(missing)}")
+    docker = shutil.which("docker") or "docker"
+    has_docker = (
+        shutil.which(docker) and not subprocess.run([docker, "info"], capture_output=True, check=False).returncode
+    )
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastfuse-readme-")))
         for name in ("bin", "data/train", "home/.aws"):
@@ -178,9 +144,14 @@ def main() -> None:
         (scratch / "home/.aws/config").write_text(AWS_CONFIG.format(endpoint_url=server.endpoint_url))
         (scratch / "bin/docker").write_text(_DOCKER.format(docker=docker))
         (scratch / "bin/docker").chmod(0o755)
-        stack.enter_context(_fresh_machine(docker, scratch))
-        reader = _Reader(docker, scratch)
+        machine = stack.enter_context(Booted(scratch))
+        copy_of_the_sources(machine.files / _CLONE[1:])
+        shutil.copytree(scratch / "home/.aws", machine.files / "root/.aws")
+        reader = _Reader(machine, docker, scratch)
         for (page, heading), follow in SECTIONS.items():
+            if follow is _contain and not has_docker:
+                print("== skipped, because no Docker engine answers: In a container")
+                continue
             print(f"== {page}: {heading}", flush=True)
             follow(reader, _blocks(page, heading))
         _list_in_fstab(reader, _blocks("docs/USAGE.md", "In fstab"))
