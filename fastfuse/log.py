@@ -18,12 +18,14 @@ from typing import Final, TextIO
 from fastfuse.errors import ConfigurationError
 
 __all__ = [
-    *("SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "command_text", "configure", "formatter", "go_on_in"),
-    "moved_file",
+    *("LEVELS", "SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "command_text", "configure", "formatter"),
+    *("go_on_in", "level", "moved_file", "set_level"),
 ]
 
 
 _OWN: Final = "fastfuse"
+# From the one that logs most to the one that logs least.
+LEVELS: Final = ("debug", "info", "warning", "error")
 # The journal listens here too, where there is one.
 SYSLOG: Final = Path("/dev/log")
 # Log files name objects and keys: the owner's group may read them, as under /var/log.
@@ -156,6 +158,16 @@ def configure(config: LogConfig, *, stream: TextIO | None = None, syslog: Path |
     logging.getLogger(_OWN).setLevel(logging.DEBUG if config.verbose else logging.INFO)
     sys.excepthook = _log_uncaught
     return config.file is not None or syslog is None or syslog.is_socket()
+
+
+def level() -> str:
+    """Return the one of `LEVELS` from which on this process logs its own lines."""
+    return logging.getLevelName(logging.getLogger(_OWN).getEffectiveLevel()).lower()
+
+
+def set_level(name: str) -> None:
+    """Log our own lines from the level `name`, one of `LEVELS`, on. Libraries stay at WARNING, as in `configure`."""
+    logging.getLogger(_OWN).setLevel(name.upper())
 
 
 def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> logging.Handler:

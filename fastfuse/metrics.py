@@ -11,6 +11,7 @@ import errno as _errno
 import mmap
 import socket
 import wsgiref.simple_server
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ __all__ = [
     "METRICS",
     "OUTCOMES",
     "READS",
+    "READ_ERRNOS",
     "RETRY_CAUSES",
     "SOURCES",
     "Counter",
@@ -66,6 +68,9 @@ RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "ot
 
 # How a check of an object's bytes against its checksum ended. "begun": a large one, which may be read only in part.
 CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
+
+# How a read that failed was answered.
+READ_ERRNOS = ("EIO", "ESTALE", "EACCES")
 
 # What readers were answered; anything not listed is counted as "other".
 ERRNO_LABELS = (
@@ -129,6 +134,7 @@ METRICS = (
     Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
     Counter("fastfuse_fetched_parts", "Ranges that were fetched, by who asked for them.", "asker", ASKERS),
     Counter("fastfuse_retries", "GETs that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
+    Counter("fastfuse_refused_gets", "GETs answered with a server error (5xx), for which S3 does not charge."),
     Counter("fastfuse_credentials_renewed", "Times that other AWS credentials took the place of the ones in use."),
     Counter("fastfuse_verified_objects", "Objects checked against their checksums, by outcome.", "outcome", CHECKS),
     Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
@@ -142,6 +148,8 @@ METRICS = (
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
     Counter("fastfuse_blocked_seconds", "Seconds that readers waited for the mount, summed over readers.", unit=1e-6),
     Counter("fastfuse_stalled_seconds", "Seconds in which at least one reader waited for the mount.", unit=1e-6),
+    Counter("fastfuse_in_use_seconds", "Seconds in which files were read, pauses of up to 30 s included.", unit=1e-6),
+    Counter("fastfuse_asked_seconds", "Seconds in which the kernel asked for anything.", unit=1e-6),
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),
     Counter("fastfuse_gets_in_flight", "Ranged GETs under way, retries included.", is_gauge=True),
     Counter("fastfuse_in_trouble", "1 while requests to S3 fail and are tried again.", is_gauge=True),
@@ -151,6 +159,7 @@ METRICS = (
     Counter("fastfuse_memory_bytes", "Bytes of parts, by use.", "use", MEMORY_USES, is_gauge=True),
     Counter("fastfuse_memory_target_bytes", "The value of --memory-target, in bytes.", is_gauge=True),
     Counter("fastfuse_worker_memory_bytes", "Bytes of memory that the worker shares with nobody.", is_gauge=True),
+    Counter("fastfuse_kernel_readahead_bytes", "How far the kernel reads ahead in a file; 0: unknown.", is_gauge=True),
     Counter("fastfuse_cpu_seconds", "Seconds of CPU that workers have used.", unit=1e-6),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed."),
@@ -169,20 +178,49 @@ METRICS = (
 BUILD_INFO = Counter("fastfuse_build_info", "1, with the version of fastfuse.", "version", (VERSION,), is_gauge=True)
 
 
+# The slots in the order of their numbers: a metric has one for each value of its label, a histogram for each bucket,
+# by its place, and for the sum.
+_SLOTS = {
+    key: slot
+    for slot, key in enumerate(
+        (
+            *((metric.name, value) for metric in METRICS for value in metric.values),
+            *(
+                (histogram.name, place)
+                for histogram in HISTOGRAMS
+                for place in (*map(str, range(len(histogram.bounds_s) + 1)), "sum")
+            ),
+        )
+    )
+}
+_GAUGE_SLOTS = [_SLOTS[metric.name, value] for metric in METRICS if metric.is_gauge for value in metric.values]
+
+
 class Counters:
     """The shared slots. ``slot`` once, then ``add`` on the hot path."""
 
-    def __init__(self) -> None:
-        self._slots: dict[tuple[str, str], int] = {}
-        for metric in METRICS:
-            for value in metric.values:
-                self._slots[metric.name, value] = len(self._slots)
-        for histogram in HISTOGRAMS:
-            for place in (*map(str, range(len(histogram.bounds_s) + 1)), "sum"):
-                self._slots[histogram.name, place] = len(self._slots)
+    # The names of the numbers of a `copy`, in their order.
+    NAMES = tuple(f"{name}/{value}" for name, value in _SLOTS)
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        """Begin with the `numbers` of a `copy`, or with 0 everywhere."""
+        self._slots = _SLOTS
         # Anonymous and shared: every process forked from this one sees the same numbers.
         self._memory = mmap.mmap(-1, 8 * len(self._slots))
         self._values = memoryview(self._memory).cast("q")
+        for slot, number in enumerate(numbers):
+            self._values[slot] = number
+
+    def copy(self) -> "array[int]":
+        """Return the numbers as they are now."""
+        return array("q", self._values)
+
+    def since(self, earlier: "Counters") -> "Counters":
+        """Return by how much the numbers grew since the `earlier` ones; gauges are as they are now."""
+        grown = [now - before for now, before in zip(self._values, earlier.copy(), strict=True)]
+        for slot in _GAUGE_SLOTS:
+            grown[slot] = self._values[slot]
+        return Counters(grown)
 
     def slot(self, name: str, value: str = "") -> int:
         """Index of a metric's slot; `KeyError` for what is not declared."""

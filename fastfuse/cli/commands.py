@@ -73,6 +73,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "trace": Page(("fastfuse trace /mnt/data", "fastfuse trace /mnt/data --path '*.tar' --json")),
     "top": Page(("fastfuse top", "fastfuse top /mnt/data")),
     "stats": Page(("fastfuse stats /mnt/data", "fastfuse stats /mnt/data --interval 10 --count 6")),
+    "log-level": Page(("fastfuse log-level /mnt/data debug", "fastfuse log-level /mnt/data")),
     "refresh": Page(("fastfuse refresh /mnt/data",)),
     "fuse-helper": Page(("fastfuse fuse-helper --socket /run/fastfuse/socket --user 1000 /mnt/data",)),
     "hint": Page(("fastfuse hint /mnt/data < list",)),

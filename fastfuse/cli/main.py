@@ -223,6 +223,7 @@ for _command in (
     mounted.stats,
     mounted.top,
     mounted.trace,
+    mounted.log_level,
     mounted.hint,
     mounted.fuse_helper,
 ):

@@ -1,4 +1,4 @@
-"""The commands beside mounts: unmount, refresh, status, stats, trace, top, hint and fuse-helper."""
+"""The commands beside mounts: unmount, refresh, status, stats, trace, top, log-level, hint and fuse-helper."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from fastfuse import log
 from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["fuse_helper", "hint", "refresh", "stats", "status", "top", "trace", "unmount"]
+__all__ = ["fuse_helper", "hint", "log_level", "refresh", "stats", "status", "top", "trace", "unmount"]
 
 
 def unmount(
@@ -61,6 +61,9 @@ def status(
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with every counter.")] = False,
+    stack: Annotated[
+        bool, typer.Option("--stack", help="Print where threads and tasks of the mount's worker are now, for a report.")
+    ] = False,
 ) -> int:
     """Say what the mounts of this machine do.
 
@@ -69,6 +72,10 @@ def status(
     """
     from fastfuse.cli import status_command as command
 
+    if stack:
+        if mountpoint is None:
+            raise ConfigurationError("--stack is of one mount", hint="give a MOUNTPOINT")
+        return command.stack(Path(os.path.abspath(mountpoint)), as_json=as_json)
     return command.status(None if mountpoint is None else Path(os.path.abspath(mountpoint)), as_json=as_json)
 
 
@@ -145,6 +152,22 @@ def trace(
         return command.trace(Path(os.path.abspath(mountpoint)), chosen, count=count, as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def log_level(
+    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    level: Annotated[
+        str | None, typer.Argument(metavar="LEVEL", help="debug, info, warning or error; left out, say which it is.")
+    ] = None,
+) -> int:
+    """Change how much a mount logs while it runs, until it ends."""
+    from fastfuse.filesystem import control
+
+    if level is not None and level not in log.LEVELS:
+        raise ConfigurationError(f"there is no log level {level!r}", hint=f"one of {', '.join(log.LEVELS)}")
+    entry = control.entry_of(Path(os.path.abspath(mountpoint)))
+    say(control.ask(entry, control.LOG_LEVEL, level=level)["level"])
+    return 0
 
 
 def hint(

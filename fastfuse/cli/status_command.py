@@ -11,18 +11,20 @@ from typing import Any, Final
 
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.filesystem.control import STACK, TASKS, ask, ask_status, entry_of
 from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import MIB, format_size
 
-__all__ = ["duration", "failures_in", "grown", "percent", "plain", "stats", "status", "summary"]
+__all__ = ["duration", "failures_in", "grown", "percent", "plain", "stack", "stats", "status", "summary"]
 
 # 78 columns with the time.
 _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
 # As many lines as fit on a small terminal.
 _HEAD_EVERY = 20
 _NOT_OK = 1
+# A worker hands out what is asked between two requests of the kernel.
+_TASKS_WITHIN_S = 3.0
 
 
 def status(mountpoint: Path | None, *, as_json: bool) -> int:
@@ -39,6 +41,26 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
     else:
         say("\n\n".join("\n".join(_lines(one, time.time())) for one in found))
     return 0 if all(one["state"] == "ok" for one in found) else _NOT_OK
+
+
+def stack(mountpoint: Path, *, as_json: bool) -> int:
+    """Print where the threads and the tasks of the mount's worker are now; a worker that hangs has only threads.
+
+    Raises:
+        MountError: nothing of fastfuse is mounted there, or the mount does not answer.
+    """
+    entry = entry_of(mountpoint)
+    found = ask(entry, STACK)
+    try:
+        found |= {"tasks": ask(entry, TASKS, within_s=_TASKS_WITHIN_S)["tasks"]}
+    except MountError:
+        found |= {"tasks": ["(the worker's loop does not answer)"]}
+    if as_json:
+        say(json.dumps(found))
+    else:
+        lines = (f"worker, process {found['worker_pid']}", *found["threads"], "", "tasks", *found["tasks"])
+        say("\n".join(map(plain, lines)))
+    return 0
 
 
 def stats(mountpoint: Path, *, every_s: float, count: int | None) -> int:
@@ -93,7 +115,9 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"  state     {one['state']}, mounted for {duration(now - one['mounted_at'])}, process {one['pid']}"
     if trouble := one["trouble"]:
         since = duration(now - trouble["since"])
-        yield f"  trouble   for {since}: {failures_in(trouble)}; {trouble['requests']} requests are tried again"
+        tried = trouble["requests"]
+        what = f"{tried} requests are tried again" if tried or not counters["fastfuse_reads_failing"] else "reads fail"
+        yield f"  trouble   for {since}: {failures_in(trouble)}; {what}"
     listed_ago = duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6

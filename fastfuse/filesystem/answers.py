@@ -1,29 +1,85 @@
 """Answer the requests of the control socket that need no listing."""
 
 import json
+import logging
+import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from fastfuse.errors import MountError
-from fastfuse.filesystem.children import error_message
-from fastfuse.filesystem.control import STATUS, TOP, TRACE, send_answer
+from fastfuse import log
+from fastfuse.errors import FastfuseError, MountError
+from fastfuse.filesystem.board import Board
+from fastfuse.filesystem.children import Fork, error_message
+from fastfuse.filesystem.control import LOG_LEVEL, PROTOCOL, RECORD, STACK, STATUS, TASKS, TOP, TRACE, send_answer
+from fastfuse.filesystem.hang_report import hang_report
+from fastfuse.filesystem.mount_places import Place
+from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.status import Recent, status_of
 from fastfuse.filesystem.worker_process import WorkerProcess
 
-__all__ = ["is_answered"]
+__all__ = ["Answers"]
+
+_log = logging.getLogger(__name__)
+
+# A client that takes nothing for so long has gone.
+_SEND_WITHIN_S = 20.0
 
 
-def is_answered(
-    asked: Mapping[str, Any], connection: socket.socket, worker: WorkerProcess, status: Callable[[], dict[str, Any]]
-) -> bool:
-    """Answer what a client `asked`, or pass it on to the worker; return False if it is neither's. Never wait."""
-    if asked["request"] == STATUS:
-        send_answer(connection, json.dumps(status()).encode())
-    elif asked["request"] in {TRACE, TOP}:
-        if worker.take_request(connection, asked):
-            connection.close()
-        else:
-            send_answer(connection, error_message(MountError("no worker can answer now", hint="ask again")))
-    else:
-        return False
-    return True
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The parts of a mount that answers are made of."""
+
+    settings: MountSettings
+    place: Place
+    recent: Recent
+    board: Board
+    worker: WorkerProcess
+    fork: Fork
+
+    def give(self, asked: Mapping[str, Any], connection: socket.socket) -> bool:
+        """Answer what a client `asked`; return False if that is not answered here. Never wait."""
+        request = asked["request"]
+        try:
+            if request == STATUS:
+                send_answer(connection, json.dumps(self._status()).encode())
+            elif request == LOG_LEVEL:
+                send_answer(connection, json.dumps(self._log_level(asked.get("level"))).encode())
+            elif request in {TRACE, TOP, TASKS}:
+                if not self.worker.take_request(connection, asked):
+                    raise MountError("no worker can answer now", hint="ask again")
+                connection.close()
+            elif request in {STACK, RECORD}:
+                # They take longer than the supervisor may.
+                told = {"fastfuse": PROTOCOL, "pid": os.getpid(), "worker_pid": self.worker.pid}
+                status = self._status()
+                make = self._threads if request == STACK else lambda: self.recent.record(status)
+                self.fork(lambda: _send(connection, told, make))
+                connection.close()
+            else:
+                return False
+        except FastfuseError as error:
+            send_answer(connection, error_message(error))
+        return True
+
+    def _status(self) -> dict[str, Any]:
+        return status_of(self.settings, str(self.place.mountpoint), self.recent, self.board, worker_pid=self.worker.pid)
+
+    def _log_level(self, level: object) -> dict[str, Any]:
+        if level is not None:
+            if level not in log.LEVELS:
+                raise MountError("there is no such log level", hint=f"one of {', '.join(log.LEVELS)}")
+            log.set_level(str(level))
+            _log.log(logging.getLogger("fastfuse").level, "lines are logged from the level %s on", level)
+            self.worker.take_log_level()
+        return {"fastfuse": PROTOCOL, "level": log.level()}
+
+    def _threads(self) -> dict[str, Any]:
+        return {"threads": hang_report(self.worker.pid, self.worker.dump_fd) if self.worker.pid else []}
+
+
+def _send(connection: socket.socket, told: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> None:
+    with connection:
+        connection.settimeout(_SEND_WITHIN_S)
+        connection.sendall(json.dumps({**told, **make()}).encode())

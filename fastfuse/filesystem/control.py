@@ -1,4 +1,4 @@
-"""Ask a running mount, through an abstract Unix socket (`filesystem.sockets`): for a refresh, or for its status.
+"""Ask a running mount, through an abstract Unix socket (`filesystem.sockets`), for a refresh, its status and more.
 
 A request is one line of JSON, ``{"fastfuse": 1, "request": "status"}``, the protocol's version and one of `REQUESTS`.
 The answer is one JSON object, the result or an error, and the end of the connection. Only the mount's user and root are
@@ -24,12 +24,10 @@ from fastfuse.filesystem.mountpoint import MountEntry, find_mount
 from fastfuse.filesystem.sockets import addresses, control_prefix, peer_uid, raise_sigio
 
 __all__ = [
-    "REFRESH",
-    "STATUS",
-    "TOP",
-    "TRACE",
+    *("LOG_LEVEL", "PROTOCOL", "RECORD", "REFRESH", "STACK", "STATUS", "TASKS", "TOP", "TRACE"),
     "ControlSocket",
     "RefreshReport",
+    "ask",
     "ask_status",
     "entry_of",
     "report_of",
@@ -45,11 +43,16 @@ REFRESH: Final = "refresh"
 STATUS: Final = "status"
 TRACE: Final = "trace"
 TOP: Final = "top"
-REQUESTS: Final = (REFRESH, STATUS, TRACE, TOP)
+LOG_LEVEL: Final = "log-level"
+STACK: Final = "stack"
+TASKS: Final = "tasks"
+RECORD: Final = "record"
+REQUESTS: Final = (REFRESH, STATUS, TRACE, TOP, LOG_LEVEL, STACK, TASKS, RECORD)
 
 _BACKLOG = 16
 _MOST_REQUEST_BYTES = 4096
-_MOST_ANSWER_BYTES = 1 << 20
+# A record of a week has 4 MB.
+_MOST_ANSWER_BYTES = 32 << 20
 # A client sends its line at once.
 _ASK_WITHIN_S = 5.0
 # A mount answers between two looks a second apart, but may have a table to hand over.
@@ -154,22 +157,28 @@ def request_refresh(mountpoint: Path) -> RefreshReport:
         MountError: there is no mount of fastfuse, it is not yours, or it does not answer.
         FastfuseError: the mount could not list; the same error would have kept it from starting.
     """
-    return report_of(_ask(entry_of(mountpoint), REFRESH, within_s=None))
+    return report_of(_ask(entry_of(mountpoint), {"request": REFRESH}, within_s=None))
 
 
 def ask_status(entry: MountEntry, *, within_s: float = _STATUS_WITHIN_S) -> dict[str, Any]:
-    """Return the status of a mount, as `filesystem.status` makes it; it may say nothing for `within_s`.
+    """Return the status of a mount, as `filesystem.status` makes it, as `ask` does."""
+    return ask(entry, STATUS, within_s=within_s)
+
+
+def ask(entry: MountEntry, request: str, *, within_s: float = _STATUS_WITHIN_S, **more: str | None) -> dict[str, Any]:
+    """Return the answer of a mount, which may say nothing for `within_s`.
 
     Raises:
         MountError: it is not yours, does not answer, or is of another version.
+        FastfuseError: the answer is an error.
     """
     try:
-        found = heard(_ask(entry, STATUS, within_s=within_s))
+        found = heard(_ask(entry, {"request": request, **more}, within_s=within_s))
         if found["fastfuse"] != PROTOCOL:
             raise ValueError("another version")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MountError(
-            f"the mount at {entry.path} answered what is no status", hint="ask with the fastfuse that mounted it"
+            f"the mount at {entry.path} answered what is no {request}", hint="ask with the fastfuse that mounted it"
         ) from error
     return found
 
@@ -240,9 +249,9 @@ def _request_of(line: bytes) -> Mapping[str, Any]:
     return found if is_known else {}
 
 
-def _ask(entry: MountEntry, request: str, *, within_s: float | None) -> bytes:
+def _ask(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float | None) -> bytes:
     """Return what the mount answers; it may say nothing for `within_s`."""
-    for connection in _connections(entry, {"request": request}, within_s=within_s):
+    for connection in _connections(entry, asked, within_s=within_s):
         answer = bytearray()
         with suppress(ConnectionError, TimeoutError):
             while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:

@@ -1,14 +1,21 @@
-"""Tells what a process does that does not answer: its threads as the kernel sees them, and as Python does."""
+"""Tells what a process does: its threads as the kernel sees them and as Python does, and its own tasks of trio.
+
+The first two can be had of a process that does not answer.
+"""
 
 import os
 import select
 import signal
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["DUMP_SIGNAL", "cpu_and_state", "hang_report"]
+import trio
+
+__all__ = ["DUMP_SIGNAL", "cpu_and_state", "hang_report", "task_report"]
 
 # Makes the worker write the stacks of its threads (`faulthandler`), unless it cannot run.
 DUMP_SIGNAL = signal.SIGUSR2
@@ -18,6 +25,8 @@ _LOOK_EVERY_S = 0.02
 _QUIET_LOOKS = 5
 _MOST_LINES = 100
 _MOST_BYTES = 64 << 10
+# They fit into the buffer of a socket.
+_MOST_TASK_LINES = 1000
 
 
 def cpu_and_state(pid: int) -> tuple[float, str]:
@@ -33,6 +42,8 @@ def cpu_and_state(pid: int) -> tuple[float, str]:
 def hang_report(pid: int, dump_fd: int) -> list[str]:
     """Return lines about the process `pid`, within a second; it writes its Python stacks to the file `dump_fd`."""
     lines = list(_threads(pid))
+    os.ftruncate(dump_fd, 0)
+    os.lseek(dump_fd, 0, os.SEEK_SET)  # the process shares this offset
     with suppress(ProcessLookupError):
         os.kill(pid, DUMP_SIGNAL)
     until_s = time.monotonic() + _DUMP_WITHIN_S
@@ -44,6 +55,28 @@ def hang_report(pid: int, dump_fd: int) -> list[str]:
         size_bytes = now_bytes
     lines += os.pread(dump_fd, _MOST_BYTES, 0).decode("utf-8", "replace").splitlines()
     return lines[:_MOST_LINES]
+
+
+def task_report() -> list[str]:
+    """Return the stacks of this process's tasks; tasks that wait at the same place are told once, with their number."""
+    stacks = Counter(_stack(task) for task in _tasks())
+    lines = [line for stack, count in stacks.most_common() for line in (f"{count} × {stack[0]}", *stack[1:])]
+    return lines[:_MOST_TASK_LINES]
+
+
+def _tasks() -> Iterator[trio.lowlevel.Task]:
+    left = [trio.lowlevel.current_root_task()]
+    while left:
+        task = left.pop()
+        if task is not None:
+            yield task
+            left += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+
+
+def _stack(task: trio.lowlevel.Task) -> tuple[str, ...]:
+    frames = traceback.StackSummary.extract(task.iter_await_frames(), lookup_lines=False)
+    places = (f"  {frame.name} ({'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno})" for frame in frames)
+    return (task.name.rstrip("-0123456789"), *places)  # pyfuse3 numbers its tasks
 
 
 def _threads(pid: int) -> Iterator[str]:

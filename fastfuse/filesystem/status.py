@@ -4,11 +4,14 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Mapping
+from math import inf
 from typing import Any, Final
 
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.kernel_readahead import readahead_kib
 from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.recorder import Recorder
 from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
 from fastfuse.metrics import METRICS, Counters
 from fastfuse.version import VERSION
@@ -26,47 +29,69 @@ _RATED: Final = (
     "fastfuse_stalled_seconds",
 )
 _REQUESTS: Final = _RATED.index("fastfuse_requests")
+_BLOCKED: Final = _RATED.index("fastfuse_blocked_seconds")
 _RATED_FOR_S: Final = 10.0
+# A training step, or a pass of validation from memory, lies between two reads that belong together; not a night.
+_PAUSE_S: Final = 30.0
 
 
 class Recent:
-    """The counters of the last seconds, for rates."""
+    """The counters of the last seconds, for rates, and of the last hours, for reports."""
 
     def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+        self.counters = counters
         self._looks: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=64)
+        self._recorder = Recorder(counters)
         # The begin of the mount: in seconds since 1970, and on the monotonic clock.
         self.mounted_at = self._mounted_s = 0.0
-        self._active_s = 0.0
-        self._readahead_kib = 0
+        # The last look, what was counted then, and the last that found files being read.
+        self._looked_s, self._counted = 0.0, self._numbers()
+        self._read_s = -inf
 
     def begin(self, device: str) -> None:
-        """Note that the mount with the bdi `device` serves from now on."""
+        """Note that the mount with the bdi `device` serves from now on; "" if it is no mount."""
         self.mounted_at, self._mounted_s = time.time(), time.monotonic()
-        self._readahead_kib = readahead_kib(device)
+        self._looked_s, self._counted = self._mounted_s, self._numbers()
+        if device:
+            readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
+            self.counters.set(readahead_slot, readahead_kib(device) << 10)
 
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
-        elapsed_s = time.monotonic() - self._mounted_s
-        figures = figures_of(
-            self._counters, elapsed_s=elapsed_s, active_s=self._active_s, readahead_kib=self._readahead_kib
-        )
-        return as_json(figures)
+        self.look()
+        return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s))
 
     def tell_summary(self) -> None:
         """Log the summary of a mount that something was read from."""
-        if self._counters.get("fastfuse_read_served_bytes"):
+        if self.counters.get("fastfuse_read_served_bytes"):
             for line in summary_lines(self.summary()):
                 _log.info("%s", line)
 
+    def record(self, status: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a record, as of `filesystem.recorder`, of the mount whose `status` this is."""
+        told = ("version", "source", "mountpoint", "mounted_at", "state", "trouble", "errors")
+        return {**{name: status[name] for name in told}, **self._recorder.record(time.time())}
+
     def look(self) -> None:
         """Note what the counters are now; call it about once a second."""
-        now_s = time.monotonic()
+        now_s, numbers = time.monotonic(), self._numbers()
+        self._note_use(now_s, numbers)
+        self._recorder.look(now_s, time.time())
         if not self._looks or now_s >= self._looks[-1][0] + 0.5:
-            numbers = self._numbers()
-            if self._looks and numbers[_REQUESTS] > self._looks[-1][1][_REQUESTS]:
-                self._active_s += now_s - self._looks[-1][0]
             self._looks.append((now_s, numbers))
+
+    def _note_use(self, now_s: float, numbers: tuple[int, ...]) -> None:
+        elapsed_s, before = now_s - self._looked_s, self._counted
+        self._looked_s, self._counted = now_s, numbers
+        if numbers[_REQUESTS] > before[_REQUESTS]:
+            self._add("fastfuse_asked_seconds", elapsed_s)
+        if numbers[_BLOCKED] > before[_BLOCKED] or self.counters.get("fastfuse_waiting_reads"):
+            pause_s = now_s - self._read_s
+            self._add("fastfuse_in_use_seconds", pause_s if pause_s <= _PAUSE_S else elapsed_s)
+            self._read_s = now_s
+
+    def _add(self, name: str, seconds: float) -> None:
+        self.counters.add(self.counters.slot(name), int(seconds * 1e6))
 
     def rates(self) -> dict[str, float]:
         """Return the seconds looked back on, and by how much each counter grew in one second of them."""
@@ -79,13 +104,12 @@ class Recent:
         return {"seconds": elapsed_s, **rates}
 
     def _numbers(self) -> tuple[int, ...]:
-        return tuple(self._counters.get(name) for name in _RATED)
+        return tuple(self.counters.get(name) for name in _RATED)
 
 
 def status_of(
     settings: MountSettings,
     mountpoint: str,
-    counters: Counters,
     recent: Recent,
     board: Board,
     *,
@@ -93,9 +117,10 @@ def status_of(
 ) -> dict[str, Any]:
     """Return the status of a mount as JSON can carry it. Times are in seconds since 1970.
 
-    ``state`` is ``ok``, ``in trouble`` (requests to S3 are being tried again), ``stopping`` or ``no worker``.
+    ``state`` is ``ok``, ``in trouble`` (requests to S3 are being tried again, or reads fail), ``stopping`` or ``no
+    worker``.
     """
-    shown = board.read()
+    shown, counters = board.read(), recent.counters
     trouble = shown.get("trouble")
     if counters.get("fastfuse_draining"):
         state = "stopping"

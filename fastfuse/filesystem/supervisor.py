@@ -17,10 +17,10 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastfuse.errors import FastfuseError, MountError, ServiceError
-from fastfuse.filesystem.answers import is_answered
+from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
@@ -36,7 +36,7 @@ from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
 from fastfuse.filesystem.refresh import NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session, tune_kernel
-from fastfuse.filesystem.status import Recent, status_of
+from fastfuse.filesystem.status import Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
@@ -116,6 +116,7 @@ class Supervisor:
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
         self._board = Board()
+        self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork)
         self._is_stopping = False
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
@@ -262,16 +263,12 @@ class Supervisor:
 
     def _answer_requests(self) -> None:
         for asked, asking in self._control.requests() if self._control is not None else ():
-            if is_answered(asked, asking, self._worker, self._status):
+            if self._answers.give(asked, asking):
                 continue
             if self._is_stopping:
                 send_answer(asking, error_message(MountError("the mount stops")))
             else:
                 self._refresher.want(self._snapshot_fd, asking)
-
-    def _status(self) -> dict[str, Any]:
-        mountpoint, pid = str(self._place.mountpoint), self._worker.pid
-        return status_of(self._settings, mountpoint, self._counters, self._recent, self._board, worker_pid=pid)
 
     def _has_lost_its_terminal(self) -> bool:
         """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from fastfuse.metrics import HISTOGRAMS, RETRY_CAUSES, Counters, Distribution
+from fastfuse.metrics import HISTOGRAMS, READ_ERRNOS, RETRY_CAUSES, Counters, Distribution
 from fastfuse.prices import Item, dollars
 from fastfuse.sizes import MIB, format_size
 
@@ -25,7 +25,8 @@ _MOSTLY_DEMANDED = 0.5
 # A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
 _KERNEL_READAHEAD_KIB = 128
-# Bytes fetched for each byte that was read: more means that parts were dropped before they were read.
+# Bytes dropped unread for each byte that was read, and bytes read for each byte of the source.
+_WASTEFUL = 0.3
 _TOO_MUCH = 1.3
 # Readers that wait at the same time, of those that wait at all.
 _ALONE = 1.5
@@ -38,12 +39,17 @@ class Figures:
     """The work of a mount from its start until now."""
 
     elapsed_s: float
-    # The seconds in which the kernel asked for anything.
+    # The seconds in which files were read, short pauses included, and those in which the kernel asked for anything.
+    in_use_s: float
     active_s: float
     # Handed to the kernel, and fetched from S3. What the page cache served is not among them.
     served_bytes: int
     fetched_bytes: int
+    # Fetched and dropped before anybody read it.
+    wasted_bytes: int
+    # GETs that were answered, and those of them that S3 refused with 5xx, for which it does not charge.
     gets: int
+    refused: int
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
     stalled_s: float
     blocked_s: float
@@ -69,8 +75,13 @@ class Figures:
 
     @property
     def stalled_share(self) -> float:
-        """The share of the time in which at least one reader waited."""
-        return min(1.0, self.stalled_s / self.elapsed_s) if self.elapsed_s else 0.0
+        """The share of the time in use in which at least one reader waited; idle hours are no part of it."""
+        return min(1.0, self.stalled_s / self.in_use_s) if self.in_use_s else float(self.stalled_s > 0)
+
+    @property
+    def cost_usd(self) -> float:
+        """The price of the GETs that S3 charges for."""
+        return dollars(Item.GET, self.gets - self.refused)
 
     @property
     def parts(self) -> int:
@@ -100,8 +111,8 @@ class Verdict:
     advice: str
 
 
-def figures_of(counters: Counters, *, elapsed_s: float, active_s: float, readahead_kib: int) -> Figures:
-    """Return the figures of a mount that has served for `elapsed_s`, and was asked for anything in `active_s` of it."""
+def figures_of(counters: Counters, *, elapsed_s: float) -> Figures:
+    """Return the figures of a mount that has served for `elapsed_s`."""
     seen: Mapping[str, Distribution] = {one.name: counters.distribution(one) for one in HISTOGRAMS}
     numbers = counters.as_json()
 
@@ -111,15 +122,18 @@ def figures_of(counters: Counters, *, elapsed_s: float, active_s: float, readahe
     first_byte, reads = seen["fastfuse_get_first_byte_seconds"], seen["fastfuse_read_seconds"]
     return Figures(
         elapsed_s=elapsed_s,
-        active_s=active_s,
+        in_use_s=numbers["fastfuse_in_use_seconds"],
+        active_s=numbers["fastfuse_asked_seconds"],
         served_bytes=count("fastfuse_read_served_bytes"),
         fetched_bytes=count("fastfuse_fetched_bytes"),
+        wasted_bytes=count("fastfuse_wasted_bytes"),
         gets=sum(first_byte.counts),
+        refused=count("fastfuse_refused_gets"),
         stalled_s=numbers["fastfuse_stalled_seconds"],
         blocked_s=numbers["fastfuse_blocked_seconds"],
         throttled=count("fastfuse_retries", "throttled"),
         retried=count("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled")),
-        failed_reads=count("fastfuse_errors", "EIO", "EACCES", "ESTALE"),
+        failed_reads=count("fastfuse_errors", *READ_ERRNOS),
         cpu_s=numbers["fastfuse_cpu_seconds"],
         demanded=count("fastfuse_fetched_parts", "demanded"),
         ahead=count("fastfuse_fetched_parts", "ahead"),
@@ -127,7 +141,7 @@ def figures_of(counters: Counters, *, elapsed_s: float, active_s: float, readahe
         hints=count("fastfuse_hints", "taken"),
         files=count("fastfuse_table_files"),
         total_bytes=count("fastfuse_table_bytes"),
-        readahead_kib=readahead_kib,
+        readahead_kib=count("fastfuse_kernel_readahead_bytes") >> 10,
         first_byte_p50_s=first_byte.quantile(0.5),
         first_byte_p99_s=first_byte.quantile(0.99),
         read_p50_s=reads.quantile(0.5),
@@ -178,13 +192,12 @@ def _busy(it: Figures) -> Verdict | None:
 
 
 def _too_little_memory(it: Figures) -> Verdict | None:
-    is_fetched_twice = it.fetched_bytes > _TOO_MUCH * max(it.served_bytes, 1)
-    if not is_fetched_twice or it.foreseen_share < _MOSTLY_DEMANDED:
+    if it.wasted_bytes <= _WASTEFUL * it.served_bytes or it.foreseen_share < _MOSTLY_DEMANDED:
         return None
     return Verdict(
         "memory target too small",
-        f"{format_size(it.fetched_bytes)} were fetched for {format_size(it.served_bytes)} that were read: parts were "
-        "dropped before their readers came",
+        f"{format_size(it.wasted_bytes)} were dropped before their readers came, beside {format_size(it.served_bytes)} "
+        "that were read",
         "raise --memory-target, or read fewer files at a time",
     )
 
@@ -243,7 +256,7 @@ def _network(it: Figures) -> Verdict | None:
     return Verdict(
         "network limit",
         f"{it.readers:.0f} readers waited at a time for what S3 and the network deliver, "
-        f"{it.fetched_bytes / max(it.elapsed_s, 1e-9) / 1e6:,.0f} MB/s on average",
+        f"{it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6:,.0f} MB/s on average",
         "compare with fastfuse advise; a larger instance has a faster network",
     )
 
@@ -261,18 +274,20 @@ def judge(figures: Figures) -> Verdict:
 
 def as_json(figures: Figures) -> dict[str, Any]:
     """Return figures, shares and verdict as JSON can carry them."""
-    shares = {name: getattr(figures, name) for name in ("stalled_share", "foreseen_share", "parts", "readers")}
-    return {**asdict(figures), **shares, "cost_usd": dollars(Item.GET, figures.gets), "verdict": asdict(judge(figures))}
+    derived = ("stalled_share", "foreseen_share", "parts", "readers", "cost_usd")
+    shares = {name: getattr(figures, name) for name in derived}
+    return {**asdict(figures), **shares, "verdict": asdict(judge(figures))}
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return what `as_json` made for people."""
-    verdict = summary["verdict"]
+    verdict, cost_usd = summary["verdict"], summary["cost_usd"]
     return [
         f"read {format_size(summary['served_bytes'])}, fetched {format_size(summary['fetched_bytes'])} in "
-        f"{summary['gets']:,} GETs (${summary['cost_usd']:.{4 if summary['cost_usd'] >= 0.01 else 6}f})"
+        f"{summary['gets'] - summary['refused']:,} GETs (${cost_usd:.{4 if cost_usd >= 0.01 else 6}f})"
+        + (f", {summary['refused']:,} more refused" if summary["refused"] else "")
         + (f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["parts"] else ""),
-        f"readers waited in {summary['stalled_share']:.1%} of {summary['elapsed_s']:,.0f} s; a read took "
+        f"readers waited in {summary['stalled_share']:.1%} of {summary['in_use_s']:,.0f} s in use; a read took "
         f"{_ms(summary['read_p50_s'])} (p99 {_ms(summary['read_p99_s'])}), a GET's first byte "
         f"{_ms(summary['first_byte_p50_s'])} (p99 {_ms(summary['first_byte_p99_s'])})",
         f"{verdict['name']}: {verdict['text']}; {verdict['advice']}",

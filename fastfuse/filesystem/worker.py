@@ -26,10 +26,11 @@ import trio
 from fastfuse import log
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.board import Board
+from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.failing import FailingReads
 from fastfuse.filesystem.fuse import pyfuse3
 from fastfuse.filesystem.get_record import RecordedReader
-from fastfuse.filesystem.hang_report import DUMP_SIGNAL
+from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
 from fastfuse.filesystem.hint_taker import HintTaker
 from fastfuse.filesystem.key_finder import ask_for_keys
@@ -40,7 +41,7 @@ from fastfuse.filesystem.watching import WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
-from fastfuse.metrics import ASKERS, MEMORY_USES, OUTCOMES, READS, SOURCES, Counters
+from fastfuse.metrics import ASKERS, MEMORY_USES, READ_ERRNOS, READS, SOURCES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers
@@ -52,6 +53,7 @@ __all__ = [
     "READY",
     "WorkerTask",
     "hand_over_log_file",
+    "hand_over_log_level",
     "hand_over_request",
     "hand_over_table",
     "has_taken_table",
@@ -66,8 +68,8 @@ READY = b"{}"
 # and this to the socket once it answers from the table that came through it.
 _SWAPPED = b"swapped"
 
-# What comes with a descriptor through that socket says which it is.
-_TABLE, _LOG_FILE, _REQUEST = b"t", b"l", b"r"
+# The first byte of a message through that socket says what it is; a level comes without a descriptor.
+_TABLE, _LOG_FILE, _REQUEST, _LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (mount.control).
 _MOST_MESSAGE_BYTES = 8192
 
@@ -127,6 +129,12 @@ def hand_over_request(tables: socket.socket, connection: socket.socket, asked: M
             socket.send_fds(tables, [_REQUEST + json.dumps(asked).encode()], [connection.fileno()])
             return True
     return False
+
+
+def hand_over_log_level(tables: socket.socket) -> None:
+    """Have the worker at the other end of `tables` log from this process's level on; never wait."""
+    with suppress(OSError):  # it has died, or takes nothing any more
+        tables.send(_LOG_LEVEL + log.level().encode(), socket.MSG_DONTWAIT)
 
 
 def has_taken_table(tables: socket.socket) -> bool:
@@ -217,18 +225,23 @@ async def _take_handed_over(
     while True:
         await trio.lowlevel.wait_readable(tables)
         message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
-        if not descriptors:
+        if not message:
             return  # the supervisor is dead, and this process follows
         what, told = message[:1], message[1:]
-        if what == _LOG_FILE:
+        if what == _LOG_LEVEL:
+            log.set_level(told.decode())
+        elif what == _LOG_FILE:
             log.go_on_in(descriptors[0])
-            continue
-        if what == _REQUEST:
-            nursery.start_soon(watched.serve, socket.socket(fileno=descriptors[0]), json.loads(told))
-            continue
-        operations.swap(open_snapshot(descriptors[0]).table)
-        os.close(descriptors[0])
-        tables.send(_SWAPPED)
+        elif what == _REQUEST:
+            connection, asked = socket.socket(fileno=descriptors[0]), json.loads(told)
+            if asked["request"] == TASKS:
+                send_answer(connection, json.dumps({"fastfuse": PROTOCOL, "tasks": task_report()}).encode())
+            else:
+                nursery.start_soon(watched.serve, connection, asked)
+        else:
+            operations.swap(open_snapshot(descriptors[0]).table)
+            os.close(descriptors[0])
+            tables.send(_SWAPPED)
 
 
 async def _beat(report: "_Report", operations: MountOperations, counters: Counters) -> None:
@@ -286,22 +299,29 @@ class _Report:
 
 async def _show(board: Board, operations: MountOperations, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
-    failing = FailingReads(*_ended_gets(counters))
+    failing = FailingReads(_delivered(counters), _failed_reads(counters))
     while True:
-        trouble = retries.trouble()
+        trouble, now_s = retries.trouble(), trio.current_time()
         counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
         # Nobody waits for a trouble without requests: it is over with the next answer.
         trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
-        is_failing = failing.look(trio.current_time(), *_ended_gets(counters), trouble_s=trouble_s)
+        is_failing = failing.look(now_s, _delivered(counters), _failed_reads(counters), trouble_s=trouble_s)
         counters.set(counters.slot("fastfuse_reads_failing"), int(is_failing))
+        if is_failing and trouble is None:
+            failed_for_s, failures = failing.failures(now_s)
+            trouble = {"since": time.time() - failed_for_s, "failures": failures, "requests": 0}
         board.show({"trouble": trouble, "errors": list(operations.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
 
 
-def _ended_gets(counters: Counters) -> tuple[int, int]:
-    """Return how many GETs delivered, and how many failed."""
-    ended = {outcome: counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES}
-    return ended["ok"], sum(ended.values()) - ended["ok"] - ended["cancelled"]
+def _delivered(counters: Counters) -> int:
+    """Return a number that grows with each GET and each read that succeeds."""
+    return counters.get("fastfuse_fetch_requests", "ok") + counters.get("fastfuse_read_served_bytes")
+
+
+def _failed_reads(counters: Counters) -> dict[str, int]:
+    """Return how many reads failed, by errno."""
+    return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS}
 
 
 async def _end_when_too_large(most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:

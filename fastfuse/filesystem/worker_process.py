@@ -19,7 +19,14 @@ from fastfuse.filesystem.children import wait_child
 from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
 from fastfuse.filesystem.heartbeat import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
 from fastfuse.filesystem.sockets import raise_no_sigio
-from fastfuse.filesystem.worker import READY, hand_over_log_file, hand_over_request, hand_over_table, has_taken_table
+from fastfuse.filesystem.worker import (
+    READY,
+    hand_over_log_file,
+    hand_over_log_level,
+    hand_over_request,
+    hand_over_table,
+    has_taken_table,
+)
 from fastfuse.metrics import Counters
 
 __all__ = ["WorkerProcess"]
@@ -92,6 +99,11 @@ class WorkerProcess:
         raise_no_sigio(connection)
         return hand_over_request(self.tables, connection, asked)
 
+    def take_log_level(self) -> None:
+        """Have the worker log from the level on at which this process does. One that does not is soon replaced."""
+        if self.tables is not None:
+            hand_over_log_level(self.tables)
+
     def look_after(self) -> bool:
         """Hand over what the worker must know, and kill it if it hangs; return whether it did."""
         hand_over_log_file(self.tables)
@@ -129,8 +141,6 @@ class WorkerProcess:
 
     def _watch(self) -> None:
         """Watch a worker that has just begun to start, or to serve."""
-        os.ftruncate(self.dump_fd, 0)
-        os.lseek(self.dump_fd, 0, os.SEEK_SET)  # workers share this offset
         self._heartbeat.restart(time.monotonic())
 
     def _has_hung(self) -> bool:

@@ -269,6 +269,7 @@ class S3Client:
         """Receive the range behind this `head` of a reply, and put back `connection`."""
         try:
             if head.status not in (200, 206):
+                self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(head.status >= 500))
                 failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
                 if failure.kind is Kind.THROTTLED:
                     self._rate.throttled(trio.current_time())
@@ -289,9 +290,8 @@ class S3Client:
             FastfuseError: it failed for good.
         """
         route, credentials = await self._prepared(bucket)
-        is_list = not key
+        is_list, is_mended = not key, False
         request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
-        is_mended = False
         async with self._slots:
             connection = None
             try:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from fastfuse.cli import status_command
+from fastfuse.errors import MountError
+from fastfuse.filesystem.control import LOG_LEVEL, ask, entry_of
 from fastfuse.filesystem.mountpoint import MountEntry
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN
@@ -86,6 +88,68 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
     )
     assert "\x1b" not in done.stdout
     server.faults.remove(denied)
+
+
+def test_a_mount_whose_reads_are_all_denied_is_in_trouble_and_says_since_when(
+    mount: Mount, server: LoopbackServer
+) -> None:
+    denied = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/a"))
+
+    def is_in_trouble() -> bool:
+        with pytest.raises(PermissionError):
+            (mount.path / "a").read_bytes()
+        return status_of(mount)["state"] == "in trouble"
+
+    wait_until(is_in_trouble)
+    done = run_fastfuse("status", str(mount.path))
+    assert done.returncode == 1
+    assert re.search(r"\n  trouble   for \d+ s: [1-9]\d* × EACCES; reads fail\n", done.stdout)
+    server.faults.remove(denied)
+    assert (mount.path / "a").read_bytes()
+    wait_until(lambda: status_of(mount)["state"] == "ok")
+
+
+def test_a_log_level_is_changed_for_the_supervisor_and_every_worker(mount: Mount) -> None:
+    def level(*asked: str) -> str:
+        done = run_fastfuse("log-level", str(mount.path), *asked)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.strip()
+
+    worker = mount.worker()
+    assert (level(), level("error"), level()) == ("info", "error", "error")
+    os.kill(worker, signal.SIGKILL)  # a warning, which is not logged now
+    assert (mount.path / "a").read_bytes()
+    assert level("debug") == "debug"
+    os.kill(mount.worker(), signal.SIGKILL)
+    assert (mount.path / "b").read_bytes()
+    assert mount.log.count("the worker died: ") == 1
+    assert "ERROR fastfuse.filesystem.answers: lines are logged from the level error on" in mount.log
+    refused = run_fastfuse("log-level", str(mount.path), "loud")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "fastfuse: error: there is no log level 'loud'\nhint: one of debug, info, warning, error\n"
+    )
+    with pytest.raises(MountError, match="no such log level"):
+        ask(entry_of(mount.path), LOG_LEVEL, level="loud")
+
+
+def test_the_stacks_of_a_worker_are_told_and_what_can_be_of_one_that_is_stopped(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_fastfuse("status", str(mount.path), "--stack")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"worker, process {mount.worker()}\nthread {mount.worker()}: state " in done.stdout
+    assert re.search(r"\n\ntasks\n(.*\n)*1 × fastfuse\.filesystem\.worker\._beat\n  _beat \(", done.stdout)
+    monkeypatch.setattr(status_command, "_TASKS_WITHIN_S", 0.1)
+    os.kill(mount.worker(), signal.SIGSTOP)
+    try:
+        assert status_command.stack(mount.path, as_json=False) == 0
+    finally:
+        os.kill(mount.worker(), signal.SIGCONT)
+    shown = capsys.readouterr().out
+    assert f"thread {mount.worker()}: state T" in shown
+    assert shown.endswith("\ntasks\n(the worker's loop does not answer)\n")
+    assert run_fastfuse("status", "--stack").returncode == 2
 
 
 def test_counters_outlive_a_worker_and_its_successor_is_shown(mount: Mount) -> None:

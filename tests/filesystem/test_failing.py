@@ -8,13 +8,13 @@ from fastfuse.filesystem.failing import FailingReads
 
 
 def looks(ends: Iterable[str], *, trouble_since_s: int | None = None) -> str:
-    """What each second says: `ends` has the GET that ended in it, `d`elivered, `f`ailed or none; `!` is failing."""
-    reads, delivered, failed, said = FailingReads(7, 7), 7, 7, ""
+    """What each second says: `ends` has the read that ended in it, `d`elivered, `f`ailed or none; `!` is failing."""
+    reads, delivered, failed, said = FailingReads(7, {"EIO": 7}), 7, 7, ""
     for now_s, end in enumerate(ends):
         delivered += end == "d"
         failed += end == "f"
         trouble_s = 0 if trouble_since_s is None else max(0, now_s - trouble_since_s)
-        said += "!" if reads.look(float(now_s), delivered, failed, trouble_s=trouble_s) else "."
+        said += "!" if reads.look(float(now_s), delivered, {"EIO": failed}, trouble_s=trouble_s) else "."
     return said
 
 
@@ -45,3 +45,14 @@ def test_a_request_that_is_tried_again_is_a_failure_after_ten_seconds() -> None:
 
 def test_requests_that_are_tried_again_while_others_are_answered_are_no_failure() -> None:
     assert looks("d    " * 6, trouble_since_s=0) == "." * 30
+
+
+def test_what_fails_is_told_since_the_last_delivery() -> None:
+    reads = FailingReads(0, {"EIO": 3, "EACCES": 0})
+    assert reads.failures(0.0) == (0.0, {})
+    reads.look(1.0, 0, {"EIO": 4, "EACCES": 0}, trouble_s=0)
+    reads.look(2.0, 1, {"EIO": 4, "EACCES": 0}, trouble_s=0)
+    assert reads.failures(2.0) == (0.0, {})
+    reads.look(5.0, 1, {"EIO": 5, "EACCES": 2}, trouble_s=0)
+    reads.look(9.0, 1, {"EIO": 5, "EACCES": 4}, trouble_s=0)
+    assert reads.failures(9.0) == (4.0, {"EIO": 1, "EACCES": 4})

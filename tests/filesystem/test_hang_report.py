@@ -1,16 +1,20 @@
 import faulthandler
 import os
+import re
 import signal
 from collections.abc import Iterator
 
 import pytest
+import trio
+import trio.testing
 
 from fastfuse.filesystem import hang_report as report
 from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.filesystem.hang_report import DUMP_SIGNAL, cpu_and_state, hang_report
+from fastfuse.filesystem.hang_report import DUMP_SIGNAL, cpu_and_state, hang_report, task_report
 
 
-def loop_without_end() -> None:
+def loop_without_end(begin: int) -> None:
+    os.write(begin, b"x")
     while True:
         pass
 
@@ -22,8 +26,7 @@ def looping() -> Iterator[tuple[int, int]]:
 
     def work() -> None:
         faulthandler.register(DUMP_SIGNAL, dump_fd, all_threads=True)
-        os.write(begin, b"x")
-        loop_without_end()
+        loop_without_end(begin)
 
     pid = fork_child(work)
     os.read(began, 1)
@@ -40,6 +43,9 @@ def test_an_endless_loop_is_told_by_its_python_stack(looping: tuple[int, int], m
     lines = hang_report(pid, dump_fd)
     assert lines[0].startswith(f"thread {pid}: state ")
     assert any("in loop_without_end" in line for line in lines)
+    # A second report has the second dump alone.
+    again = hang_report(pid, dump_fd)
+    assert sum("in loop_without_end" in line for line in again) == 1
 
 
 def test_of_a_stopped_process_the_kernels_words_are_told(looping: tuple[int, int]) -> None:
@@ -57,3 +63,19 @@ def test_of_a_process_that_is_gone_nothing_is_told() -> None:
     dump_fd = os.memfd_create("stacks")
     assert hang_report(pid, dump_fd) == []
     os.close(dump_fd)
+
+
+async def wait_for_ever() -> None:
+    await trio.sleep_forever()
+
+
+async def test_tasks_that_wait_at_one_place_are_told_once() -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(7):
+            nursery.start_soon(wait_for_ever)
+        await trio.testing.wait_all_tasks_blocked()
+        lines = task_report()
+        nursery.cancel_scope.cancel()
+    at = next(number for number, line in enumerate(lines) if line.startswith("7 × ") and "wait_for_ever" in line)
+    assert re.fullmatch(r"  wait_for_ever \(filesystem/test_hang_report\.py:\d+\)", lines[at + 1])
+    assert "sleep_forever" in lines[at + 2]

@@ -47,11 +47,43 @@ def test_looks_closer_together_than_half_a_second_are_one(clock: list[float]) ->
 def test_seconds_are_active_in_which_the_kernel_asks(clock: list[float]) -> None:
     counters = Counters()
     recent = Recent(counters)
+    recent.begin("")
     for asked in (0, 5, 0, 1, 0):
         counters.add(counters.slot("fastfuse_requests"), asked)
-        recent.look()
         clock[0] += 1.0
+        recent.look()
     assert recent.summary()["active_s"] == 2.0
+
+
+# Each letter is a second: `r` is one in which a read ends, `w` one in which a read waits.
+@pytest.mark.parametrize(
+    ("seconds", "in_use_s"),
+    [
+        (" " * 100, 0),
+        ("r" * 10, 10),
+        # The pauses of a job that computes are part of its time; an hour without a read is not.
+        ("r" + " " * 29 + "r", 31),
+        ("r" + " " * 3600 + "r", 2),
+        (" " * 3600 + "w" * 100, 100),
+        ("r" + " " * 3600, 1),
+    ],
+)
+def test_a_mount_is_in_use_while_it_is_read_and_in_pauses_of_half_a_minute(
+    clock: list[float], seconds: str, in_use_s: float
+) -> None:
+    counters = Counters()
+    recent = Recent(counters)
+    recent.begin("")
+    for second in seconds:
+        counters.add(counters.slot("fastfuse_blocked_seconds"), 500_000 * (second == "r"))
+        counters.add(counters.slot("fastfuse_stalled_seconds"), 500_000 * (second == "r"))
+        counters.set(counters.slot("fastfuse_waiting_reads"), int(second == "w"))
+        clock[0] += 1.0
+        recent.look()
+    summary = recent.summary()
+    assert (summary["in_use_s"], summary["elapsed_s"]) == (in_use_s, len(seconds))
+    if "r" in seconds:
+        assert summary["stalled_share"] == seconds.count("r") / 2 / in_use_s
 
 
 def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:
@@ -81,7 +113,7 @@ def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: s
         uid=0,
         gid=0,
     )
-    status = status_of(settings, "/mnt", counters, Recent(counters), board, worker_pid=worker_pid)
+    status = status_of(settings, "/mnt", Recent(counters), board, worker_pid=worker_pid)
     assert status["state"] == state
     assert status["trouble"] == trouble
     assert status["errors"] == [[1.0, "a read failed"]]

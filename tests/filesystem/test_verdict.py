@@ -11,7 +11,7 @@ from fastfuse.metrics import Counters
 GB = 10**9
 # Eight readers of 100 shards of 1 GB that wait for nothing for an hour.
 WELL = Figures(
-    elapsed_s=3600, active_s=3000, served_bytes=80 * GB, fetched_bytes=80 * GB, gets=10_000,
+    elapsed_s=3600, in_use_s=3600, active_s=3000, served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0,
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, demanded=200, ahead=9_800, prefetched=0, hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096,
@@ -26,7 +26,7 @@ FAULTS = {
     "throttled": replace(SLOW, throttled=201),
     "requests failed": replace(SLOW, retried=201),
     "CPU limit": replace(SLOW, cpu_s=2800),
-    "memory target too small": replace(SLOW, fetched_bytes=120 * GB),
+    "memory target too small": replace(SLOW, fetched_bytes=120 * GB, wasted_bytes=40 * GB),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
@@ -60,15 +60,31 @@ def test_small_files_that_are_announced_or_foreseen_are_no_fault() -> None:
 
 
 def test_a_mount_that_did_nothing_is_judged() -> None:
-    figures = figures_of(Counters(), elapsed_s=0.0, active_s=0.0, readahead_kib=0)
+    figures = figures_of(Counters(), elapsed_s=0.0)
     assert json.loads(json.dumps(as_json(figures)))["verdict"]["name"] == "not waiting"
     assert len(summary_lines(as_json(figures))) == 3
+
+
+def test_what_is_fetched_and_not_read_yet_is_no_waste() -> None:
+    assert judge(replace(SLOW, fetched_bytes=120 * GB)).name == "network limit"
+
+
+def test_refused_gets_cost_nothing_and_are_told() -> None:
+    figures = replace(SLOW, gets=11_000, refused=1_000)
+    assert figures.cost_usd == pytest.approx(0.004)
+    assert "in 10,000 GETs ($0.004000), 1,000 more refused, 98%" in summary_lines(as_json(figures))[0]
+
+
+def test_idle_hours_hide_no_waiting() -> None:
+    night = replace(SLOW, elapsed_s=36_000)
+    assert night.stalled_share == SLOW.stalled_share
+    assert judge(night) == judge(SLOW)
 
 
 def test_the_lines_have_the_figures() -> None:
     lines = summary_lines(as_json(SLOW))
     assert lines[0] == "read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.004000), 98% of the parts ahead"
     assert lines[1] == (
-        "readers waited in 50.0% of 3,600 s; a read took 0.1 ms (p99 5 ms), a GET's first byte 20 ms (p99 100 ms)"
+        "readers waited in 50.0% of 3,600 s in use; a read took 0.1 ms (p99 5 ms), a GET's first byte 20 ms (p99 100 ms)"
     )
     assert lines[2].startswith("network limit: 8 readers waited at a time")

@@ -1,0 +1,73 @@
+"""Keeps what the counters of a mount or a channel were, for `fastfuse report`: its last hours, and a week coarsely.
+
+A record is a JSON object. ``at`` has the times of the samples in seconds since 1970. ``numbers`` has a list of as many
+numbers for each name of `Counters.NAMES`, or one number if it never changed.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from fastfuse.errors import ConfigurationError
+from fastfuse.metrics import Counters
+
+__all__ = ["Recorder", "samples_of"]
+
+# A chart of two hours has 720 points then, and a sample has 1.2 KB.
+EVERY_S: Final = 10.0
+_RECENT: Final = 720
+# One in so many is kept when newer ones take its place: five minutes apart, for a week.
+_COARSE: Final = 30
+_OLD: Final = 2016
+
+# When it was taken, in seconds since 1970, and the numbers.
+_Sample: TypeAlias = "tuple[float, array[int]]"
+
+
+class Recorder:
+    """The samples of one set of counters."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._old: deque[_Sample] = deque(maxlen=_OLD)
+        self._recent: deque[_Sample] = deque()
+        self._looked_s = 0.0
+        self._leaving = 0
+
+    def look(self, now_s: float, now: float) -> None:
+        """Take a sample if it is time: `now_s` on the monotonic clock, `now` in seconds since 1970."""
+        if self._recent and now_s < self._looked_s + EVERY_S:
+            return
+        self._looked_s = now_s
+        if len(self._recent) >= _RECENT:
+            leaving = self._recent.popleft()
+            if self._leaving % _COARSE == 0:
+                self._old.append(leaving)
+            self._leaving += 1
+        self._recent.append((now, self._counters.copy()))
+
+    def record(self, now: float) -> dict[str, Any]:
+        """Return what was sampled, and what is `now`, as the part of a record that `samples_of` reads."""
+        samples = [*self._old, *self._recent, (now, self._counters.copy())]
+        columns = zip(Counters.NAMES, zip(*(numbers for _, numbers in samples), strict=True), strict=True)
+        return {
+            "at": [round(at, 1) for at, _ in samples],
+            "numbers": {name: column[0] if len({*column}) == 1 else column for name, column in columns},
+        }
+
+
+def samples_of(record: Mapping[str, Any]) -> list[tuple[float, Counters]]:
+    """Return the samples of a record; a counter of another version that is not known here is left out, a new one 0.
+
+    Raises:
+        ConfigurationError: it is no record.
+    """
+    try:
+        at, numbers = record["at"], record["numbers"]
+        columns = [numbers.get(name, 0) for name in Counters.NAMES]
+        full = [column if isinstance(column, list) else [column] * len(at) for column in columns]
+        rows = zip(*full, strict=True)
+        return [(float(moment), Counters(row)) for moment, row in zip(at, rows, strict=True)]
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ConfigurationError("it is no record of fastfuse", hint="'fastfuse report --json' makes one") from error
