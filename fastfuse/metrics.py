@@ -217,7 +217,7 @@ class Counters:
 
     def since(self, earlier: "Counters") -> "Counters":
         """Return by how much the numbers grew since the `earlier` ones; gauges are as they are now."""
-        grown = [now - before for now, before in zip(self._values, earlier.copy(), strict=True)]
+        grown = [max(0, now - before) for now, before in zip(self._values, earlier.copy(), strict=True)]
         for slot in _GAUGE_SLOTS:
             grown[slot] = self._values[slot]
         return Counters(grown)

@@ -27,11 +27,12 @@ FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
     for name, allowed in {
         "__main__": "cli",
-        "cli": f"advise demo deploy doctor hints sagemaker filesystem index s3 {LEAVES}",
+        "cli": f"advise demo deploy doctor hints report sagemaker filesystem index s3 {LEAVES}",
         "demo": f"cli filesystem index s3 testing {LEAVES}",
         "deploy": "errors version",
         "doctor": f"advise index filesystem s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
+        "report": f"filesystem {LEAVES}",
         "sagemaker": f"filesystem index readahead s3 {LEAVES}",
         "filesystem": f"index readahead s3 {LEAVES}",
         "hints": "errors filesystem",
@@ -77,7 +78,8 @@ LIBRARIES: Mapping[str, set[str]] = {
         "prometheus_client": "metrics demo",
         "psutil": "",
         "pyarrow": "index",
-        "pydantic": "cli sagemaker",
+        "pydantic": "cli report sagemaker",
+        "pygal": "report.charts",
         "pydantic_core": "sagemaker",
         "pyfuse3": "filesystem.fuse",
         "rich": "cli demo index sagemaker terminal",
@@ -90,13 +92,13 @@ LIBRARIES: Mapping[str, set[str]] = {
 # Libraries that come with aiobotocore, its extra httpx2, and pydantic.
 BROUGHT_BY_OTHERS = {"botocore", "httpx2", "pydantic_core"}
 # The library of an extra: whoever needs it is told to install it.
-ASKED_FOR_BY_NAME = {"pyarrow"}
+ASKED_FOR_BY_NAME = {"pyarrow", "pygal"}
 
 # Who reads the environment.
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("doctor.rules", "advise.model", "prices", "advise.recommend", "advise.shape"),
+    *("doctor.rules", "report.intervals", "advise.model", "prices", "advise.recommend", "advise.shape"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),

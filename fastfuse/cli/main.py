@@ -18,6 +18,7 @@ from fastfuse.cli.config import demo_settings, mount_settings
 from fastfuse.cli.doctor_command import doctor
 from fastfuse.cli.index_options import parse_index_place
 from fastfuse.cli.install_command import install
+from fastfuse.cli.report_command import report
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
@@ -266,6 +267,7 @@ def index(
 app.command(cls=Command)(advise)
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(install)
+app.command(cls=Command)(report)
 
 
 @app.command(cls=Command)

@@ -6,13 +6,15 @@ numbers for each name of `Counters.NAMES`, or one number if it never changed.
 
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from fastfuse.errors import ConfigurationError
 from fastfuse.metrics import Counters
 
-__all__ = ["Recorder", "samples_of"]
+__all__ = ["HISTORY_NAME", "Recorder", "samples_of"]
+
+# Where a job leaves its record, below the directory of its outputs.
+HISTORY_NAME: Final = "job-history.json"
 
 # A chart of two hours has 720 points then, and a sample has 1.2 KB.
 EVERY_S: Final = 10.0
@@ -57,17 +59,8 @@ class Recorder:
         }
 
 
-def samples_of(record: Mapping[str, Any]) -> list[tuple[float, Counters]]:
-    """Return the samples of a record; a counter of another version that is not known here is left out, a new one 0.
-
-    Raises:
-        ConfigurationError: it is no record.
-    """
-    try:
-        at, numbers = record["at"], record["numbers"]
-        columns = [numbers.get(name, 0) for name in Counters.NAMES]
-        full = [column if isinstance(column, list) else [column] * len(at) for column in columns]
-        rows = zip(*full, strict=True)
-        return [(float(moment), Counters(row)) for moment, row in zip(at, rows, strict=True)]
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigurationError("it is no record of fastfuse", hint="'fastfuse report --json' makes one") from error
+def samples_of(at: Sequence[float], numbers: Mapping[str, int | Sequence[int]]) -> list[tuple[float, Counters]]:
+    """Return the samples of a record. A counter that this version does not know is left out; a new one is 0."""
+    columns = [numbers.get(name, 0) for name in Counters.NAMES]
+    rows = zip(*([column] * len(at) if isinstance(column, int) else column for column in columns), strict=True)
+    return [(moment, Counters(row)) for moment, row in zip(at, rows, strict=True)]

@@ -38,7 +38,9 @@ _PAUSE_S: Final = 30.0
 class Recent:
     """The counters of the last seconds, for rates, and of the last hours, for reports."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, mode: str = "") -> None:
+        """`mode` is the input mode of a channel that is not mounted."""
+        self._mode = mode
         self.counters = counters
         self._looks: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=64)
         self._recorder = Recorder(counters)
@@ -59,11 +61,11 @@ class Recent:
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
         self.look()
-        return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s))
+        return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s), self._mode)
 
     def tell_summary(self) -> None:
-        """Log the summary of a mount that something was read from."""
-        if self.counters.get("fastfuse_read_served_bytes"):
+        """Log the summary, if anything was read or fetched."""
+        if self.counters.get("fastfuse_read_served_bytes") or self.counters.get("fastfuse_fetched_bytes"):
             for line in summary_lines(self.summary()):
                 _log.info("%s", line)
 

@@ -255,7 +255,7 @@ def _few_readers(it: Figures) -> Verdict | None:
 def _network(it: Figures) -> Verdict | None:
     return Verdict(
         "network limit",
-        f"{it.readers:.0f} readers waited at a time for what S3 and the network deliver, "
+        f"readers waited, {it.readers:.0f} at a time, for what S3 and the network deliver, "
         f"{it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6:,.0f} MB/s on average",
         "compare with fastfuse advise; a larger instance has a faster network",
     )
@@ -267,28 +267,38 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-def judge(figures: Figures) -> Verdict:
-    """Return the verdict of the first rule that holds; the last one always does."""
-    return next(verdict for verdict in (rule(figures) for rule in RULES) if verdict is not None)
+# A stream and a download are fetched in their order, by as many GETs at a time as the network bears; what is wrong then
+# is not how the files are read. By input mode of a channel; any other is a mount.
+_RULES_BY_MODE: Final[Mapping[str, tuple[Rule, ...]]] = dict.fromkeys(
+    ("File", "Pipe"), (_idle, _throttled, _troubled, _network)
+)
 
 
-def as_json(figures: Figures) -> dict[str, Any]:
+def judge(figures: Figures, mode: str = "") -> Verdict:
+    """Return the verdict of the first rule that holds for an input mode; the last one always does."""
+    rules = _RULES_BY_MODE.get(mode, RULES)
+    return next(verdict for verdict in (rule(figures) for rule in rules) if verdict is not None)
+
+
+def as_json(figures: Figures, mode: str = "") -> dict[str, Any]:
     """Return figures, shares and verdict as JSON can carry them."""
     derived = ("stalled_share", "foreseen_share", "parts", "readers", "cost_usd")
     shares = {name: getattr(figures, name) for name in derived}
-    return {**asdict(figures), **shares, "verdict": asdict(judge(figures))}
+    return {**asdict(figures), **shares, "verdict": asdict(judge(figures, mode))}
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return what `as_json` made for people."""
-    verdict, cost_usd = summary["verdict"], summary["cost_usd"]
+    verdict, cost_usd, in_use_s = summary["verdict"], summary["cost_usd"], summary["in_use_s"]
+    read = f"read {format_size(summary['served_bytes'])}, " if summary["served_bytes"] else ""
+    refused = f", {summary['refused']:,} more refused" if summary["refused"] else ""
+    ahead = f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["parts"] else ""
+    took = f"a read took {_ms(summary['read_p50_s'])} (p99 {_ms(summary['read_p99_s'])}), "
     return [
-        f"read {format_size(summary['served_bytes'])}, fetched {format_size(summary['fetched_bytes'])} in "
-        f"{summary['gets'] - summary['refused']:,} GETs (${cost_usd:.{4 if cost_usd >= 0.01 else 6}f})"
-        + (f", {summary['refused']:,} more refused" if summary["refused"] else "")
-        + (f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["parts"] else ""),
-        f"readers waited in {summary['stalled_share']:.1%} of {summary['in_use_s']:,.0f} s in use; a read took "
-        f"{_ms(summary['read_p50_s'])} (p99 {_ms(summary['read_p99_s'])}), a GET's first byte "
+        f"{read}fetched {format_size(summary['fetched_bytes'])} in {summary['gets'] - summary['refused']:,} GETs "
+        f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{ahead}",
+        f"readers waited in {summary['stalled_share']:.1%} of {in_use_s:,.{0 if in_use_s >= 10 else 1}f} s in use; "
+        f"{took if summary['read_p50_s'] else ''}a GET's first byte "
         f"{_ms(summary['first_byte_p50_s'])} (p99 {_ms(summary['first_byte_p99_s'])})",
         f"{verdict['name']}: {verdict['text']}; {verdict['advice']}",
     ]

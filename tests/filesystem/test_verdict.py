@@ -11,7 +11,8 @@ from fastfuse.metrics import Counters
 GB = 10**9
 # Eight readers of 100 shards of 1 GB that wait for nothing for an hour.
 WELL = Figures(
-    elapsed_s=3600, in_use_s=3600, active_s=3000, served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0,
+    elapsed_s=3600, in_use_s=3600, active_s=3000,
+    served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0,
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, demanded=200, ahead=9_800, prefetched=0, hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096,
@@ -75,6 +76,16 @@ def test_refused_gets_cost_nothing_and_are_told() -> None:
     assert "in 10,000 GETs ($0.004000), 1,000 more refused, 98%" in summary_lines(as_json(figures))[0]
 
 
+@pytest.mark.parametrize("mode", ["File", "Pipe"])
+def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
+    names = {name: judge(figures, mode).name for name, figures in FAULTS.items()}
+    kept = {"not waiting", "too little to judge", "throttled", "requests failed"}
+    assert names == {name: name if name in kept else "network limit" for name in FAULTS}
+    lines = summary_lines(as_json(replace(SLOW, served_bytes=0, read_p50_s=0, read_p99_s=0), mode))
+    assert lines[0].startswith("fetched 74.5 GiB in ")
+    assert " s in use; a GET's first byte 20 ms" in lines[1]
+
+
 def test_idle_hours_hide_no_waiting() -> None:
     night = replace(SLOW, elapsed_s=36_000)
     assert night.stalled_share == SLOW.stalled_share
@@ -85,6 +96,7 @@ def test_the_lines_have_the_figures() -> None:
     lines = summary_lines(as_json(SLOW))
     assert lines[0] == "read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.004000), 98% of the parts ahead"
     assert lines[1] == (
-        "readers waited in 50.0% of 3,600 s in use; a read took 0.1 ms (p99 5 ms), a GET's first byte 20 ms (p99 100 ms)"
+        "readers waited in 50.0% of 3,600 s in use; a read took 0.1 ms (p99 5 ms), "
+        "a GET's first byte 20 ms (p99 100 ms)"
     )
-    assert lines[2].startswith("network limit: 8 readers waited at a time")
+    assert lines[2].startswith("network limit: readers waited, 8 at a time, for what S3")

@@ -21,6 +21,7 @@ from fastfuse.errors import (
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
+from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
@@ -87,11 +88,13 @@ def download_channel(
     connection: ConnectionConfig,
     settings: DownloadSettings,
     report: Callable[[DownloadReport], None],
+    counters: Counters | None = None,
 ) -> DownloadReport:
     """Make the files below `settings.directory` those of the snapshot in `snapshot_fd`.
 
     Files that are there already are not fetched again, and unknown ones are left alone. The first failure ends it; the
     next call continues. `report` is called ten times a second and at the end, also after a failure, and must not wait.
+    `counters` count each GET.
 
     Raises:
         DiskError: it does not fit, or the disk does not take it.
@@ -100,7 +103,7 @@ def download_channel(
     """
     table = open_snapshot(snapshot_fd).table
     try:
-        return trio.run(_download_and_close, table, connection, settings, report)
+        return trio.run(_download_and_close, table, connection, settings, report, counters)
     except (FastfuseError, ExceptionGroup) as error:
         first = first_of(error)
         if isinstance(first, ReadError):
@@ -129,9 +132,10 @@ async def _download_and_close(
     connection: ConnectionConfig,
     settings: DownloadSettings,
     report: Callable[[DownloadReport], None],
+    counters: Counters | None,
 ) -> DownloadReport:
     buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
-    reader = MadeReader(S3Client(S3Session(connection), buffers=buffers), lambda: table)
+    reader = MadeReader(S3Client(S3Session(connection), buffers=buffers, counters=counters), lambda: table)
     try:
         return await download(table, reader, settings, report, most_gets=connection.max_connections)
     finally:

@@ -1,6 +1,7 @@
 """The record of a job: ``output/job-record.json``, the lineage that SageMaker would keep.
 
-docs/USAGE.md describes its fields. Names are those of SageMaker's API where it has one.
+docs/USAGE.md describes its fields. Names are those of SageMaker's API where it has one. The history beside it has what
+`fastfuse report` draws.
 """
 
 import json
@@ -8,8 +9,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from fastfuse.filesystem.recorder import HISTORY_NAME
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 from fastfuse.sagemaker.outputs.lineage import Listing
@@ -18,7 +20,16 @@ from fastfuse.sagemaker.script.directories import open_directory
 from fastfuse.sagemaker.script.files import JobPaths, write_file
 from fastfuse.version import VERSION
 
-__all__ = ["RECORD_NAME", "Artifact", "ChannelAccount", "Ending", "job_record", "read_failure", "write_record"]
+__all__ = [
+    "RECORD_NAME",
+    "Artifact",
+    "ChannelAccount",
+    "Ending",
+    "job_history",
+    "job_record",
+    "read_failure",
+    "write_record",
+]
 
 RECORD_NAME: Final = "job-record.json"
 # The version of the record's fields; a change that breaks a reader makes it another.
@@ -36,6 +47,8 @@ class ChannelAccount:
     usage: Usage
     # None: the channel was not listed, or is a directory that the script itself reads.
     listing: Listing | None
+    # The part of a record that `filesystem.recorder` makes.
+    samples: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +124,22 @@ def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
     }
 
 
+def job_history(
+    record: Mapping[str, object], phases: Sequence[tuple[str, float]], channels: Sequence[ChannelAccount]
+) -> dict[str, object]:
+    """Return the history of a job, with its `record`, as JSON."""
+    told = [
+        {
+            "name": account.channel.name,
+            "mode": account.channel.input_mode.value,
+            "source": str(account.channel.source),
+            **account.samples,
+        }
+        for account in channels
+    ]
+    return {"fastfuse": _FORMAT, "version": VERSION, "job": record, "phases": phases, "channels": told}
+
+
 def _artifact(artifact: Artifact) -> dict[str, object]:
     etag = {"ETag": artifact.etag} if artifact.etag else {}
     return {"S3Uri": str(artifact.uri), "Files": artifact.files, "Bytes": artifact.total_bytes, **etag}
@@ -120,8 +149,8 @@ def _utc(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def write_record(record: Mapping[str, object], paths: JobPaths) -> bytes:
-    """Put the record in place whole, beside the outputs, and return its bytes.
+def write_record(record: Mapping[str, object], history: Mapping[str, object], paths: JobPaths) -> bytes:
+    """Put the record and the history in place whole, beside the outputs, and return the bytes of the record.
 
     Raises:
         OSError: it cannot be written.
@@ -130,6 +159,7 @@ def write_record(record: Mapping[str, object], paths: JobPaths) -> bytes:
     output_fd = open_directory(paths.output, paths.base)
     try:
         write_file(output_fd, RECORD_NAME, text)
+        write_file(output_fd, HISTORY_NAME, json.dumps(history) + "\n")
     finally:
         os.close(output_fd)
     return text.encode()

@@ -6,6 +6,7 @@ memory and connections. A read then finds its part, or fetches it as any read of
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 
 import trio
 
@@ -44,6 +45,18 @@ class Lookahead:
         self._planned_bytes = 0
         # The bytes before the file that is read, and those that were read.
         self._before_bytes = self._read_bytes = 0
+        # How long `read` has waited for bytes until now, and since when it does.
+        self._waited_s, self._waits_since_s = 0.0, inf
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a reader waits for bytes that are not there yet."""
+        return self._waits_since_s < inf
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds in which a reader has waited for bytes."""
+        return self._waited_s + (trio.current_time() - self._waits_since_s if self.is_waiting else 0.0)
 
     async def run(self, files: Iterable[File]) -> None:
         """Fetch ahead until all files are fetched."""
@@ -76,7 +89,11 @@ class Lookahead:
             ReadError: it cannot be read.
         """
         for start, end in part_ranges(file.ref.size_bytes, self._part_bytes, self._before_bytes):
-            data = await self._engine.read(file.inode, file.ref, start, end - start)
+            self._waits_since_s = trio.current_time()
+            try:
+                data = await self._engine.read(file.inode, file.ref, start, end - start)
+            finally:
+                self._waited_s, self._waits_since_s = self.waited_s, inf
             self._read_bytes = max(self._read_bytes, self._before_bytes + end)
             self._changed.unpark()
             await sink(data)

@@ -14,6 +14,7 @@ from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.malloc import tune_malloc
+from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
@@ -58,6 +59,9 @@ class PipeProgress:
     written_bytes: int
     fetched_bytes: int
     requests: int
+    # Seconds in which a reader was there and nothing for it, and whether that is so now.
+    waited_s: float
+    is_waiting: bool
     # Why this epoch will have no end: its reader waits until somebody stops it. None while all is well.
     failure: FastfuseError | None = None
 
@@ -76,11 +80,12 @@ def stream_channel(
     report: Callable[[PipeProgress], None],
     guard: Guard | None = None,
     begin_fd: int | None = None,
+    counters: Counters | None = None,
 ) -> None:
     """Stream the objects of the snapshot until SIGTERM or SIGINT, in a process that was just forked.
 
     `ready` is called when the first FIFO is there, `report` about every second and after each epoch. Prefetching waits
-    until `begin_fd` is readable, if it is given.
+    until `begin_fd` is readable, if it is given. `counters` count each GET.
 
     An epoch that fails has no end, because a FIFO cannot carry an error and its end would be a short epoch. It waits
     until the caller, told by `report`, has stopped the reader and then this process.
@@ -93,7 +98,7 @@ def stream_channel(
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
     sequence = sequence_of(table, settings.channel, settings.shard)
-    channel = _Channel(sequence, settings, connection, report, guard, begin_fd)
+    channel = _Channel(sequence, settings, connection, counters, report, guard, begin_fd)
     gc.freeze()
     trio.run(_run_until_told, channel, ready)
     if channel.failure is not None:
@@ -111,10 +116,12 @@ async def _run_until_told(channel: "_Channel", ready: Callable[[], None]) -> Non
             raise first_of(group) from None
 
 
-def _reader_of(channel: Channel, connection: ConnectionConfig, buffers: PartBuffers) -> RangeReader:
+def _reader_of(
+    channel: Channel, connection: ConnectionConfig, buffers: PartBuffers, counters: Counters | None
+) -> RangeReader:
     if isinstance(channel.source, LocalDirectory):
         return FileReader(buffers)
-    return S3Client(S3Session(connection), buffers=buffers)
+    return S3Client(S3Session(connection), buffers=buffers, counters=counters)
 
 
 class _CountingReader:
@@ -148,6 +155,7 @@ class _Channel:
         sequence: Objects | Lines,
         settings: PipeSettings,
         connection: ConnectionConfig,
+        counters: Counters | None,
         report: Callable[[PipeProgress], None],
         guard: Guard | None,
         begin_fd: int | None,
@@ -165,7 +173,8 @@ class _Channel:
         self._buffers = PartBuffers(
             part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
         )
-        self._reader = _CountingReader(_reader_of(settings.channel, connection, self._buffers), self._wake)
+        reader = _reader_of(settings.channel, connection, self._buffers, counters)
+        self._reader = _CountingReader(reader, self._wake)
         self._report = report
         self._guard = guard
         self._begin_fd = begin_fd
@@ -175,6 +184,8 @@ class _Channel:
         # They are made in it, wherever its path may lead later.
         self._directory_fd = -1
         self._epoch = self._objects = self._written_bytes = 0
+        # In epochs that have ended.
+        self._waited_s = 0.0
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
@@ -229,6 +240,8 @@ class _Channel:
                 nursery.cancel_scope.cancel()
         finally:
             lookahead.close()
+        self._waited_s += lookahead.waited_s
+        self._lookahead = None
         fifo.close()
         self._fifos.remove(fifo)
         if self._guard is not None:
@@ -285,6 +298,7 @@ class _Channel:
             self._tell()
 
     def _tell(self) -> None:
+        lookahead = self._lookahead
         self._report(
             PipeProgress(
                 epoch=self._epoch,
@@ -292,6 +306,8 @@ class _Channel:
                 written_bytes=self._written_bytes,
                 fetched_bytes=self._reader.fetched_bytes,
                 requests=self._reader.requests,
+                waited_s=self._waited_s + (lookahead.waited_s if lookahead else 0.0),
+                is_waiting=lookahead is not None and lookahead.is_waiting,
                 failure=self.failure,
             )
         )

@@ -75,6 +75,13 @@ class Usage:
     def cost_usd(self) -> float:
         return dollars(Item.GET, self.gets) + dollars(Item.LIST, self.lists)
 
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
+            gets=self.gets + other.gets,
+            lists=self.lists + other.lists,
+        )
+
     def __str__(self) -> str:
         return (
             f"{format_size(self.fetched_bytes)}, {self.gets:,} GET, {self.lists:,} LIST, "

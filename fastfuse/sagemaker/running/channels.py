@@ -3,9 +3,12 @@
 import logging
 import os
 import signal
+import time
+from collections.abc import Iterator, Sequence
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.children import heard
+from fastfuse.filesystem.recorder import Recorder
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode
@@ -16,7 +19,7 @@ from fastfuse.sagemaker.running.child_process import ChildProcess
 from fastfuse.sagemaker.running.phases import Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
 
-__all__ = ["ChannelProcess"]
+__all__ = ["ChannelProcess", "usage_lines"]
 
 
 class ChannelProcess(ChildProcess):
@@ -30,6 +33,8 @@ class ChannelProcess(ChildProcess):
         self._listing: Listing | None = None
         # Read here even after a death.
         self._counters = counters
+        counters.set(counters.slot("fastfuse_memory_target_bytes"), task.memory_target_bytes)
+        self._recorder = Recorder(counters)
         super().__init__(lambda: self._serve(task))
 
     def _serve(self, task: ChannelTask) -> None:
@@ -40,6 +45,12 @@ class ChannelProcess(ChildProcess):
     def _name_channel(self, record: logging.LogRecord) -> bool:
         record.channel = self.channel.name
         return True
+
+    def listen(self, phases: Phases) -> None:
+        """Take in what the process has said, and what it has counted until now."""
+        super().listen(phases)
+        if self.exit_code is None:
+            self._recorder.look(time.monotonic(), time.time())
 
     def stop(self) -> None:
         """Tell the process to end; a second call makes it not wait for open files."""
@@ -83,7 +94,8 @@ class ChannelProcess(ChildProcess):
 
     def account(self) -> ChannelAccount:
         """Return what the record of the job says of the channel."""
-        return ChannelAccount(channel=self.channel, usage=self.usage(), listing=self._listing)
+        samples = self._recorder.record(time.time())
+        return ChannelAccount(channel=self.channel, usage=self.usage(), listing=self._listing, samples=samples)
 
     def _hear(self, line: bytes, phases: Phases) -> None:
         try:
@@ -98,3 +110,12 @@ class ChannelProcess(ChildProcess):
         if "ready" in message:
             self.is_ready = True
             phases.say(f"{self.channel.name} ({self.channel.input_mode}): {message['ready']}")
+
+
+def usage_lines(channels: Sequence[ChannelProcess]) -> Iterator[str]:
+    """Yield what each channel took and cost, and what all of them did."""
+    usages = [channel.usage() for channel in channels]
+    for process, usage in zip(channels, usages, strict=True):
+        yield f"{process.channel.name} ({process.channel.input_mode}): {usage}"
+    if len(usages) > 1:
+        yield f"all channels: {sum(usages[1:], usages[0])}"

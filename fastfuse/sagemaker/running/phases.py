@@ -52,6 +52,8 @@ class Phases:
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
+        # Each phase with its begin, in seconds since 1970.
+        self.begins: list[tuple[str, float]] = []
         self._took_s: dict[Phase, float] = {}
         self._now: Phase | None = None
         self._since_s = time.monotonic()
@@ -65,6 +67,8 @@ class Phases:
         now_s = time.monotonic()
         if self._now is not None:
             self._took_s[self._now] = self._took_s.get(self._now, 0.0) + now_s - self._since_s
+        if phase is not self._now:
+            self.begins.append((phase.value, time.time()))
         self._now, self._since_s = phase, now_s
         self.say(text)
 

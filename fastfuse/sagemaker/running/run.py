@@ -19,9 +19,9 @@ from fastfuse.errors import FastfuseError, MountError
 from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import InputMode
 from fastfuse.sagemaker.download import disk_claims
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_record, read_failure, write_record
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe import Guard
-from fastfuse.sagemaker.running.channels import ChannelProcess
+from fastfuse.sagemaker.running.channels import ChannelProcess, usage_lines
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.opening import opening_lines
@@ -117,8 +117,8 @@ class _Run:
     def _say_end(self, phase: Phase, text: str) -> None:
         self._phases.enter(phase, text)
         self._phases.say(self._phases.timings())
-        for channel in self._channels:
-            self._phases.say(f"{channel.channel.name} ({channel.channel.input_mode}): {channel.usage()}")
+        for line in usage_lines(self._channels):
+            self._phases.say(line)
 
     def _run_and_take_down(self) -> _Outcome:
         settings = self._settings
@@ -185,7 +185,7 @@ class _Run:
         accounts = [channel.account() for channel in self._channels]
         record = job_record(settings.job, settings.cluster, ending, accounts, ended_at=time.time())
         try:
-            data = write_record(record, settings.paths)
+            data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
         except OSError as error:
             _log.error("%s cannot be written: %s", settings.paths.output / RECORD_NAME, error.strerror)
         else:

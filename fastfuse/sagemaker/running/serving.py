@@ -19,6 +19,7 @@ from fastfuse.filesystem.children import error_message
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.refresh import run_lister
+from fastfuse.filesystem.status import Recent
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
@@ -185,11 +186,14 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     place = task.settings.paths.channel(task.channel.name)
     snapshot_fd, _ = _index(task, counters)
     tell(listing=_listing(snapshot_fd))
-    gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
+    recent = Recent(counters, "File")
+    recent.begin("")
 
     def report(progress: DownloadReport) -> None:
-        counters.set(gets, progress.requests)
-        counters.set(fetched, progress.fetched_bytes)
+        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), progress.requests)
+        # The command waits for all of it.
+        _note_waiting(counters, progress.elapsed_s, is_waiting=True)
+        recent.look()
         tell(progress=(progress.done_bytes, progress.total_bytes))
 
     settings = DownloadSettings(
@@ -200,7 +204,9 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         claim=task.disk_claim,
         base=task.settings.paths.base,
     )
-    done = download_channel(snapshot_fd, task.settings.connection, settings, report)
+    done = download_channel(snapshot_fd, task.settings.connection, settings, report, counters)
+    _note_waiting(counters, done.elapsed_s, is_waiting=False)
+    recent.tell_summary()
     if done.unknown_files:
         _log.warning(
             "%s holds %s files that are none of the channel's, and the command will see them: remove them if they are "
@@ -220,17 +226,22 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     snapshot_fd, file_count = _index(task, counters)
     tell(listing=_listing(snapshot_fd))
     are_local = isinstance(channel.source, LocalDirectory)
-    gets, fetched = counters.slot("fastfuse_fetch_requests", "ok"), counters.slot("fastfuse_fetched_bytes")
+    recent = Recent(counters, "Pipe")
 
     def ready() -> None:
         what = f"files of {channel.source}" if are_local else "objects"
         if shard is not None:
             what += f", dealt out to {shard.count} hosts anew in each epoch,"
         tell(ready=f"{file_count:,} {what} through {paths.channel(channel.name)}_0")
+        recent.begin("")
 
     def report(progress: PipeProgress) -> None:
-        counters.set(gets, 0 if are_local else progress.requests)
-        counters.set(fetched, progress.fetched_bytes)
+        if are_local:
+            counters.set(counters.slot("fastfuse_fetched_bytes"), progress.fetched_bytes)
+        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), progress.requests)
+        counters.set(counters.slot("fastfuse_read_served_bytes"), progress.written_bytes)
+        _note_waiting(counters, progress.waited_s, is_waiting=progress.is_waiting)
+        recent.look()
         if progress.failure is not None:
             tell(progress.failure)
 
@@ -243,10 +254,25 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         part_size_bytes=task.settings.part_size_bytes,
     )
     connection = task.settings.connection
-    stream_channel(
-        snapshot_fd, connection, settings, ready=ready, report=report, guard=task.guard, begin_fd=task.begin_fd
-    )
+    try:
+        stream_channel(
+            *(snapshot_fd, connection, settings),
+            ready=ready,
+            report=report,
+            guard=task.guard,
+            begin_fd=task.begin_fd,
+            counters=counters,
+        )
+    finally:
+        recent.tell_summary()
     return 0
+
+
+def _note_waiting(counters: Counters, waited_s: float, *, is_waiting: bool) -> None:
+    """Count how long the one reader of a stream, or the command for a download, has waited until now."""
+    for name in ("fastfuse_stalled_seconds", "fastfuse_blocked_seconds"):
+        counters.set(counters.slot(name), int(waited_s * 1e6))
+    counters.set(counters.slot("fastfuse_waiting_reads"), int(is_waiting))
 
 
 def _remove_mountpoint(place: Path) -> None:

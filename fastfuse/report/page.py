@@ -1,0 +1,201 @@
+"""The page of a record: HTML that needs nothing else, without scripts. Each figure of a chart is in a table, too."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from fastfuse.filesystem.recorder import samples_of
+from fastfuse.filesystem.verdict import Figures, judge
+from fastfuse.metrics import Counters
+from fastfuse.report.charts import Line, chart
+from fastfuse.report.intervals import Interval, figures, intervals
+from fastfuse.report.reading import ChannelRecord, Job, Record
+from fastfuse.sizes import MIB, format_size
+
+__all__ = ["page"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A line of a chart and a column of the table: a number of an interval, None where there is none."""
+
+    heading: str
+    number: Callable[[Interval], float | None]
+
+
+def _rate(name: str) -> Callable[[Interval], float | None]:
+    return lambda it: float(getattr(it, name)) / 1e6 / it.seconds
+
+
+def _ms(name: str) -> Callable[[Interval], float | None]:
+    return lambda it: None if getattr(it, name) is None else getattr(it, name) * 1000
+
+
+class _Chart(NamedTuple):
+    title: str
+    unit: str
+    columns: tuple[_Column, ...]
+    text: str
+
+
+_CHARTS: Final = (
+    _Chart(
+        "Throughput",
+        "MB/s",
+        (_Column("read", _rate("read_bytes")), _Column("from S3", _rate("fetched_bytes"))),
+        "Bytes handed to readers, and bytes that came from S3. What the page cache serves is in neither.",
+    ),
+    _Chart(
+        "Readers waiting",
+        "at a time",
+        (_Column("readers", lambda it: it.waiting),),
+        "How many readers waited for data at a time, on average over each interval.",
+    ),
+    _Chart(
+        "Memory",
+        "MiB",
+        (_Column("held", lambda it: it.held_bytes / MIB), _Column("target", lambda it: it.target_bytes / MIB)),
+        "Bytes of data held or on their way at the end of each interval, and what --memory-target allows.",
+    ),
+    _Chart(
+        "Time to the first byte of a GET",
+        "ms",
+        (_Column("p50", _ms("first_byte_p50_s")), _Column("p99", _ms("first_byte_p99_s"))),
+        "Half of the GETs of an interval took at most p50, 99 % at most p99; estimated from a histogram.",
+    ),
+    _Chart(
+        "Failures",
+        "per interval",
+        (_Column("failed reads", lambda it: it.failed_reads), _Column("retries", lambda it: it.retries)),
+        "Reads that failed, and requests to S3 that were tried again.",
+    ),
+)
+
+
+def page(record: Record) -> str:
+    """Return the page of a record."""
+    job = record.job or Job()
+    title, state = job.name or record.mountpoint or "job", job.status or record.state
+    start = min(channel.at[0] for channel in record.channels)
+    end = max(channel.at[-1] for channel in record.channels)
+    style = files("fastfuse.report").joinpath("style.css").read_text()
+    body = [
+        f"<header><h1>{escape(title)}</h1>",
+        f"<p>{_moment(start)} to {_moment(end)} UTC ({_duration(end - start)}), <b id='state'>{escape(state)}</b>, "
+        f"fastfuse {escape(record.version)}</p></header>",
+        *_phases(record.phases, end),
+        *(part for channel in record.channels for part in _channel(channel)),
+        *_errors(record.errors, job.failure),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        # Whatever a record holds, nothing is loaded and nothing runs.
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} – fastfuse</title><style>{style}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _channel(channel: ChannelRecord) -> Iterator[str]:
+    samples = samples_of(channel.at, channel.numbers)
+    total, pieces, last = figures(samples), intervals(samples), samples[-1][1]
+    verdict = judge(total, channel.mode)
+    name = f"{channel.name} ({channel.mode}) " if channel.name else ""
+    yield f"<section data-channel='{escape(channel.name)}'><h2>{escape(name)}<code>{escape(channel.source)}</code></h2>"
+    yield (
+        f"<div class='verdict {'well' if verdict.name == 'not waiting' else ''}'><h3>{escape(verdict.name)}</h3>"
+        f"<p>{escape(verdict.text)}.</p><p>What helps: {escape(verdict.advice)}.</p></div>"
+    )
+    tiles = (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _figures(total, last).items())
+    yield f"<dl>{''.join(tiles)}</dl>"
+    drawn = [one for one in _CHARTS if any(one.columns[0].number(it) or one.columns[-1].number(it) for it in pieces)]
+    yield from (_figure(one, pieces) for one in drawn)
+    yield _table(drawn, pieces)
+    yield "</section>"
+
+
+def _figures(it: Figures, last: Counters) -> dict[str, str]:
+    shown = {
+        "Read": format_size(it.served_bytes),
+        "Fetched": format_size(it.fetched_bytes),
+        "GETs": f"{it.gets - it.refused:,}" + (f" and {it.refused:,} refused" if it.refused else ""),
+        "GETs cost": f"${it.cost_usd:.{4 if it.cost_usd >= 0.01 else 6}f}",
+        "Readers waited": f"{it.stalled_share:.1%} of {_duration(it.in_use_s)} in use",
+        "Read, p50 and p99": f"{it.read_p50_s * 1000:,.3g} ms, {it.read_p99_s * 1000:,.3g} ms",
+        "GET's first byte, p50 and p99": f"{it.first_byte_p50_s * 1000:,.3g} ms, {it.first_byte_p99_s * 1000:,.3g} ms",
+        "Parts ahead of readers": f"{it.foreseen_share:.0%}" if it.parts else "",
+        "Files of the source": f"{it.files:,}, {format_size(it.total_bytes)}" if it.files else "",
+        "Tried again": f"{it.throttled + it.retried:,}",
+        "Failed reads": f"{it.failed_reads:,}",
+        "Workers replaced": f"{last.get('fastfuse_worker_respawns'):,}",
+    }
+    return {name: value for name, value in shown.items() if value}
+
+
+def _figure(drawn: _Chart, pieces: Sequence[Interval]) -> str:
+    lines: list[Line] = [(column.heading, [(it.end, column.number(it)) for it in pieces]) for column in drawn.columns]
+    keys = []
+    for number, (name, points) in enumerate(lines):
+        found = [value for _, value in points if value is not None]
+        most = f"at most {_number(max(found))} {drawn.unit}" if found else "none"
+        keys.append(f"<span class='key key-{number}'>{name}: {most}</span>")
+    svg = chart(drawn.title, drawn.unit, lines)
+    return (
+        f"<figure><h3>{drawn.title}, {drawn.unit}</h3>{svg}"
+        f"<figcaption>{' '.join(keys)}<br>{drawn.text}</figcaption></figure>"
+    )
+
+
+def _table(drawn: Sequence[_Chart], pieces: Sequence[Interval]) -> str:
+    columns = [(one.unit, column) for one in drawn for column in one.columns]
+    heads = "".join(f"<th scope='col'>{column.heading}, {unit}</th>" for unit, column in columns)
+    rows = []
+    for piece in pieces:
+        numbers = (column.number(piece) for _, column in columns)
+        cells = "".join(f"<td>{'' if number is None else _number(number)}</td>" for number in numbers)
+        rows.append(f"<tr><th scope='row'>{_moment(piece.end)}</th>{cells}</tr>")
+    return (
+        "<details><summary>All figures as a table</summary><div class='wide-table'><table>"
+        f"<thead><tr><th scope='col'>until (UTC)</th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+        "</table></div></details>"
+    )
+
+
+def _phases(phases: Sequence[tuple[str, float]], end: float) -> Iterator[str]:
+    """Yield the phases of a job, each as long as it took."""
+    if not phases:
+        return
+    ends = [*(at for _, at in phases[1:]), max(end, phases[-1][1])]
+    spans = [(name, until - at) for (name, at), until in zip(phases, ends, strict=True) if until > at]
+    yield "<section><h2>Phases</h2><div class='phases' aria-hidden='true'>"
+    yield "".join(f"<span style='flex-grow:{took_s:.1f}'>{escape(name)}</span>" for name, took_s in spans)
+    rows = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{_duration(took)}</td></tr>" for name, took in spans)
+    yield f"</div><table class='phase-table'>{rows}</table></section>"
+
+
+def _errors(errors: Sequence[tuple[float, str]], reason: str) -> Iterator[str]:
+    lines = [*([reason] if reason else []), *(f"{_moment(at)} {text}" for at, text in errors)]
+    if lines:
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        yield f"<section><h2>Last errors</h2><ul class='errors'>{items}</ul></section>"
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
