@@ -9,6 +9,8 @@ SANITIZED := build/sanitized
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers fuzz readme \
     system examples clean     system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test fuzz readme clean \
+    system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +21,7 @@ demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it 
 # The tests start hundreds of processes: each would compile the package anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check ## Run the linters, the type checker and all tests.
-	$(BIN)/pytest -n auto --dist loadfile -m "not launchers"
+	$(BIN)/pytest -n auto --dist loadfile -m "not launchers and not chromium"
 
 check: $(VENV)/.dev ## Run the linters and the type checker only.
 	$(BIN)/ruff check .
@@ -58,6 +60,9 @@ soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compare
 
 launchers: $(VENV)/.launchers ## Run jobs under a real Slurm (Debian's slurm-wlm and munge), torchrun and Ray (5 minutes).
 	$(BIN)/pytest -m launchers tests/launchers
+
+report-test: $(VENV)/.dev ## Open the page of `fastfuse report` in a real browser (takes Debian's chromium; a minute).
+	$(BIN)/pytest -m chromium tests/report
 
 FUZZ_SECONDS ?= 600
 

@@ -55,7 +55,7 @@ class Recorder:
         columns = zip(Counters.NAMES, zip(*(numbers for _, numbers in samples), strict=True), strict=True)
         return {
             "at": [round(at, 1) for at, _ in samples],
-            "numbers": {name: column[0] if len({*column}) == 1 else column for name, column in columns},
+            "numbers": {name: column[0] if len({*column}) == 1 else [*column] for name, column in columns},
         }
 
 

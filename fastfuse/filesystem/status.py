@@ -54,6 +54,7 @@ class Recent:
         """Note that the mount with the bdi `device` serves from now on; "" if it is no mount."""
         self.mounted_at, self._mounted_s = time.time(), time.monotonic()
         self._looked_s, self._counted = self._mounted_s, self._numbers()
+        self._recorder.look(self._mounted_s, self.mounted_at)
         if device:
             readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
             self.counters.set(readahead_slot, readahead_kib(device) << 10)

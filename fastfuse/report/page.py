@@ -18,6 +18,10 @@ from fastfuse.sizes import MIB, format_size
 __all__ = ["page"]
 
 
+# A shorter phase has no room for its name on a phone; the table has it.
+_LABELLED: Final = 0.2
+
+
 @dataclass(frozen=True, slots=True)
 class _Column:
     """A line of a chart and a column of the table: a number of an interval, None where there is none."""
@@ -173,7 +177,10 @@ def _phases(phases: Sequence[tuple[str, float]], end: float) -> Iterator[str]:
     ends = [*(at for _, at in phases[1:]), max(end, phases[-1][1])]
     spans = [(name, until - at) for (name, at), until in zip(phases, ends, strict=True) if until > at]
     yield "<section><h2>Phases</h2><div class='phases' aria-hidden='true'>"
-    yield "".join(f"<span style='flex-grow:{took_s:.1f}'>{escape(name)}</span>" for name, took_s in spans)
+    whole_s = sum(took_s for _, took_s in spans)
+    for name, took_s in spans:
+        label = escape(name) if took_s > _LABELLED * whole_s else "&nbsp;"
+        yield f"<span style='flex-grow:{took_s:.1f}'>{label}</span>"
     rows = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{_duration(took)}</td></tr>" for name, took in spans)
     yield f"</div><table class='phase-table'>{rows}</table></section>"
 

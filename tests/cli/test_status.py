@@ -98,7 +98,7 @@ def test_a_mount_whose_reads_are_all_denied_is_in_trouble_and_says_since_when(
     def is_in_trouble() -> bool:
         with pytest.raises(PermissionError):
             (mount.path / "a").read_bytes()
-        return status_of(mount)["state"] == "in trouble"
+        return bool(status_of(mount)["state"] == "in trouble")
 
     wait_until(is_in_trouble)
     done = run_fastfuse("status", str(mount.path))

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fastfuse.filesystem.recorder import samples_of
+from fastfuse.report.intervals import figures
+from fastfuse.report.reading import Record, read_record, record_at
 from fastfuse.testing import ACCESS_DENIED, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
 from tests.mounting import run_fastfuse
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script
@@ -40,6 +43,27 @@ def test_a_script_reads_the_same_bytes_whatever_the_mode(server: LoopbackServer,
     with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
         assert job.wait() == 0, job.log
         assert checksums(job) == {"train": TRAIN, "test": TEST}
+        assert re.search(r"all channels: 3\.1 MiB, [3-9] GET, 2 LIST, \$0\.0000\d+ at the prices", job.log)
+        assert_reported(read_record(record_at(job.base)), modes)
+
+
+def assert_reported(record: Record, modes: tuple[str, str]) -> None:
+    """The history of the job has what each channel fetched and how many GETs were answered, whatever the mode."""
+    assert record.job is not None
+    assert record.job.status == "Completed"
+    assert [name for name, _ in record.phases] == ["Starting", "Downloading", "Training", *["Stopping"] * is_up(modes)]
+    assert [(one.name, one.mode) for one in record.channels] == [("train", modes[0]), ("test", modes[1])]
+    for one, prefix in zip(record.channels, ("train/", "test/"), strict=True):
+        found = figures(samples_of(one.at, one.numbers))
+        sizes = [len(data) for key, data in OBJECTS.items() if key.startswith(prefix) and data]
+        assert found.fetched_bytes == sum(sizes)
+        assert found.gets >= len(sizes)
+        assert found.in_use_s > 0
+
+
+def is_up(modes: tuple[str, str]) -> bool:
+    """Whether a channel of these modes has to be taken down."""
+    return {*modes} != {"File"}
 
 
 def test_files_that_were_downloaded_are_not_fetched_again(server: LoopbackServer, tmp_path: Path) -> None:
@@ -266,7 +290,7 @@ open(os.path.join(BASE, "model/weights"), "w").close()
             assert job.output == "[]\n['a', 'b']\n"
             assert ("What the earlier run left is in " in job.log) == (number > 0)
     left = sorted(str(path.relative_to(tmp_path / "runs")).partition("/")[2] for path in tmp_path.glob("runs/*/*/*"))
-    kept = ["model/weights", "output/data", "output/job-record.json"]
+    kept = ["model/weights", "output/data", "output/job-history.json", "output/job-record.json"]
     assert left == sorted(["input/data", *kept, *kept])
 
 
