@@ -40,7 +40,7 @@ class Recent:
 
     def __init__(self, counters: Counters, mode: str = "") -> None:
         """`mode` is the input mode of a channel that is not mounted."""
-        self._mode = mode
+        self._mode, self._device = mode, ""
         self.counters = counters
         self._looks: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=64)
         self._recorder = Recorder(counters)
@@ -55,13 +55,15 @@ class Recent:
         self.mounted_at, self._mounted_s = time.time(), time.monotonic()
         self._looked_s, self._counted = self._mounted_s, self._numbers()
         self._recorder.look(self._mounted_s, self.mounted_at)
-        if device:
-            readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
-            self.counters.set(readahead_slot, readahead_kib(device) << 10)
+        self._device = device
 
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
         self.look()
+        if self._device:
+            # Whoever may change it may have done so.
+            kernel_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
+            self.counters.set(kernel_slot, readahead_kib(self._device) << 10)
         return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s), self._mode)
 
     def tell_summary(self) -> None:

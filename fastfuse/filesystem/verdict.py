@@ -25,8 +25,12 @@ _MOSTLY_DEMANDED = 0.5
 # A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
 _KERNEL_READAHEAD_KIB = 128
-# Bytes dropped unread for each byte that was read, and bytes read for each byte of the source.
-_WASTEFUL = 0.3
+# The kernel asks for less than this at a time only where a program does.
+_READAHEAD_REQUEST_BYTES = 256 << 10
+# Bytes dropped unread for each byte that was read (MEASUREMENTS.md, "verdicts"): with too little memory some, although
+# the mount then fetches less ahead; where files are read only here and there, more.
+_SOME_WASTE, _MUCH_WASTE = 0.1, 0.5
+# Bytes read for each byte of the source.
 _TOO_MUCH = 1.3
 # Readers that wait at the same time, of those that wait at all.
 _ALONE = 1.5
@@ -50,6 +54,8 @@ class Figures:
     # GETs that were answered, and those of them that S3 refused with 5xx, for which it does not charge.
     gets: int
     refused: int
+    # Requests of the kernel to read.
+    reads: int
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
     stalled_s: float
     blocked_s: float
@@ -98,8 +104,16 @@ class Figures:
 
     @property
     def readers(self) -> float:
-        """The readers that waited at the same time, on average while any waited."""
-        return self.blocked_s / self.stalled_s if self.stalled_s else 0.0
+        """The readers that waited at the same time, on average while any waited.
+
+        For one reader of a large file the kernel reads ahead with several requests at a time, all of which wait.
+        """
+        if not self.stalled_s or not self.reads:
+            return 0.0
+        mean_read_bytes = self.served_bytes / self.reads
+        reads_ahead = mean_read_bytes >= _READAHEAD_REQUEST_BYTES
+        ahead_bytes = min(self.readahead_kib << 10, self.mean_file_bytes) if reads_ahead else 0.0
+        return self.blocked_s / self.stalled_s / max(1.0, ahead_bytes / max(1.0, mean_read_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,7 @@ def figures_of(counters: Counters, *, elapsed_s: float) -> Figures:
         fetched_bytes=count("fastfuse_fetched_bytes"),
         wasted_bytes=count("fastfuse_wasted_bytes"),
         gets=sum(first_byte.counts),
+        reads=sum(reads.counts),
         refused=count("fastfuse_refused_gets"),
         stalled_s=numbers["fastfuse_stalled_seconds"],
         blocked_s=numbers["fastfuse_blocked_seconds"],
@@ -192,7 +207,7 @@ def _busy(it: Figures) -> Verdict | None:
 
 
 def _too_little_memory(it: Figures) -> Verdict | None:
-    if it.wasted_bytes <= _WASTEFUL * it.served_bytes or it.foreseen_share < _MOSTLY_DEMANDED:
+    if not _SOME_WASTE * it.served_bytes < it.wasted_bytes < _MUCH_WASTE * it.served_bytes:
         return None
     return Verdict(
         "memory target too small",
@@ -233,7 +248,8 @@ def _again(it: Figures) -> Verdict | None:
 
 
 def _random(it: Figures) -> Verdict | None:
-    if it.foreseen_share > _MOSTLY_DEMANDED or it.mean_file_bytes <= _SMALL_BYTES:
+    is_in_order = it.foreseen_share > _MOSTLY_DEMANDED and it.wasted_bytes < _MUCH_WASTE * max(it.served_bytes, 1)
+    if is_in_order or it.mean_file_bytes <= _SMALL_BYTES:
         return None
     return Verdict(
         "random reads",

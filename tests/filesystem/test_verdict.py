@@ -12,7 +12,7 @@ GB = 10**9
 # Eight readers of 100 shards of 1 GB that wait for nothing for an hour.
 WELL = Figures(
     elapsed_s=3600, in_use_s=3600, active_s=3000,
-    served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0,
+    served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, reads=2_000_000,
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, demanded=200, ahead=9_800, prefetched=0, hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096,
@@ -27,7 +27,7 @@ FAULTS = {
     "throttled": replace(SLOW, throttled=201),
     "requests failed": replace(SLOW, retried=201),
     "CPU limit": replace(SLOW, cpu_s=2800),
-    "memory target too small": replace(SLOW, fetched_bytes=120 * GB, wasted_bytes=40 * GB),
+    "memory target too small": replace(SLOW, fetched_bytes=100 * GB, wasted_bytes=20 * GB),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
@@ -68,6 +68,19 @@ def test_a_mount_that_did_nothing_is_judged() -> None:
 
 def test_what_is_fetched_and_not_read_yet_is_no_waste() -> None:
     assert judge(replace(SLOW, fetched_bytes=120 * GB)).name == "network limit"
+
+
+def test_files_of_which_little_is_read_are_read_here_and_there() -> None:
+    assert judge(replace(SLOW, fetched_bytes=160 * GB, wasted_bytes=80 * GB)).name == "random reads"
+
+
+def test_the_requests_of_one_reader_are_one_reader() -> None:
+    """The kernel asks for 4 MiB of a large file at once, in requests of 1 MiB."""
+    alone = replace(SLOW, blocked_s=4.5 * SLOW.stalled_s, reads=SLOW.served_bytes // (1 << 20))
+    assert alone.readers == pytest.approx(1.125, rel=0.01)
+    assert judge(alone).name == "too few readers"
+    # Each of these readers asks for a page at a time.
+    assert replace(alone, reads=SLOW.served_bytes // 4096).readers == 4.5
 
 
 def test_refused_gets_cost_nothing_and_are_told() -> None:

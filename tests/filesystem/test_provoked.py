@@ -1,0 +1,179 @@
+"""Each verdict is provoked by a workload that has that fault, through a real mount.
+
+Two are not: "CPU limit" takes a core that nobody else uses, and "small files without hints" is in `test_summary`.
+"""
+
+import mmap
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from fastfuse.filesystem.control import RECORD, ask, entry_of
+from fastfuse.filesystem.recorder import samples_of
+from fastfuse.filesystem.verdict import Figures, figures_of, judge
+from fastfuse.metrics import Counters
+from fastfuse.testing import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing.faults import Action
+from tests.filesystem.waiting import wait_until
+from tests.mounting import Mount, mounted
+
+pytestmark = pytest.mark.fuse
+
+MIB = 1 << 20
+FILE_BYTES = 16 * MIB
+FILES = 24
+# A verdict needs so many GETs.
+ENOUGH = 20
+PAGE = mmap.PAGESIZE
+
+
+@dataclass
+class Place:
+    """A mount of large files, each of which is read for the first time once."""
+
+    mount: Mount
+    server: LoopbackServer
+    files: list[Path]
+    unread: Iterator[Path]
+
+    def next_files(self, count: int) -> list[Path]:
+        return [*islice(self.unread, count)]
+
+    def now(self) -> tuple[float, Counters]:
+        record = ask(entry_of(self.mount.path), RECORD)
+        return samples_of(record["at"], record["numbers"])[-1]
+
+    @contextmanager
+    def gives(self, verdict: str) -> Iterator[None]:
+        """What happens in the block has this verdict."""
+        began, before = self.now()
+
+        def figures() -> Figures:
+            ended, after = self.now()
+            return figures_of(after.since(before), elapsed_s=ended - began)
+
+        yield
+        # Parts are counted once a second.
+        wait_until(lambda: judge(figures()).name == verdict, lambda: f"{judge(figures())} of {figures()}")
+
+    @contextmanager
+    def faulty(self, action: Action, times: int | None = None) -> Iterator[None]:
+        rule = self.server.faults.add(FaultRule(action=action, operation="GetObject", times=times))
+        yield
+        self.server.faults.remove(rule)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    # No order that could be foreseen.
+    names = [f"{number:03}" for number in range(FILES)]
+    random.Random(1).shuffle(names)
+    data = bytes(FILE_BYTES)
+    with (
+        LoopbackServer({"bucket": MemoryObjects({f"data/{name}": data for name in names})}) as server,
+        mounted("s3://bucket/data", server.endpoint_url, "--memory-target", "128MiB") as mount,
+    ):
+        files = [mount.path / name for name in names]
+        yield Place(mount, server, files, iter(files))
+        assert mount.stop() == 0
+
+
+def in_order(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.read(MIB):
+            pass
+
+
+def here_and_there(path: Path) -> None:
+    fd, rng = os.open(path, os.O_RDONLY | os.O_DIRECT), random.Random(path.name)
+    with mmap.mmap(-1, PAGE) as page:
+        for _ in range(ENOUGH):
+            os.preadv(fd, [page], rng.randrange(FILE_BYTES // PAGE) * PAGE)
+    os.close(fd)
+
+
+def slowly(path: Path) -> None:
+    """Read as a script does that computes between two reads."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(MIB // 4):
+            threading.Event().wait(0.02)
+
+
+def at_once(work: Callable[[Path], None], paths: Sequence[Path], readers: int) -> None:
+    with ThreadPoolExecutor(readers) as threads:
+        assert [*threads.map(work, paths)]
+
+
+def forget_pages(paths: Sequence[Path]) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def test_a_few_reads_tell_nothing(place: Place) -> None:
+    with place.gives("too little to judge"), place.faulty(Delay(0.5)):
+        in_order(place.next_files(1)[0])
+
+
+def test_one_reader_of_large_files(place: Place) -> None:
+    with place.gives("too few readers"), place.faulty(Delay(0.1)):
+        at_once(in_order, place.next_files(2), readers=1)
+
+
+def test_readers_that_are_as_fast_as_the_service(place: Place) -> None:
+    with place.gives("network limit"), place.faulty(Delay(0.1)):
+        at_once(in_order, place.next_files(6), readers=6)
+
+
+def test_reads_here_and_there(place: Place) -> None:
+    with place.gives("random reads"), place.faulty(Delay(0.02)):
+        at_once(here_and_there, place.next_files(2), readers=2)
+
+
+def test_a_service_that_throttles(place: Place) -> None:
+    with place.gives("throttled"), place.faulty(SLOW_DOWN, times=ENOUGH):
+        at_once(in_order, place.next_files(3), readers=1)
+
+
+def test_a_service_that_fails(place: Place) -> None:
+    with place.gives("requests failed"), place.faulty(INTERNAL_ERROR, times=ENOUGH):
+        at_once(in_order, place.next_files(3), readers=1)
+
+
+def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:
+    kernel = Path("/sys/class/bdi", entry_of(place.mount.path).device, "read_ahead_kb")
+    before = kernel.read_text()
+    kernel.write_text("128")
+    with place.gives("readahead not permitted"), place.faulty(Delay(0.1)):
+        at_once(in_order, place.next_files(2), readers=1)
+    kernel.write_text(before)
+
+
+def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
+    forget_pages(place.files)
+    with place.gives("memory target too small"), place.faulty(Delay(0.05)):
+        at_once(slowly, place.files, readers=FILES)
+
+
+def test_a_second_epoch_that_comes_from_s3_again(place: Place) -> None:
+    with place.gives("page cache too small"), place.faulty(Delay(0.05)):
+        for paths in (place.files, place.files[: FILES // 2]):
+            forget_pages(paths)
+            at_once(in_order, paths, readers=6)
+
+
+def test_a_script_that_computes(place: Place) -> None:
+    with place.gives("not waiting"):
+        for number in range(3):
+            with place.files[0].open("rb", buffering=0) as file:
+                os.pread(file.fileno(), 4096, number * MIB)
+            threading.Event().wait(1.0)
