@@ -3,21 +3,30 @@
 The FUSE adapter answers from memory (`bench.fuse_only`), so what is measured is the adapter, the loop that serves it
 and the kernel's side of the device: no S3, no readahead engine. One caller asks for one thing at a time. Reads bypass
 the page cache (O_DIRECT), so that each is one request.
+
+``--watched`` measures reads that hit the memory of a whole mount instead: while nobody looks, while its metrics are
+scraped ten times a second, and while `fastfuse trace` shows each read. Three mounts are read in turns.
 """
 
 import argparse
 import mmap
 import os
+import re
+import select
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from bench.candidates import CANDIDATES, Limits
+from bench.candidates import CANDIDATES, Limits, fastfuse_mount
 from bench.machine import describe, forget_names
 from bench.mounting import Mounted
 from bench.server import Server
@@ -82,6 +91,81 @@ _REQUESTS: dict[str, tuple[_Measurement, float]] = {
 }
 
 
+# Reads go round in so much of a file, which the first ones bring into memory.
+_HELD_BYTES = 4 << 20
+_SCRAPE_EVERY_S = 0.1
+
+
+@contextmanager
+def _scraped(url: str) -> Iterator[None]:
+    """Scrape the metrics until the end of the block."""
+    over = threading.Event()
+
+    def scrape() -> None:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while not over.wait(_SCRAPE_EVERY_S):
+            opener.open(url).read()
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def _traced(root: Path) -> Iterator[None]:
+    """Have a process read what `fastfuse trace` is told until the end of the block."""
+    command = [sys.executable, "-m", "fastfuse", "trace", str(root), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as trace:
+        assert trace.stdout is not None
+        # The mount does not tell when it has begun: read until it shows a line.
+        while not select.select([trace.stdout], [], [], 0)[0]:
+            _hit(root, 1)
+        drain = threading.Thread(target=trace.stdout.read)
+        drain.start()
+        try:
+            yield
+            assert trace.poll() is None
+        finally:
+            trace.terminate()
+            drain.join()
+
+
+def _hit(root: Path, count: int) -> None:
+    fd = os.open(root / os.listdir(root)[0], os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, _SMALL_BYTES) as buffer:
+            for number in range(count):
+                os.preadv(fd, [buffer], number * _SMALL_BYTES % _HELD_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _watched(count: int, runs: int) -> dict[str, list[Cost]]:
+    """Return the costs of reads that hit, by who looks meanwhile."""
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(f"count=1,size={_FILE_BYTES}", workers=1))
+        mounts = {}
+        for name in ("nobody", "metrics", "trace"):
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastfuse-bench-")))
+            mounts[name] = stack.enter_context(fastfuse_mount(server, place, Limits()))
+            _hit(mounts[name].root, _HELD_BYTES // _SMALL_BYTES)
+            if name == "metrics":
+                served = re.search(r"http://\S+/metrics", (place / "log").read_text())
+                assert served is not None
+                stack.enter_context(_scraped(served[0]))
+        stack.enter_context(_traced(mounts["trace"].root))
+        costs: dict[str, list[Cost]] = {name: [] for name in mounts}
+        for _ in range(runs):
+            for name, mounted in mounts.items():
+                whole = measure(mounted, 1, partial(lambda root, _: _hit(root, count), mounted.root))
+                costs[name].append(Cost(whole.cpu_us / count, whole.elapsed_us / count))
+        return costs
+
+
 @contextmanager
 def _mounted(count: int) -> Iterator[tuple[Mounted, list[str]]]:
     with (
@@ -98,15 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.requests", description=__doc__)
     parser.add_argument("--count", type=int, default=10_000, help="requests of each kind in a run")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--watched", action="store_true", help="measure a whole mount while somebody looks")
     options = parser.parse_args(arguments)
     if not forget_names():
         parser.error("only root can make the kernel forget names, so that each is looked up")
     print(", ".join(f"{name} {value}" for name, value in describe().items()))
-    costs: dict[str, list[Cost]] = {name: [] for name in _REQUESTS}
-    with _mounted(options.count) as (mounted, names):
-        for _ in range(options.runs):
-            for name, (cost_of, share) in _REQUESTS.items():
-                costs[name].append(cost_of(mounted, names, max(1, int(options.count * share))))
+    costs = _watched(options.count, options.runs) if options.watched else _measured(options.count, options.runs)
     print(f"\n{options.count:,} of each, a tenth of it of 1 MiB; medians of {options.runs} runs\n")
     print("| | daemon's CPU, µs | caller waits, µs |\n|---|---:|---:|")
     for name, found in costs.items():
@@ -114,6 +195,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elapsed_us = statistics.median(cost.elapsed_us for cost in found)
         print(f"| {name} | {cpu_us:.1f} | {elapsed_us:.1f} |")
     return 0
+
+
+def _measured(count: int, runs: int) -> dict[str, list[Cost]]:
+    costs: dict[str, list[Cost]] = {name: [] for name in _REQUESTS}
+    with _mounted(count) as (mounted, names):
+        for _ in range(runs):
+            for name, (cost_of, share) in _REQUESTS.items():
+                costs[name].append(cost_of(mounted, names, max(1, int(count * share))))
+    return costs
 
 
 if __name__ == "__main__":

@@ -36,15 +36,15 @@ def report(
 
     It takes pygal: pip install 'fastfuse[report]'.
     """
-    from fastfuse.report import reading
+    from fastfuse.report import records
 
-    found = reading.record_at(Path(os.path.abspath(place)))
-    record = reading.read_record(found)
+    found = records.record_at(Path(os.path.abspath(place)))
+    record = records.read_record(found)
     if as_json:
         say(json.dumps(found))
         return 0
     from fastfuse.report.charts import check_installed
-    from fastfuse.report.page import page
+    from fastfuse.report.layout import page
 
     check_installed()
     text = page(record)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fastfuse.report.page import page
-from fastfuse.report.reading import read_record
+from fastfuse.report.layout import page
+from fastfuse.report.records import read_record
 from tests.report.records import HOSTILE, job, mount
 
 CHROMIUM = shutil.which("chromium")

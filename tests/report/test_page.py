@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fastfuse.report.page import page
-from fastfuse.report.reading import read_record
+from fastfuse.report.layout import page
+from fastfuse.report.records import read_record
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.mounting import mounted, run_fastfuse
 from tests.report.records import HOSTILE, job, mount

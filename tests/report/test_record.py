@@ -10,7 +10,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.recorder import Recorder, samples_of
 from fastfuse.metrics import Counters
 from fastfuse.report.intervals import figures, intervals
-from fastfuse.report.reading import read_record
+from fastfuse.report.records import read_record
 from tests.report.records import START, mount, samples
 
 SERVED = "fastfuse_read_served_bytes"

@@ -14,7 +14,7 @@ import pytest
 
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.report.intervals import figures
-from fastfuse.report.reading import Record, read_record, record_at
+from fastfuse.report.records import Record, read_record, record_at
 from fastfuse.testing import ACCESS_DENIED, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
 from tests.mounting import run_fastfuse
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script

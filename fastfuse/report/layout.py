@@ -12,7 +12,7 @@ from fastfuse.filesystem.verdict import Figures, judge
 from fastfuse.metrics import Counters
 from fastfuse.report.charts import Line, chart
 from fastfuse.report.intervals import Interval, figures, intervals
-from fastfuse.report.reading import ChannelRecord, Job, Record
+from fastfuse.report.records import ChannelRecord, Job, Record
 from fastfuse.sizes import MIB, format_size
 
 __all__ = ["page"]
