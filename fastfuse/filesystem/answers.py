@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,6 @@ class Answers:
 
 
 def _send(connection: socket.socket, told: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> None:
-    with connection:
+    with connection, suppress(OSError):  # the client may have gone
         connection.settimeout(_SEND_WITHIN_S)
         connection.sendall(json.dumps({**told, **make()}).encode())

@@ -74,7 +74,7 @@ class Recent:
 
     def record(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record, as of `filesystem.recorder`, of the mount whose `status` this is."""
-        told = ("version", "source", "mountpoint", "mounted_at", "state", "trouble", "errors")
+        told = ("version", "source", "mountpoint", "state", "errors")
         return {**{name: status[name] for name in told}, **self._recorder.record(time.time())}
 
     def look(self) -> None:

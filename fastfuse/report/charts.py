@@ -22,8 +22,10 @@ _OF_SCRIPTS = ("overlay", "text-overlay", "tooltip-overlay")
 
 
 def check_installed() -> None:
-    """Raises:
-    ConfigurationError: the library that draws is not installed.
+    """Import the library that draws.
+
+    Raises:
+        ConfigurationError: the library that draws is not installed.
     """
     try:
         import pygal  # noqa: F401

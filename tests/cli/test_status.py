@@ -19,7 +19,7 @@ from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
-from tests.terminals import terminal
+from tests.terminals import finished_on_terminal, terminal
 
 pytestmark = pytest.mark.fuse
 
@@ -116,7 +116,9 @@ def test_a_log_level_is_changed_for_the_supervisor_and_every_worker(mount: Mount
         return done.stdout.strip()
 
     worker = mount.worker()
-    assert (level(), level("error"), level()) == ("info", "error", "error")
+    assert (level(), level("error")) == ("info", "error")
+    shown = finished_on_terminal("log-level", str(mount.path), columns=80, settings={"TERM": "dumb"})
+    assert shown == (0, "error\r\n")
     os.kill(worker, signal.SIGKILL)  # a warning, which is not logged now
     assert (mount.path / "a").read_bytes()
     assert level("debug") == "debug"
@@ -140,6 +142,8 @@ def test_the_stacks_of_a_worker_are_told_and_what_can_be_of_one_that_is_stopped(
     assert (done.returncode, done.stderr) == (0, "")
     assert f"worker, process {mount.worker()}\nthread {mount.worker()}: state " in done.stdout
     assert re.search(r"\n\ntasks\n(.*\n)*1 × fastfuse\.filesystem\.worker\._beat\n  _beat \(", done.stdout)
+    code, shown = finished_on_terminal("status", str(mount.path), "--stack", columns=200)
+    assert (code, "\x1b" in shown) == (0, False)
     monkeypatch.setattr(status_command, "_TASKS_WITHIN_S", 0.1)
     os.kill(mount.worker(), signal.SIGSTOP)
     try:

@@ -50,7 +50,7 @@ class Lookahead:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a reader waits for bytes that are not there yet."""
+        """True while a reader waits for bytes that are not there yet."""
         return self._waits_since_s < inf
 
     @property

@@ -204,9 +204,12 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         claim=task.disk_claim,
         base=task.settings.paths.base,
     )
-    done = download_channel(snapshot_fd, task.settings.connection, settings, report, counters)
-    _note_waiting(counters, done.elapsed_s, is_waiting=False)
-    recent.tell_summary()
+    try:
+        done = download_channel(snapshot_fd, task.settings.connection, settings, report, counters)
+        _note_waiting(counters, done.elapsed_s, is_waiting=True)
+        recent.tell_summary()
+    finally:
+        counters.set(counters.slot("fastfuse_waiting_reads"), 0)
     if done.unknown_files:
         _log.warning(
             "%s holds %s files that are none of the channel's, and the command will see them: remove them if they are "
