@@ -70,7 +70,7 @@ PAGES: Final[Mapping[str, Page]] = {
     ),
     "doctor": Page(("fastfuse doctor", "fastfuse doctor s3://BUCKET/PREFIX"), ("--json", *_ACCESS, "--ca-bundle")),
     "status": Page(("fastfuse status", "fastfuse status /mnt/data --json")),
-    "report": Page(("fastfuse report /mnt/data -o report.html", "fastfuse report /opt/ml")),
+    "report": Page(("fastfuse report", "fastfuse report /mnt/data -o report.html", "fastfuse report /opt/ml")),
     "trace": Page(("fastfuse trace /mnt/data", "fastfuse trace /mnt/data --path '*.tar' --json")),
     "top": Page(("fastfuse top", "fastfuse top /mnt/data")),
     "stats": Page(("fastfuse stats /mnt/data", "fastfuse stats /mnt/data --interval 10 --count 6")),

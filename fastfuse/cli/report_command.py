@@ -17,13 +17,14 @@ _STDOUT = "-"
 
 def report(
     place: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="MOUNTPOINT|DIR|FILE",
             parser=Path,
-            help="A mount; the base directory of a 'fastfuse run' that has ended; or a record that --json printed.",
+            help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
+            "that --json printed.",
         ),
-    ],
+    ] = None,
     *,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", parser=Path, help="Where to write the page; - is stdout.")
@@ -38,6 +39,10 @@ def report(
     """
     from fastfuse.report import records
 
+    if place is None:
+        from fastfuse.cli.top_command import the_only_mount
+
+        place = the_only_mount("a report is of")
     found = records.record_at(Path(os.path.abspath(place)))
     record = records.read_record(found)
     if as_json:

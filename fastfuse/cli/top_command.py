@@ -25,7 +25,7 @@ from fastfuse.filesystem.control import TOP, ask_status, entry_of, watching
 from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
 from fastfuse.terminal import can_redraw
 
-__all__ = ["top"]
+__all__ = ["the_only_mount", "top"]
 
 # Keys wait for a mount that does not answer, but no longer than this.
 _ANSWER_WITHIN_S = 2.0
@@ -41,7 +41,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
         ConfigurationError: no `mountpoint` is given, and there is not one mount.
         MountError: nothing of fastfuse is mounted there, or the mount does not answer.
     """
-    entry = entry_of(_the_only_mount() if mountpoint is None else mountpoint)
+    entry = entry_of(the_only_mount("top shows") if mountpoint is None else mountpoint)
     console = Console(highlight=False)
     with ExitStack() as stack:
         watch = _Watch(entry, every_s, stack)
@@ -145,12 +145,17 @@ class _Watch:
             self._told = self._connection.enter_context(watching(self.entry, asked, within_s=_ANSWER_WITHIN_S))
 
 
-def _the_only_mount() -> Path:
+def the_only_mount(who: str) -> Path:
+    """Return the place of the only mount of this machine.
+
+    Raises:
+        ConfigurationError: there is none, or more than one; `who` wants one.
+    """
     paths = fastfuse_mounts()
     if len(paths) != 1:
         found = f"there are {len(paths)}" if paths else "nothing of fastfuse is mounted"
         hint = f"one of {', '.join(map(str, paths))}" if paths else "fastfuse mount mounts it"
-        raise ConfigurationError(f"top shows one mount, and {found}: give a MOUNTPOINT", hint=hint)
+        raise ConfigurationError(f"{who} one mount, and {found}: give a MOUNTPOINT", hint=hint)
     return paths[0]
 
 
