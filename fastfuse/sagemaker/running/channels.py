@@ -33,7 +33,9 @@ class ChannelProcess(ChildProcess):
         self._listing: Listing | None = None
         # Read here even after a death.
         self._counters = counters
-        counters.set(counters.slot("fastfuse_memory_target_bytes"), task.memory_target_bytes)
+        # A channel that is put in place has none.
+        target_bytes = task.settings.memory_target_bytes.get(self.channel.name, 0)
+        counters.set(counters.slot("fastfuse_memory_target_bytes"), target_bytes)
         self._recorder = Recorder(counters)
         super().__init__(lambda: self._serve(task))
 
