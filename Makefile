@@ -7,10 +7,8 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/filesystem/inte
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers fuzz readme \
-    system examples clean     system-run system-dev system-bench
-.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test fuzz readme clean \
-    system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test fuzz readme \
+    system examples clean system-run system-dev system-bench
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
