@@ -33,9 +33,9 @@ def report(
         bool, typer.Option("--json", help="Print the record instead, of which a page can be made later.")
     ] = False,
 ) -> int:
-    """Write one HTML page of what a mount or a job did in its last hours: it needs no network, and no server.
+    """Write one HTML page of what a mount or a job did.
 
-    It takes pygal: pip install 'fastfuse[report]'.
+    The page covers the last hours and needs no network and no server. It takes pygal: pip install 'fastfuse[report]'.
     """
     from fastfuse.report import records
 
