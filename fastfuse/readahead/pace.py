@@ -16,6 +16,8 @@ delay, with the reader's own bandwidth.
 from collections import deque
 from itertools import product
 
+from fastfuse.readahead.waits import Waits
+
 __all__ = ["Load", "ReaderPace", "ServicePace"]
 
 # Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two.
@@ -261,6 +263,14 @@ class ServicePace:
                 least_s = min(least_s, second_s + _more_s(size, (first, first_s), (second, second_s)))
         return least_s
 
+    def fetch_s(self, size_bytes: int, part_bytes: int, in_flight: int) -> float:
+        """Return how long `size_bytes` take, in parts of which so many are on their way at once; at worst infinity."""
+        get_s = self.get_s(part_bytes)
+        if get_s is None:
+            return float("inf")
+        limit = self._load.limit or in_flight
+        return get_s * max(1.0, size_bytes / (part_bytes * min(in_flight, limit)))
+
     def is_full(self, in_flight: int) -> bool:
         """Return whether one more GET than these would only make the others take longer."""
         limit = self._load.limit
@@ -278,8 +288,7 @@ class ReaderPace:
     """One sequential reader. `limit_bytes` is the window that keeps it fed, None while that is not known."""
 
     __slots__ = (
-        *("_margin", "_peak_bytes", "_service", "_trail", "_wait_began_s", "_waited_s", "_waiting"),
-        *("expected_bytes", "limit_bytes", "ramp_bytes"),
+        *("_margin", "_peak_bytes", "_service", "_trail", "_waits", "expected_bytes", "limit_bytes", "ramp_bytes"),
     )
 
     def __init__(self, service: ServicePace, ramp_bytes: int = 0) -> None:
@@ -288,8 +297,7 @@ class ReaderPace:
         self._trail: deque[tuple[float, int]] = deque()
         self._peak_bytes = 0.0
         self._margin = _WAITED_MARGIN
-        self._waiting = 0
-        self._waited_s = self._wait_began_s = 0.0
+        self._waits = Waits()
         self.limit_bytes: int | None = None
         # What the limit will be if the reader goes on as it has begun.
         self.expected_bytes = 0
@@ -310,24 +318,20 @@ class ReaderPace:
 
     def waits(self, now_s: float) -> None:
         """Note that a read of this reader waits for its bytes."""
-        if not self._waiting:
-            self._wait_began_s = now_s
-        self._waiting += 1
+        self._waits.waits(now_s)
         self._margin = _WAITED_MARGIN
         self._service.waited()
 
     def goes_on(self, now_s: float) -> None:
         """Note that a read that waited does so no more."""
-        self._waiting -= 1
-        if not self._waiting:
-            self._waited_s += now_s - self._wait_began_s
+        self._waits.goes_on(now_s)
 
     def came(self, position: int, part_bytes: int, now_s: float) -> None:
         """Note that the reader has come to another part of `part_bytes`, and has taken all before `position`."""
         get_s = self._service.get_s(part_bytes)
         if get_s is None:
             return
-        clock_s = (self._wait_began_s if self._waiting else now_s) - self._waited_s
+        clock_s = (self._waits.began_s if self._waits else now_s) - self._waits.lost_s
         trail = self._trail
         trail.append((clock_s, position))
         while len(trail) > 2 and trail[1][0] <= clock_s - get_s:

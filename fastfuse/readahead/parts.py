@@ -110,7 +110,7 @@ class FileParts:
 
     __slots__ = (
         *("_parts", "_starts", "cached", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_guess"),
-        *("is_open", "is_stale", "left_bytes", "reads", "ref", "served_at_s", "waiting"),
+        *("is_open", "is_stale", "left_bytes", "reads", "ref", "served_at_s", "size_bytes", "waiting"),
     )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
@@ -120,6 +120,8 @@ class FileParts:
         self._parts: dict[int, Part] = {}
         # The ranges that its present readers have read, and that are no longer held.
         self.cached = CachedRanges()
+        # Of all its parts, waiting ones included.
+        self.size_bytes = 0
         self.in_flight = 0
         self.demanded_in_flight = 0
         # What is held for readers that have jumped away.
@@ -177,6 +179,7 @@ class FileParts:
     def add(self, part: Part) -> None:
         insort(self._starts, part.start)
         self._parts[part.start] = part
+        self.size_bytes += part.size_bytes
 
     def waiting_since(self, start_s: float, now_s: float) -> list[Part]:
         """Return the parts that waited for about all of this time; none if a GET delivered meanwhile."""
@@ -191,11 +194,13 @@ class FileParts:
         assert self.is_expected or not self.is_guess
         assert all(before.end <= after.start for before, after in pairwise(self))
         assert 0 <= self.demanded_in_flight <= self.in_flight
+        assert self.size_bytes == sum(part.size_bytes for part in self)
 
     def remove(self, part: Part) -> None:
         """Forget `part`, and remember its range as cached if it was read. Idempotent."""
         if self._parts.get(part.start) is part:
             if part.unread_bytes <= 0 and self.is_open and part.losses == self.cached.losses:
                 self.cached.add(part.start, part.end)
+            self.size_bytes -= part.size_bytes
             del self._parts[part.start]
             del self._starts[bisect_right(self._starts, part.start) - 1]

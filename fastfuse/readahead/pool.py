@@ -117,10 +117,8 @@ class PartPool:
 
     def touch(self, part: Part) -> None:
         """Note that a reader has come to `part`."""
-        if part.shelf is self._fresh:
-            self._fresh.touch(part)
-        elif part.is_left:
-            self.rank(part, is_left=False)
+        if part.shelf is not None:
+            part.shelf.touch(part)
         self._touch(part.file)
 
     def rank(self, part: Part, *, is_left: bool) -> None:
@@ -362,9 +360,13 @@ class PartPool:
             while expected.size_bytes > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
                 self._drop(expected.guessed.pop_newest())
 
-    def _add_ahead(self, part: Part) -> Part | None:
+    def has_room_ahead(self, file: FileParts, size_bytes: int) -> bool:
+        """Return whether parts ahead may take `size_bytes` beside all that is held of `file` and for other readers."""
         held_bytes = self._reserved_bytes + self._fresh.size_bytes + self._expected.size_bytes
-        if held_bytes + part.file.left_bytes + part.size_bytes > self._ahead.window_bytes:
+        return held_bytes + file.left_bytes + size_bytes <= self._ahead.window_bytes
+
+    def _add_ahead(self, part: Part) -> Part | None:
+        if not self.has_room_ahead(part.file, part.size_bytes):
             return None
         self._make_room(part.size_bytes)  # spare parts are enough: all others fit beside this one
         part.file.add(part)

@@ -15,6 +15,7 @@ from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.waits import Rest
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
 
@@ -33,8 +34,8 @@ class Stream:
     """
 
     __slots__ = (
-        *("_beyond", "_config", "_cursor", "_fetches", "_is_cached", "_part", "_pool", "_reader", "_service"),
-        *("_window", "file", "was_read"),
+        *("_beyond", "_config", "_cursor", "_fetches", "_is_cached", "_part", "_pool", "_reader", "_rest"),
+        *("_service", "_window", "file", "was_read"),
     )
 
     def __init__(
@@ -64,6 +65,7 @@ class Stream:
         self._service = service
         self._beyond = beyond
         self._is_cached = is_cached
+        self._rest = Rest(file.ref.size_bytes)
         # Made when something is to be foreseen, so not for a small file that is there and read at once.
         self._window = _NO_WINDOW
         self._cursor: Cursor | None = None
@@ -165,6 +167,8 @@ class Stream:
             else:
                 piece = await self._join_pieces(cursor, offset, end)
             self._window.came(cursor, trio.current_time())
+            if missing_bytes:
+                self._weigh_rest()
             counts.waited_bytes += missing_bytes
             return piece
         finally:
@@ -194,9 +198,11 @@ class Stream:
         if part.data is not None:
             return self._take(part, offset, min(end, part.end))
         self._pool.pin(part)
-        pace = cursor.pace
-        if pace is not None:
-            pace.waits(trio.current_time())
+        # A piece of a stride is foreseen, and a small file is fetched as one part.
+        is_random = not (cursor.sequential or cursor.is_strided)
+        waits = self._rest if is_random else cursor.pace
+        if waits is not None:
+            waits.waits(trio.current_time())
         try:
             await part.arrived.wait()
             if part.error is not None:
@@ -206,8 +212,8 @@ class Stream:
             return self._take(part, offset, min(end, part.end))
         finally:
             self._pool.unpin(part)
-            if pace is not None:
-                pace.goes_on(trio.current_time())
+            if waits is not None:
+                waits.goes_on(trio.current_time())
 
     def _take(self, part: Part, offset: int, end: int) -> memoryview:
         data = part.data
@@ -241,23 +247,52 @@ class Stream:
             self._window.resize(share)
 
     def _read_ahead(self, cursor: Cursor) -> None:
-        """Start the fetches that the window wants and the pool allows."""
+        """Start the fetches that the window wants and the pool allows, and then those of the rest."""
         window = self._window
         while (wanted := window.next_ahead(cursor)) is not None:
-            start, end = wanted
-            cached_end = self.file.cached.end_at(start)
-            if cached_end > start:
-                window.commanded(cursor, min(cached_end, end))
-                continue
-            part = self.file.at(start) or self._start_ahead(*self.file.cached.clip((start, end), start))
-            if part is None:
+            until = self._cover(*wanted, is_left=False)
+            if until is None:
                 return
-            if part.is_left:
-                self._pool.rank(part, is_left=False)
-            window.commanded(cursor, part.end)
+            window.commanded(cursor, until)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
+        self._fetch_rest()
+
+    def _cover(self, start: int, end: int, *, is_left: bool) -> int | None:
+        """Return the end of what is held, in flight or in the page cache from `start` on, or of a new part.
+
+        Return None if others need what it takes. `is_left`: no reader is known to come there.
+        """
+        cached_end = self.file.cached.end_at(start)
+        if cached_end > start:
+            return min(cached_end, end)
+        part = self.file.at(start)
+        if part is None:
+            part = self._start_ahead(*self.file.cached.clip((start, end), start))
+            if part is None:
+                return None
+            part.is_left = is_left
+        elif part.is_left and not is_left:
+            self._pool.rank(part, is_left=False)
+        return part.end
+
+    def _weigh_rest(self) -> None:
+        """Fetch the rest of the file from now on, if reads at random places have waited for as long as that takes."""
+        file, rest = self.file, self._rest
+        rest_bytes = file.ref.size_bytes - file.size_bytes
+        fetch_s = self._service.fetch_s(rest_bytes, self._config.part_size_bytes, self._pool.share.parts_in_flight)
+        if rest.lost_s >= fetch_s and self._pool.has_room_ahead(file, rest_bytes) and rest.is_due(fetch_s):
+            self._fetch_rest()
+
+    def _fetch_rest(self) -> None:
+        rest, size_bytes, part_bytes = self._rest, self.file.ref.size_bytes, self._config.part_size_bytes
+        while rest.asked_until < size_bytes:
+            start = rest.asked_until
+            until = self._cover(start, min(start + part_bytes - start % part_bytes, size_bytes), is_left=True)
+            if until is None:
+                return
+            rest.asked_until = until
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """Return a new part from `start` on, to `end` at most; None if others need what it takes."""

@@ -1,0 +1,54 @@
+"""Counts the time that reads wait (`Waits`), and decides by it when the rest of a file is fetched (`Rest`). Pure.
+
+Reads at random places foretell nothing, so each waits for a GET of its own. All of the file in memory ends that, but
+takes time and memory for bytes that maybe nobody reads. This is the ski-rental problem: waiting is the rent, fetching
+the rest is the price. The rest is fetched as soon as reads have waited for as long as it takes.
+
+INVARIANT: waits and fetch together take at most twice as long as the best that could have been done in hindsight, and
+one wait. The price may fall meanwhile, as it does with every part that is read.
+"""
+
+__all__ = ["Rest", "Waits"]
+
+
+class Waits:
+    """The time in which at least one of several reads waits for its bytes; `began_s` counts only while one does."""
+
+    __slots__ = ("_reads", "began_s", "lost_s")
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self.began_s = self.lost_s = 0.0
+
+    def __bool__(self) -> bool:
+        return self._reads > 0
+
+    def waits(self, now_s: float) -> None:
+        """Note that a read waits for its bytes."""
+        if not self._reads:
+            self.began_s = now_s
+        self._reads += 1
+
+    def goes_on(self, now_s: float) -> None:
+        """Note that a read that waited does so no more."""
+        self._reads -= 1
+        if not self._reads:
+            self.lost_s += now_s - self.began_s
+
+
+class Rest(Waits):
+    """The waits of reads at random places of one file. What is before `asked_until` is not wanted, or asked for."""
+
+    __slots__ = ("asked_until",)
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self.asked_until = size_bytes
+
+    def is_due(self, fetch_s: float) -> bool:
+        """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew."""
+        if self.lost_s < fetch_s:
+            return False
+        self.lost_s = 0.0
+        self.asked_until = 0
+        return True
