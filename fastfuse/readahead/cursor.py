@@ -19,8 +19,8 @@ class Cursor:
     """One run of reads. Invariants: ``begin < position``; no gap in ``[begin, position)`` is as long as a request."""
 
     __slots__ = (
-        *("_hole", "ahead_until", "began_at", "begin", "credit_bytes", "is_tail", "pace", "piece_bytes", "position"),
-        *("read_at", "reads", "sequential", "step_bytes", "steps"),
+        *("_hole", "ahead_until", "began_at", "begin", "below", "credit_bytes", "descending", "descents", "is_tail"),
+        *("pace", "piece_bytes", "position", "read_at", "reads", "sequential", "step_bytes", "steps"),
     )
 
     def __init__(self, begin: int, end: int, number: int = 0) -> None:
@@ -31,6 +31,10 @@ class Cursor:
         self.position = end
         self.reads = 1
         self.sequential = begin == 0
+        # How many reads in a row ended where the run began, and the range that was wanted for them last.
+        self.descents = 0
+        self.below = (begin, begin)
+        self.descending = False
         # The run is a look at the file's end, as formats with a footer begin; it foretells nothing.
         self.is_tail = False
         # Everything below was commanded, as demand or ahead.
@@ -55,6 +59,32 @@ class Cursor:
     def is_strided(self) -> bool:
         """True if this run is the latest of equal pieces at equal distances."""
         return self.steps >= _STRIDES and not self.sequential
+
+    @property
+    def is_foreseen(self) -> bool:
+        """True if something tells what this run reads next."""
+        return self.sequential or self.descending or self.is_strided
+
+    def ascend(self, end: int) -> None:
+        """Take a request that begins where the run ends, and ends at `end`."""
+        self.reads += 1
+        self.position = end
+        self.descents, self.descending = 0, False
+
+    def descend(self, offset: int) -> None:
+        """Take a request that begins at `offset` and ends where the run begins."""
+        self.reads += 1
+        self.descents += 1
+        self.begin = offset
+
+    def next_below(self, size_bytes: int) -> tuple[int, int]:
+        """Return what to want below this run. Once the reader is halfway through that, it is the next `size_bytes`."""
+        start, end = self.below
+        if self.ahead_until >= end and self.begin <= (start + end) // 2:
+            end = min(start, self.begin)
+            self.ahead_until = max(0, end - size_bytes)
+            self.below = self.ahead_until, end
+        return self.below
 
     def skips_to(self, offset: int, end: int) -> bool:
         """Return whether a request for ``[offset, end)`` belongs to this run.

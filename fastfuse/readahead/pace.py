@@ -264,12 +264,15 @@ class ServicePace:
         return least_s
 
     def fetch_s(self, size_bytes: int, part_bytes: int, in_flight: int) -> float:
-        """Return how long `size_bytes` take, in parts of which so many are on their way at once; at worst infinity."""
-        get_s = self.get_s(part_bytes)
-        if get_s is None:
-            return float("inf")
-        limit = self._load.limit or in_flight
-        return get_s * max(1.0, size_bytes / (part_bytes * min(in_flight, limit)))
+        """Return how long `size_bytes` take in parts of at most `part_bytes`, so many of them on their way at once.
+
+        It is an upper bound: what GETs of the best size did that was measured. It is infinite before the first one.
+        """
+        in_flight = min(in_flight, self._load.limit or in_flight)
+        sizes = {part_bytes, *(1 << size - 1 for size in self._times if size <= part_bytes.bit_length())}
+        times_s = ((self.get_s(size), size) for size in sizes)
+        rounds = [get_s * max(1.0, size_bytes / (size * in_flight)) for get_s, size in times_s if get_s is not None]
+        return min(rounds, default=float("inf"))
 
     def is_full(self, in_flight: int) -> bool:
         """Return whether one more GET than these would only make the others take longer."""

@@ -198,9 +198,7 @@ class Stream:
         if part.data is not None:
             return self._take(part, offset, min(end, part.end))
         self._pool.pin(part)
-        # A piece of a stride is foreseen, and a small file is fetched as one part.
-        is_random = not (cursor.sequential or cursor.is_strided)
-        waits = self._rest if is_random else cursor.pace
+        waits = cursor.pace if cursor.is_foreseen else self._rest
         if waits is not None:
             waits.waits(trio.current_time())
         try:
@@ -250,7 +248,7 @@ class Stream:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
         window = self._window
         while (wanted := window.next_ahead(cursor)) is not None:
-            until = self._cover(*wanted, is_left=False)
+            until = self._cover(*wanted, is_left=cursor.descending)
             if until is None:
                 return
             window.commanded(cursor, until)

@@ -101,7 +101,7 @@ class Window:
             return "whole", 0
         if cursor.sequential:
             return "sequential", self._window_bytes(cursor)
-        return ("strided" if cursor.is_strided else "random"), 0
+        return "backward" if cursor.descending else "strided" if cursor.is_strided else "random", 0
 
     @property
     def is_done(self) -> bool:
@@ -128,10 +128,9 @@ class Window:
         self._reads += 1
         cursor = runs.pop(offset, None)
         if cursor is None:
-            cursor = self._skip(offset, end) or self._start(offset, end)
+            cursor = self._descend(offset, end) or self._skip(offset, end) or self._start(offset, end)
         else:
-            cursor.reads += 1
-            cursor.position = end
+            cursor.ascend(end)
         if runs:
             cursor = self._merge(cursor)
         if not cursor.sequential:
@@ -187,6 +186,8 @@ class Window:
 
         The answer is the same until `commanded` or another read, so a refused part is asked for again.
         """
+        if cursor.descending:
+            return self._next_below(cursor)
         if not cursor.sequential:
             return self._next_piece(cursor) if cursor.is_strided else None
         position = cursor.position
@@ -224,6 +225,15 @@ class Window:
         self._runs.clear()
         self._last = None
         self._lengths = RunLengths(self._config.part_size_bytes)
+
+    def _descend(self, offset: int, end: int) -> Cursor | None:
+        """Return the run of unknown kind that begins at `end`, and take it off the books, to be put back."""
+        for cursor in self._runs.values():
+            if cursor.begin == end and not cursor.sequential:
+                del self._runs[cursor.position]
+                cursor.descend(offset)
+                return cursor
+        return None
 
     def _skip(self, offset: int, end: int) -> Cursor | None:
         """Return the run that goes on at `offset`, some bytes left out, and take it off the books, to be put back."""
@@ -267,8 +277,11 @@ class Window:
             cursor.ahead_until = cursor.position
 
     def _promote(self, cursor: Cursor) -> None:
-        """Make `cursor`, of unknown kind, sequential if it is by now."""
+        """Make `cursor`, of unknown kind, sequential or descending if it is by now."""
         if cursor.reads < _SEQUENTIAL_READS or not self._lengths.is_exceeded_by(cursor.run_bytes):
+            return
+        if cursor.descents >= _SEQUENTIAL_READS - 1:
+            cursor.descending = True
             return
         cursor.sequential = True
         if not self._is_small:
@@ -316,7 +329,7 @@ class Window:
                 window = min(window, pace.limit_bytes)
             else:
                 window = max(window, pace.ramp_bytes)
-                if run_bytes > _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
+                if not cursor.begin and run_bytes > _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
                     window = max(window, min(pace.expected_bytes, _GROWTH * run_bytes))
         elif cursor.begin == 0 and self._is_small:
             window = self._size
@@ -349,6 +362,13 @@ class Window:
             if end < usual_end <= start + self._first_bytes:
                 return start, usual_end, max(end - start, self._first_bytes // OPENING_PARTS)
         return start, end, most_bytes
+
+    def _next_below(self, cursor: Cursor) -> tuple[int, int] | None:
+        size_bytes = min(_SURE_GROWTH * cursor.run_bytes, self._cap_bytes // 2)
+        start, end = cursor.next_below(size_bytes - size_bytes % PAGE_BYTES)
+        step_bytes = min((end - start) // OPENING_PARTS, self._part_bytes)
+        start = cursor.ahead_until
+        return (start, self._page_end(start, min(start + step_bytes, end), self._part_bytes)) if start < end else None
 
     def _next_piece(self, cursor: Cursor) -> tuple[int, int] | None:
         if not cursor.piece_bytes <= self._part_bytes:

@@ -311,18 +311,27 @@ def test_parts_that_a_reader_left_make_room_for_others_but_not_for_its_own_reada
     pool.check_invariants()
 
 
-def test_a_part_that_was_left_is_as_good_as_any_when_a_reader_comes_to_it() -> None:
+def test_a_part_that_was_left_is_as_good_as_any_when_a_reader_will_come_to_it() -> None:
+    pool, file = a_pool()
+    other = pool.open(2, listed("b", 100 * MIB))
+    parts = [held(pool, file, index) for index in range(12)]
+    for is_left in (True, False):
+        for part in parts:
+            pool.rank(part, is_left=is_left)
+    assert file.left_bytes == 0
+    assert ahead(pool, other, 0) is None
+    pool.check_invariants()
+
+
+def test_of_the_parts_that_were_left_the_one_read_last_goes_last() -> None:
     pool, file = a_pool()
     other = pool.open(2, listed("b", 100 * MIB))
     parts = [held(pool, file, index) for index in range(12)]
     for part in parts:
         pool.rank(part, is_left=True)
-    for part in parts[:6]:
-        pool.touch(part)
-    for part in parts[6:]:
-        pool.rank(part, is_left=False)
-    assert file.left_bytes == 0
-    assert ahead(pool, other, 0) is None
+    pool.touch(parts[0])
+    assert all(ahead(pool, other, index) is not None for index in range(12))
+    assert [part.data is None for part in parts] == [False] + [True] * 8 + [False] * 3
     pool.check_invariants()
 
 

@@ -63,9 +63,11 @@ class EndlessPool:
     def _read_ahead(self, cursor: Cursor) -> None:
         while (wanted := self.window.next_ahead(cursor)) is not None:
             start, end = wanted
-            assert cursor.sequential or cursor.is_strided
-            assert start >= cursor.position
-            assert end <= cursor.position + self.config.max_window_bytes
+            assert cursor.is_foreseen
+            if cursor.descending:
+                assert cursor.begin - self.config.max_window_bytes <= start < end <= cursor.begin
+            else:
+                assert cursor.position <= start < end <= cursor.position + self.config.max_window_bytes
             gap = self.gap(start)
             if gap is None:
                 self.window.commanded(cursor, next(e for s, e in self.fetched if s <= start < e))
