@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.pace import ReaderPace
 
 __all__ = ["Cursor", "RunLengths"]
@@ -77,13 +78,20 @@ class Cursor:
         self.descents += 1
         self.begin = offset
 
-    def next_below(self, size_bytes: int) -> tuple[int, int]:
-        """Return what to want below this run. Once the reader is halfway through that, it is the next `size_bytes`."""
+    def absorb(self, other: "Cursor") -> None:
+        """Take over what `other`, which begins where this run ends, has read."""
+        # A reader that came down to this run has read all that it wants, or shows by its next reads that it goes on.
+        self.reads = 0 if other.descending else self.reads + other.reads
+        self.position = other.position
+
+    def next_below(self, window_bytes: int) -> tuple[int, int]:
+        """Return what to want below this run. Once half of it was read, that is more, `window_bytes` below at most."""
         start, end = self.below
         if self.ahead_until >= end and self.begin <= (start + end) // 2:
             end = min(start, self.begin)
-            self.ahead_until = max(0, end - size_bytes)
-            self.below = self.ahead_until, end
+            start = max(0, min(end, self.begin - window_bytes))
+            self.ahead_until = start = start - start % PAGE_BYTES
+            self.below = start, end
         return self.below
 
     def skips_to(self, offset: int, end: int) -> bool:

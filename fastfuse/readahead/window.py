@@ -313,8 +313,7 @@ class Window:
             for other in runs.values():
                 if other.begin == cursor.position and other.run_bytes <= _REORDERED_BYTES:
                     del runs[other.position]
-                    cursor.position = other.position
-                    cursor.reads += other.reads
+                    cursor.absorb(other)
                     reached = True
                     break
         twin = runs.pop(cursor.position, None)
@@ -364,8 +363,7 @@ class Window:
         return start, end, most_bytes
 
     def _next_below(self, cursor: Cursor) -> tuple[int, int] | None:
-        size_bytes = min(_SURE_GROWTH * cursor.run_bytes, self._cap_bytes // 2)
-        start, end = cursor.next_below(size_bytes - size_bytes % PAGE_BYTES)
+        start, end = cursor.next_below(min(_SURE_GROWTH * cursor.run_bytes, self._cap_bytes // 2))
         step_bytes = min((end - start) // OPENING_PARTS, self._part_bytes)
         start = cursor.ahead_until
         return (start, self._page_end(start, min(start + step_bytes, end), self._part_bytes)) if start < end else None
