@@ -10,8 +10,9 @@ _log = logging.getLogger(__name__)
 # Mount options cannot set the readahead (libfuse refuses ``max_readahead``); only the bdi's file in sysfs can.
 _BDI = Path("/sys/class/bdi")
 
-# Four requests of 1 MiB ahead of the reader hide one part's delivery: docs/MEASUREMENTS.md, "Mount".
-READ_AHEAD_KIB = 4096
+# One request of 1 MiB ahead of the reader: more bring it nothing, and each page fault of a map asks for as much around
+# it. The kernel takes it over as a file is opened, so it cannot follow a reader. docs/MEASUREMENTS.md, "Mount".
+READ_AHEAD_KIB = 1024
 
 
 def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Path = _BDI) -> bool:

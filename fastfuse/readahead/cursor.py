@@ -14,6 +14,9 @@ _LONGER = 1.5
 # The next run is foretold by this many, where all but the two shortest and the two longest are alike.
 _RUNS = 12
 _ALIKE = 1.1
+# Runs of a few pages count as alike: a map that is read at random is faulted page by page, and a GET of so much takes
+# hardly longer than one of a page.
+_SHORT_BYTES = 32 << 10
 
 
 class Cursor:
@@ -181,4 +184,4 @@ def _usual(runs: deque[int]) -> int:
     if len(runs) < _RUNS:
         return 0
     _, _, shortest, *_, longest, _, _ = sorted(runs)
-    return longest if longest <= _ALIKE * shortest else 0
+    return longest if longest <= max(_ALIKE * shortest, _SHORT_BYTES) else 0

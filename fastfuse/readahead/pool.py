@@ -412,7 +412,7 @@ class PartPool:
         self._reserved_bytes -= part.size_bytes
         if part.file.is_stale:
             self._drop(part)
-        elif part.file.is_open and part.unread_bytes > 0:
+        elif part.file.is_open and part.unread_bytes > 0 and not (part.is_demanded and part.is_left):
             (self._spare.left if part.is_left else self._fresh).put(part)
         elif part.file.is_expected:
             self._expected.put(part)

@@ -234,7 +234,9 @@ class Stream:
             gap = (max(gap[0], offset - offset % PAGE_BYTES), gap[1]) if is_lost else file.cached.clip(gap, offset)
             for start, part_end in self._window.demand(cursor, offset, end, gap):
                 self._fetches.counts.demanded_parts += 1
-                self._fetches.start(self._fetch, self._pool.demand(file, start, part_end))
+                part = self._pool.demand(file, start, part_end)
+                part.is_left = not cursor.is_foreseen
+                self._fetches.start(self._fetch, part)
                 offset = part_end
             if is_lost and file.cached.lose(offset - first):
                 self._window.restart_ahead()

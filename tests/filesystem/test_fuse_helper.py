@@ -140,7 +140,7 @@ def test_a_process_without_rights_serves_readers_in_another_container(pod: Pod, 
         entry = find_mount(pod.place)
         assert entry is not None
         assert entry.owner_uid == USER
-        assert Path("/sys/class/bdi", entry.device, "read_ahead_kb").read_text() == "4096\n"
+        assert Path("/sys/class/bdi", entry.device, "read_ahead_kb").read_text() == "1024\n"
         assert run_fastfuse("status", str(pod.place)).stdout.startswith(
             f"{pod.place}  s3://bucket/data\n  state     ok"
         )

@@ -19,7 +19,7 @@ def test_readahead_is_raised_for_the_mounts_own_device(bdi: Path, caplog: pytest
     (bdi / "8:0").mkdir()
     (bdi / "8:0" / "read_ahead_kb").write_text("128\n")
     assert raise_readahead("0:42", directory=bdi)
-    assert (bdi / "0:42" / "read_ahead_kb").read_text() == "4096"
+    assert (bdi / "0:42" / "read_ahead_kb").read_text() == "1024"
     assert (bdi / "8:0" / "read_ahead_kb").read_text() == "128\n"
     assert not caplog.records
 
@@ -33,7 +33,7 @@ def test_where_sysfs_cannot_be_written_the_mount_goes_on_and_says_what_it_costs(
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert (
-        f"{bdi}/{device}/read_ahead_kb cannot be written ({reason}); let root write 4096 there" in record.getMessage()
+        f"{bdi}/{device}/read_ahead_kb cannot be written ({reason}); let root write 1024 there" in record.getMessage()
     )
 
 
