@@ -152,7 +152,7 @@ class RunLengths:
     __slots__ = ("_ended", "_jumped", "_jumped_bytes", "_longest_bytes", "_part_bytes")
 
     def __init__(self, part_bytes: int) -> None:
-        """Count runs of more than `part_bytes`, which were worth readahead, as that long."""
+        """Begin without runs. Those of more than `part_bytes` were worth readahead, and say nothing about the next."""
         self._part_bytes = part_bytes
         self._jumped: deque[int] = deque(maxlen=_RUNS)
         self._ended: deque[int] = deque(maxlen=_RUNS)
@@ -166,13 +166,12 @@ class RunLengths:
     def jumped(self, run_bytes: int) -> None:
         """Note that a read elsewhere follows on a run of `run_bytes`."""
         self._jumped.append(run_bytes)
-        # A run of more than a part says nothing about the next.
         self._jumped_bytes = run_bytes if run_bytes <= self._part_bytes else 0
 
     def ended(self, run_bytes: int) -> None:
         """Note that nothing will continue a run of `run_bytes`, because it is long ago."""
         self._ended.append(run_bytes)
-        run_bytes = min(run_bytes, self._part_bytes)
+        run_bytes = run_bytes if run_bytes <= self._part_bytes else 0
         self._longest_bytes = max(run_bytes, (3 * self._longest_bytes + run_bytes) // 4)
 
     def is_exceeded_by(self, run_bytes: int) -> bool:
