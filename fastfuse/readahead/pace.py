@@ -263,6 +263,10 @@ class ServicePace:
                 least_s = min(least_s, second_s + _more_s(size, (first, first_s), (second, second_s)))
         return least_s
 
+    def knows(self, size_bytes: int) -> bool:
+        """Return whether a GET of about `size_bytes`, or of more, was measured."""
+        return max(self._times, default=0) >= size_bytes.bit_length()
+
     def fetch_s(self, size_bytes: int, part_bytes: int, in_flight: int) -> float:
         """Return how long `size_bytes` take in parts of at most `part_bytes`, so many of them on their way at once.
 

@@ -15,6 +15,7 @@ from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.ranges import OPENING_PARTS
 from fastfuse.readahead.waits import Rest
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
@@ -168,7 +169,7 @@ class Stream:
                 piece = await self._join_pieces(cursor, offset, end)
             self._window.came(cursor, trio.current_time())
             if missing_bytes:
-                self._weigh_rest()
+                self._weigh_rest(cursor)
             counts.waited_bytes += missing_bytes
             return piece
         finally:
@@ -277,12 +278,19 @@ class Stream:
             self._pool.rank(part, is_left=False)
         return part.end
 
-    def _weigh_rest(self) -> None:
+    def _weigh_rest(self, cursor: Cursor) -> None:
         """Fetch the rest of the file from now on, if reads at random places have waited for as long as that takes."""
-        file, rest = self.file, self._rest
+        file, config, service = self.file, self._config, self._service
         rest_bytes = file.ref.size_bytes - file.size_bytes
-        fetch_s = self._service.fetch_s(rest_bytes, self._config.part_size_bytes, self._pool.share.parts_in_flight)
-        if rest.lost_s >= fetch_s and self._pool.has_room_ahead(file, rest_bytes) and rest.is_due(fetch_s):
+        if cursor.is_foreseen or not self._pool.has_room_ahead(file, rest_bytes):
+            return
+        if not service.knows(config.first_part_bytes // OPENING_PARTS):
+            # GETs of single pages do not tell what the rest takes, so a larger one finds out.
+            start = min(cursor.position, file.ref.size_bytes - 1)
+            self._cover(
+                start - start % PAGE_BYTES, min(start + config.first_part_bytes, file.ref.size_bytes), is_left=True
+            )
+        if self._rest.is_due(service.fetch_s(rest_bytes, config.part_size_bytes, self._pool.share.parts_in_flight)):
             self._fetch_rest()
 
     def _fetch_rest(self) -> None:

@@ -63,8 +63,8 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_small", "_last", "_lengths", "_part_bytes"),
-        *("_reads", "_runs", "_service", "_size", "left", "share"),
+        *("_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_falling", "_is_small", "_last", "_lengths"),
+        *("_part_bytes", "_reads", "_runs", "_service", "_size", "left", "share"),
     )
 
     def __init__(
@@ -84,6 +84,8 @@ class Window:
         # What was read ahead for readers that have jumped away, until the stream has released it.
         self.left: list[tuple[int, int]] = []
         self._lengths = RunLengths(config.part_size_bytes)
+        # The run before the last jump went backwards.
+        self._is_falling = False
         self.resize(Share(config.max_window_bytes, config.max_parts_in_flight))
 
     @property
@@ -253,6 +255,7 @@ class Window:
         before = next((other for other in runs.values() if other.steps_to(offset)), self._last)
         if before is not None and not cursor.is_tail:
             self._lengths.jumped(before.run_bytes)
+            self._is_falling = before.descents > 0
             if self._leader(offset) is None:  # else it is an early request
                 cursor.follow(before)
         if len(runs) >= _MAX_CURSORS:
@@ -328,7 +331,12 @@ class Window:
                 window = min(window, pace.limit_bytes)
             else:
                 window = max(window, pace.ramp_bytes)
-                if not cursor.begin and run_bytes > _PROVEN_BYTES and not self._service.was_left_early and not self._is_cached:
+                if (
+                    not cursor.begin
+                    and run_bytes > _PROVEN_BYTES
+                    and not self._service.was_left_early
+                    and not self._is_cached
+                ):
                     window = max(window, min(pace.expected_bytes, _GROWTH * run_bytes))
         elif cursor.begin == 0 and self._is_small:
             window = self._size
@@ -357,9 +365,10 @@ class Window:
         if cursor.is_tail:
             return min(start, self._size - _TAIL_BYTES), self._size, most_bytes
         if start == cursor.begin:
-            usual_end = min(start + self._lengths.usual_bytes, self._size)
-            if end < usual_end <= start + self._first_bytes:
-                return start, usual_end, max(end - start, self._first_bytes // OPENING_PARTS)
+            usual_bytes = self._lengths.usual_bytes
+            usual = (end - usual_bytes, end) if self._is_falling else (start, start + usual_bytes)
+            if end - start < usual_bytes <= self._first_bytes and usual[0] >= 0:
+                return usual[0], min(usual[1], self._size), max(end - start, self._first_bytes // OPENING_PARTS)
         return start, end, most_bytes
 
     def _next_below(self, cursor: Cursor) -> tuple[int, int] | None:

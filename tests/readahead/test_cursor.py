@@ -111,8 +111,10 @@ def test_a_long_run_before_the_jump_says_nothing() -> None:
 def test_runs_that_ended_count_also_while_others_jump_in_the_middle_of_theirs() -> None:
     known = lengths(128 * KIB)
     known.ended(4 * MIB)
+    known.ended(100 * MIB)  # which was worth readahead
     known.jumped(128 * KIB)
     assert not known.is_exceeded_by(4 * MIB)
+    assert known.is_exceeded_by(6 * MIB + 1)
     for _ in range(20):
         known.ended(128 * KIB)
     assert known.is_exceeded_by(MIB)
@@ -129,6 +131,11 @@ def test_two_shorter_and_two_longer_runs_among_them_do_not_matter_but_three_do()
     assert lengths(4 * KIB, 4 * KIB, *alike[:8], 8 * MIB, 8 * MIB).usual_bytes == 512 * KIB
     assert lengths(4 * KIB, 4 * KIB, 4 * KIB, *alike).usual_bytes == 0
     assert lengths(*alike, 8 * MIB, 8 * MIB, 8 * MIB).usual_bytes == 0
+
+
+def test_runs_of_a_few_pages_foretell_the_longest_of_them() -> None:
+    assert lengths(*[4 * KIB, 8 * KIB] * 6).usual_bytes == 8 * KIB
+    assert lengths(*[4 * KIB, 36 * KIB] * 6).usual_bytes == 0
 
 
 def test_threads_whose_jumps_cut_each_others_runs_are_known_by_the_runs_that_ended() -> None:

@@ -154,3 +154,62 @@ async def test_what_a_reader_left_behind_takes_no_readahead_from_others(
     # They were kept for as long as nobody needed the memory.
     assert held_bytes > 512 * MIB
     assert reader.read_bytes_per_s > 0.85e9
+
+
+@pytest.mark.parametrize("around_bytes", [8 * KIB, MIB])
+async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock: MockClock, around_bytes: int) -> None:
+    ref = listed("rows", 200 * MIB)
+    service = SimulatedService(link_bytes_per_s=1e9)
+    async with simulated(service, ReadaheadConfig()) as (engine, usage):
+        cache = PageCache(engine, ref, around_bytes)
+        for row in random.Random(1).sample(range(ref.size_bytes // (8 * KIB)), 2000):
+            await cache.touch(row * 8 * KIB, (row + 1) * 8 * KIB)
+        took_s = trio.current_time()
+        engine.check_invariants()
+    # A GET for each row takes 40 s, and the whole file 0.2 s.
+    assert took_s < 2
+    assert service.fetched_bytes <= 1.02 * ref.size_bytes
+    assert usage.most_bytes <= ReadaheadConfig().memory_limit_bytes
+
+
+async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(autojump_clock: MockClock) -> None:
+    ref = listed("tokens", 1 << 40)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=256 * MIB)) as (engine, _):
+        chances = random.Random(1)
+        for _ in range(500):
+            page = chances.randrange(ref.size_bytes // PAGE - 1)
+            for at in range(page, page + chances.choice([1, 2])):
+                await engine.read(1, ref, at * PAGE, PAGE)
+        took_s = trio.current_time()
+        engine.check_invariants()
+    # Page by page, as maps are faulted that were read at random: the second page comes with the first.
+    assert len(service.gets) <= 510
+    assert took_s <= 510 * 0.021
+    assert service.fetched_bytes <= 500 * 2 * PAGE
+
+
+async def test_the_rest_of_a_file_takes_no_readahead_from_others(autojump_clock: MockClock) -> None:
+    rows = listed("rows", 800 * MIB)
+    reader = Reader(size_bytes=1 << 30, bytes_per_s=1e9)
+    async with simulated(SimulatedService(), ReadaheadConfig()) as (engine, _):
+        for row in random.Random(1).sample(range(rows.size_bytes // PAGE), 200):
+            await engine.read(1, rows, row * PAGE, PAGE)
+        held_bytes = engine.statistics().pool.held_bytes
+        await reader.run(engine, 1000)
+        engine.check_invariants()
+    assert held_bytes > 700 * MIB
+    assert reader.read_bytes_per_s > 0.85e9
+
+
+async def test_a_few_pages_at_equal_distances_are_all_that_is_fetched(autojump_clock: MockClock) -> None:
+    """The biases of thirty layers, read through a map."""
+    ref = listed("checkpoint", 300 * MIB)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        cache = PageCache(engine, ref, MIB)
+        for layer in range(30):
+            await cache.touch(layer * 10 * MIB, layer * 10 * MIB + PAGE)
+        took_s = trio.current_time()
+    assert service.fetched_bytes <= 36 * MIB
+    assert took_s < 0.4

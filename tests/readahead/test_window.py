@@ -585,3 +585,46 @@ def test_readers_that_take_turns_have_left_nothing() -> None:
             pool.read(begin + offset, begin + offset + MIB)
     assert len([cursor for cursor in pool.window.cursors if cursor.sequential]) == 3
     assert pool.window.left == []
+
+
+def test_a_reader_that_goes_backwards_has_at_most_twice_what_it_read_ahead_and_waits_only_at_first() -> None:
+    """A copy out of a map may read it backwards: each fault asks for the pages below the last."""
+    pool = reading(GIB)
+    for offset in range(600 * MIB, 500 * MIB, -128 * KIB):
+        cursor = pool.read(offset - 128 * KIB, offset)
+        assert cursor.begin - min(start for start, _ in pool.fetched) <= 2 * cursor.run_bytes
+    assert pool.window.pattern[0] == "backward"
+    assert len(pool.demanded) == 3
+
+
+def test_random_reads_that_are_copied_backwards_are_not_read_ahead_once_some_were_alike() -> None:
+    pool = reading(GIB)
+    places = random.Random(1).sample(range(1, 100), 40)
+    for place in places:
+        for offset in range(place * 10 * MIB, place * 10 * MIB - MIB, -128 * KIB):
+            pool.read(offset - 128 * KIB, offset)
+    assert sum(end - start for start, end in pool.fetched) <= 1.2 * len(places) * MIB
+
+
+def test_a_reader_that_comes_down_to_where_it_began_reads_nothing_ahead_from_there() -> None:
+    """A library touches the first page of a tensor, and then copies all of it, backwards."""
+    pool = reading(GIB)
+    pool.read(100 * MIB, 100 * MIB + 128 * KIB)
+    for offset in range(110 * MIB, 100 * MIB, -128 * KIB):
+        pool.read(offset - 128 * KIB, offset)
+    assert max(end for _, end in pool.fetched) == 110 * MIB
+
+
+def test_a_reader_that_went_backwards_and_goes_on_forwards_is_sequential() -> None:
+    pool = reading(GIB)
+    for offset in range(110 * MIB, 109 * MIB, -128 * KIB):
+        pool.read(offset - 128 * KIB, offset)
+    pool.read_through(110 * MIB, 112 * MIB, 128 * KIB)
+    assert pool.window.pattern[0] == "sequential"
+
+
+def test_a_reader_from_the_middle_has_twice_as_much_ahead_however_far_it_is() -> None:
+    """From 0 a file is most likely read to its end; a tensor in its middle ends somewhere."""
+    pool = reading(GIB)
+    pool.read_through(100 * MIB, 110 * MIB, MIB)
+    assert pool.bytes_ahead <= 2 * 10 * MIB

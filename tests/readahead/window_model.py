@@ -56,7 +56,8 @@ class EndlessPool:
         offset, end = asked
         if cursor.is_tail:
             offset, end = min(offset, max(0, self.size_bytes - 128 * KIB)), self.size_bytes
-        end = max(end, offset + max(other.run_bytes for other in (cursor, *self.window.cursors)))
+        run_bytes = max(other.run_bytes for other in (cursor, *self.window.cursors))
+        offset, end = (end - run_bytes, end) if start < offset - PAGE_BYTES else (offset, max(end, offset + run_bytes))
         assert start >= offset - offset % PAGE_BYTES
         assert part_end <= end + -end % PAGE_BYTES
 
