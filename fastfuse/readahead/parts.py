@@ -39,7 +39,7 @@ class Part:
         self.is_demanded = is_demanded
         # Fetched before the file was begun.
         self.is_expected = is_expected
-        # Read ahead for a reader that has jumped away since.
+        # No reader is known to come to it: its reader has jumped away, or reads at random or backwards.
         self.is_left = False
         self.data: memoryview | None = None
         self.error: Exception | None = None

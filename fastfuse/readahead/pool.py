@@ -89,7 +89,8 @@ class PartPool:
             file = self._files[inode] = FileParts(inode, ref)
         file.is_open = True
         if file.is_expected:
-            self._settle(file)
+            for part in self._unexpect(file):
+                self._fresh.put(part)
         return file
 
     def close(self, file: FileParts) -> None:
@@ -373,11 +374,6 @@ class PartPool:
         self._reserve(part)
         return part
 
-    def _settle(self, file: FileParts) -> None:
-        """Make the expected parts of `file`, which was begun, fresh ones."""
-        for part in self._unexpect(file):
-            self._fresh.put(part)
-
     def _unexpect(self, file: FileParts) -> list[Part]:
         """Take down what is held of `file`, which is no longer expected."""
         file.is_expected = file.is_guess = False
@@ -412,7 +408,7 @@ class PartPool:
         self._reserved_bytes -= part.size_bytes
         if part.file.is_stale:
             self._drop(part)
-        elif part.file.is_open and part.unread_bytes > 0 and not (part.is_demanded and part.is_left):
+        elif part.file.is_open and part.unread_bytes > 0 and not (part.is_left and part.is_demanded):
             (self._spare.left if part.is_left else self._fresh).put(part)
         elif part.file.is_expected:
             self._expected.put(part)

@@ -18,7 +18,9 @@ chunks of 4 MiB sends a few consecutive requests for each, and would pay for rea
 began where a sequential one has been or is about to come is the same reader at another place, and goes on as fast.
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
-  for which the kernel would send one request after the other.
+  for which the kernel would send one request after the other. What such reads wait for is counted in `waits`.
+* Reads that each end where the last began are *descending*: memcpy reads a map backwards where that suits the
+  alignment of its target. More is fetched below, up to twice the run, without a window of its own pace.
 * A read where a sequential cursor is about to come is an early request of that one.
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
@@ -41,14 +43,14 @@ __all__ = ["Window"]
 _SEQUENTIAL_READS = 3
 # Bytes ahead per byte read, while nothing better is known: a reader that stops has wasted at most twice what it read.
 _SURE_GROWTH = 2
-# Beyond this, which the kernel asks for on account of any first read, a reader has proven that it reads on. Its window
-# then grows faster, if it would take more during one GET and the file before was read to its end.
+# Beyond this, a reader from 0 has proven that it reads on. Its window then grows faster, if it would take more during
+# one GET and the file before was read to its end. A reader from the middle may read a tensor, which ends.
 _PROVEN_BYTES = 4 << 20
 _GROWTH = 8
 # Readers at different places and early requests that are told apart: Linux has 12 background requests by default.
 _MAX_CURSORS = 16
 # A run longer than this, met by another cursor, is a second reader and no early request: the kernel has less than this
-# of its readahead in flight for one file (read_ahead_kb, 4 MiB by our tuning, twice).
+# of its readahead in flight for one file (read_ahead_kb twice, where an administrator has set 8 MiB).
 _REORDERED_BYTES = 16 << 20
 # Where memory is short, more and smaller parts of a window hide the time to the first byte better. Where many files
 # share it, there are no more parts than two thirds of what each may have in flight.
