@@ -2,7 +2,7 @@
 
 Each workload reads once from the local directory, and then from a fresh mount of it by each candidate, in a process of
 its own. What it read is compared with the local read. Candidates take turns, and figures are medians. A number as
-candidate is fastfuse with that many KiB of the kernel's readahead, which takes root.
+candidate is fastfuse with that many KiB of the kernel's readahead, which takes root; one with MiB is its memory target.
 
 The server counts a reply in full when it begins. A peer that abandons replies, as rclone does, fetches less than shown.
 """
@@ -46,8 +46,10 @@ _VALUE_BYTES = 512
 _MEMBERS = 1000
 _MEMBER_BYTES = 100_000
 _BLOCK_BYTES = 1 << 20
+# What a model of 1,024 tokens of two bytes takes at once.
+_CROP_TOKENS = 1025
 # The directory holds the files, and the indexes of the libraries.
-_DATA_BYTES = 1200 << 20
+_DATA_BYTES = 1800 << 20
 
 
 def _bytes(size_bytes: int) -> bytes:
@@ -83,6 +85,15 @@ def make(place: Path) -> None:
     if h5py := _library("h5py"):
         with h5py.File(place / "rows.h5", "w") as file:
             file.create_dataset("rows", data=rows, chunks=(1, _ROW_BYTES))
+    if zarr := _library("zarr"):
+        for name, shards in (("chunks.zarr", None), ("shards.zarr", (2000, _ROW_BYTES))):
+            chunks = {"chunks": (100, _ROW_BYTES), "shards": shards, "compressors": None}
+            zarr.create_array(place / name, shape=rows.shape, dtype=rows.dtype, **chunks)[:] = rows
+    if parquet := _library("pyarrow.parquet"):
+        arrow = importlib.import_module("pyarrow")
+        columns = {f"column{n}": rows[:, n * 1024 : (n + 1) * 1024].copy().view("i8").reshape(-1) for n in range(8)}
+        options = {"row_group_size": 128 * _ROWS // 20, "compression": "none", "use_dictionary": False}
+        parquet.write_table(arrow.table(columns), place / "rows.parquet", **options)
     if lmdb := _library("lmdb"):
         with (
             lmdb.open(str(place / "keys.lmdb"), subdir=False, map_size=1 << 30, lock=False) as environment,
@@ -131,6 +142,41 @@ def _mapped_rows(place: Path) -> Iterator[bytes]:
     rows = np.load(place / "rows.npy", mmap_mode="r")
     for number in random.Random(1).sample(range(_ROWS), _READS):
         yield rows[number].tobytes()
+
+
+def _mapped_crops(place: Path) -> Iterator[bytes]:
+    tokens = np.memmap(place / "shard", np.uint16, mode="r")
+    for start in _crops(len(tokens)):
+        yield tokens[start : start + _CROP_TOKENS].tobytes()
+
+
+def _read_crops(place: Path) -> Iterator[bytes]:
+    with (place / "shard").open("rb", buffering=0) as file:
+        for start in _crops(_TENSORS * _TENSOR_BYTES // 2):
+            yield os.pread(file.fileno(), 2 * _CROP_TOKENS, 2 * start)
+
+
+def _crops(tokens: int) -> list[int]:
+    return random.Random(1).sample(range(tokens - _CROP_TOKENS), _READS)
+
+
+def _zarr(place: Path, name: str) -> Iterator[bytes]:
+    array = importlib.import_module("zarr").open_array(place / name, mode="r")
+    for number in random.Random(1).sample(range(_ROWS - 100), 100):
+        yield array[number : number + 100, :1024].tobytes()
+
+
+def _zarr_chunks(place: Path) -> Iterator[bytes]:
+    return _zarr(place, "chunks.zarr")
+
+
+def _zarr_shards(place: Path) -> Iterator[bytes]:
+    return _zarr(place, "shards.zarr")
+
+
+def _row_group(place: Path) -> Iterator[bytes]:
+    table = importlib.import_module("pyarrow.parquet").ParquetFile(place / "rows.parquet").read_row_group(7)
+    yield from (column.to_numpy().tobytes() for column in table.columns)
 
 
 def _safetensors(place: Path, names: list[str]) -> Iterator[bytes]:
@@ -190,11 +236,16 @@ _WORKLOADS: dict[str, tuple[Callable[[Path], Iterator[bytes]], str]] = {
     "10 MiB of a mapped shard": (_mapped_tensor, ""),
     "all 30 × 10 MiB of a mapped shard, shuffled": (_mapped_tensors, ""),
     "numpy memmap, 1,000 random rows of 8 KiB": (_mapped_rows, ""),
+    "numpy memmap, 1,000 crops of 1,025 tokens": (_mapped_crops, ""),
+    "the same crops by pread": (_read_crops, ""),
     "safetensors, 30 biases of 4 KiB": (_biases, "safetensors"),
     "safetensors, 1 tensor of 10 MiB": (_one_tensor, "safetensors"),
     "h5py, 1,000 random chunks of 8 KiB": (_hdf5, "h5py"),
     "lmdb, 1,000 random keys": (_lmdb, "lmdb"),
     "sqlite3, 1,000 random keys": (_sqlite, ""),
+    "zarr, 100 crops of chunks of 800 KiB": (_zarr_chunks, "zarr"),
+    "zarr, 100 crops of shards of 16 MiB": (_zarr_shards, "zarr"),
+    "pyarrow, one of 20 row groups of Parquet": (_row_group, "pyarrow"),
     "zipfile, 100 random members of 100 KB": (_zip, ""),
     "tarfile, 100 random members of 100 KB": (_tar, ""),
 }
@@ -225,10 +276,12 @@ def _mounted(candidate: str, server: Server, place: Path) -> Iterator[Path]:
         return
     root = make_mountpoint(place)
     arguments = ["--endpoint-url", server.endpoint_url]
+    if candidate.endswith("MiB"):
+        arguments += ["--memory-target", candidate]
     with MountProcess(
         f"s3://{server.bucket}", root, log_path=place / "log", environment=ENVIRONMENT, arguments=arguments
     ):
-        if candidate != "fastfuse":
+        if candidate.isdecimal():
             device = root.stat().st_dev
             Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").write_text(candidate)
         yield root
@@ -261,7 +314,9 @@ def _measure(candidates: list[str], runs: int, only: str) -> None:
 def main() -> None:
     """Measure, or read for a measurement."""
     parser = argparse.ArgumentParser("python -m bench.libraries", description=__doc__)
-    parser.add_argument("--candidates", default="fastfuse,rclone", help="fastfuse, rclone, or KiB of readahead")
+    parser.add_argument(
+        "--candidates", default="fastfuse,rclone", help="fastfuse, rclone, KiB of readahead, or MiB of memory"
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     parser.add_argument("--read", nargs=2, metavar=("NAME", "DIR"), help=argparse.SUPPRESS)

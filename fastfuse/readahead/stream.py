@@ -22,6 +22,9 @@ from fastfuse.s3.base import RangeReader
 
 __all__ = ["Stream"]
 
+# The rest of a file comes over more connections, but nobody asked for its bytes. A price at the rate of few of them
+# spares the network where a library reads a few places: docs/MEASUREMENTS.md.
+_PRICED_CONNECTIONS = 4
 # Placeholders for a stream that has read no part and has no window yet.
 _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
@@ -290,7 +293,8 @@ class Stream:
             self._cover(
                 start - start % PAGE_BYTES, min(start + config.first_part_bytes, file.ref.size_bytes), is_left=True
             )
-        if self._rest.is_due(service.fetch_s(rest_bytes, config.part_size_bytes, self._pool.share.parts_in_flight)):
+        in_flight = min(_PRICED_CONNECTIONS, self._pool.share.parts_in_flight)
+        if self._rest.is_due(service.fetch_s(rest_bytes, config.part_size_bytes, in_flight)):
             self._fetch_rest()
 
     def _fetch_rest(self) -> None:
