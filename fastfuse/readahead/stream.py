@@ -111,7 +111,8 @@ class Stream:
     @property
     def is_done(self) -> bool:
         """True if no reader has anything left to read, and no read is under way."""
-        return not self.file.reads and self._window.is_done
+        # A reader at random may come to the end at any time, and goes on.
+        return not (self.file.reads or self._rest.was_due) and self._window.is_done
 
     def fetch_whole(self) -> None:
         """Fetch all of a small file, unless some of it is there or others need what it takes."""

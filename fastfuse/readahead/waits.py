@@ -39,16 +39,17 @@ class Waits:
 class Rest(Waits):
     """The waits of reads at random places of one file. What is before `asked_until` is not wanted, or asked for."""
 
-    __slots__ = ("asked_until",)
+    __slots__ = ("asked_until", "was_due")
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
         self.asked_until = size_bytes
+        self.was_due = False
 
     def is_due(self, fetch_s: float) -> bool:
         """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew."""
         if self.lost_s < fetch_s:
             return False
         self.lost_s = 0.0
-        self.asked_until = 0
+        self.asked_until, self.was_due = 0, True
         return True

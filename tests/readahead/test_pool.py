@@ -323,6 +323,14 @@ def test_a_part_that_was_left_is_as_good_as_any_when_a_reader_will_come_to_it() 
     pool.check_invariants()
 
 
+def test_what_else_came_with_a_read_at_random_goes_first() -> None:
+    pool, file = a_pool()
+    part = demanded(pool, file, 0)
+    part.is_left = True
+    pool.land(part, bytes(PART))
+    assert (pool.statistics().spent_bytes, file.left_bytes) == (PART, 0)
+
+
 def test_of_the_parts_that_were_left_the_one_read_last_goes_last() -> None:
     pool, file = a_pool()
     other = pool.open(2, listed("b", 100 * MIB))
