@@ -65,7 +65,7 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_falling", "_is_small", "_last", "_lengths"),
+        *("_before", "_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_small", "_last", "_lengths"),
         *("_part_bytes", "_reads", "_runs", "_service", "_size", "left", "share"),
     )
 
@@ -86,8 +86,8 @@ class Window:
         # What was read ahead for readers that have jumped away, until the stream has released it.
         self.left: list[tuple[int, int]] = []
         self._lengths = RunLengths(config.part_size_bytes)
-        # The run before the last jump went backwards.
-        self._is_falling = False
+        # The run before the last jump.
+        self._before: Cursor | None = None
         self.resize(Share(config.max_window_bytes, config.max_parts_in_flight))
 
     @property
@@ -257,7 +257,7 @@ class Window:
         before = next((other for other in runs.values() if other.steps_to(offset)), self._last)
         if before is not None and not cursor.is_tail:
             self._lengths.jumped(before.run_bytes)
-            self._is_falling = before.descents > 0
+            self._before = before
             if self._leader(offset) is None:  # else it is an early request
                 cursor.follow(before)
         if len(runs) >= _MAX_CURSORS:
@@ -366,9 +366,11 @@ class Window:
         most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
             return min(start, self._size - _TAIL_BYTES), self._size, most_bytes
-        if start == cursor.begin:
+        before = self._before
+        # The kernel faults a map in one request for all that it has not; only single pages may be more than one.
+        if before is not None and start == cursor.begin and (before.reads > 1 or end - start <= PAGE_BYTES):
             usual_bytes = self._lengths.usual_bytes
-            usual = (end - usual_bytes, end) if self._is_falling else (start, start + usual_bytes)
+            usual = (end - usual_bytes, end) if before.descents else (start, start + usual_bytes)
             if end - start < usual_bytes <= self._first_bytes and usual[0] >= 0:
                 return usual[0], min(usual[1], self._size), max(end - start, self._first_bytes // OPENING_PARTS)
         return start, end, most_bytes

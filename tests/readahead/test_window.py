@@ -635,3 +635,11 @@ def test_a_fast_reader_from_the_middle_has_no_more_than_twice_as_much_ahead() ->
     while (wanted := window.next_ahead(cursor)) is not None:
         window.commanded(cursor, wanted[1])
     assert cursor.ahead_until <= 130 * MIB + 8 * MIB
+
+
+def test_a_fault_between_cached_pages_gets_its_request_and_no_more() -> None:
+    pool = reading(GIB)
+    for place in random.Random(1).sample(range(1, 100), 14):
+        pool.read(place * 10 * MIB, place * 10 * MIB + MIB)
+    pool.read(5 * MIB, 5 * MIB + 300 * KIB)
+    assert pool.fetched[-1] == (5 * MIB, 5 * MIB + 300 * KIB)
