@@ -286,7 +286,7 @@ class Stream:
         """Fetch the rest of the file from now on, if reads at random places have waited for as long as that takes."""
         file, config, service = self.file, self._config, self._service
         rest_bytes = file.ref.size_bytes - file.size_bytes
-        if cursor.is_foreseen or not self._pool.has_room_ahead(file, rest_bytes):
+        if cursor.is_foreseen or not rest_bytes or not self._pool.has_room_ahead(file, rest_bytes):
             return
         if not service.knows(config.first_part_bytes // OPENING_PARTS):
             # GETs of single pages do not tell what the rest takes, so a larger one finds out.

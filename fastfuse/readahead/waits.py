@@ -4,8 +4,9 @@ Reads at random places foretell nothing, so each waits for a GET of its own. All
 takes time and memory for bytes that maybe nobody reads. This is the ski-rental problem: waiting is the rent, fetching
 the rest is the price. The rest is fetched as soon as reads have waited for as long as it takes.
 
-INVARIANT: waits and fetch together take at most twice as long as the best that could have been done in hindsight, and
-one wait. The price may fall meanwhile, as it does with every part that is read.
+INVARIANT: waits and price together are at most twice the best that could have been done in hindsight, and one wait. The
+price may fall meanwhile, as it does with every part that is read. It is the caller's: `stream` sets it higher than the
+time that the fetch takes, because bytes that nobody asked for take the network from others.
 """
 
 __all__ = ["Rest", "Waits"]
