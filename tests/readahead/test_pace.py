@@ -327,3 +327,15 @@ def test_when_parts_have_become_smaller_for_good_it_begins_anew() -> None:
     for _ in range(400):
         load.landed(2 * MIB, 0.04, 36, 1.0)
     assert load.limit is None
+
+
+def test_the_price_of_a_fetch_is_that_of_the_best_size_that_was_measured() -> None:
+    service = ServicePace()
+    assert service.fetch_s(64 * MIB, 8 * MIB, 4) == float("inf")
+    service.landed(256 << 10, 0.02, 1)
+    # 256 GETs, four at once.
+    assert service.fetch_s(64 * MIB, 8 * MIB, 4) == pytest.approx(1.28)
+    service.landed(8 * MIB, 0.1, 1)
+    assert service.fetch_s(64 * MIB, 8 * MIB, 4) == pytest.approx(0.2)
+    assert service.fetch_s(MIB, 8 * MIB, 4) == pytest.approx(0.02)
+    assert (service.knows(8 * MIB), service.knows(16 * MIB)) == (True, False)
