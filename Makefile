@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/filesystem/interposed.pyx
+COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/small_get.h fastfuse/filesystem/interposed.pyx \
+    fastfuse/filesystem/small_reads.pxd fastfuse/filesystem/small_reads.pyx
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
@@ -87,12 +88,13 @@ docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
 
 clean: ## Remove what was installed and built here.
 	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so \
-	    fastfuse/filesystem/interposed.c fastfuse/filesystem/interposed.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	    fastfuse/filesystem/interposed.c fastfuse/filesystem/interposed.*.so fastfuse/filesystem/small_reads.c \
+	    fastfuse/filesystem/small_reads.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an environment is made again only when pyproject.toml or what is compiled changes.
 $(VENV)/.demo: pyproject.toml $(COMPILED) | system-run
-	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and two modules of our own are compiled)"
+	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and three modules of our own are compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@

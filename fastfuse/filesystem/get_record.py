@@ -1,6 +1,7 @@
 """Remembers the GETs of a worker that run, and the slowest of those that have ended: for `fastfuse top`."""
 
 import heapq
+from collections.abc import Callable
 from itertools import count
 
 import trio
@@ -38,11 +39,20 @@ class RecordedReader:
             del self._running[number]
             now_s = trio.current_time()
             self._end_period(now_s)
-            ended = (now_s - began_s, ref.key, start, end)
-            if len(self._slowest) < _KEPT:
-                heapq.heappush(self._slowest, ended)
-            elif ended > self._slowest[0]:
-                heapq.heapreplace(self._slowest, ended)
+            self._note(now_s - began_s, ref.key, start, end)
+
+    def note(self, took_s: float, size_bytes: int, inode: int, key: Callable[[int], str]) -> None:
+        """Note a GET of all of a small object that was made elsewhere; `key` returns the key of an inode."""
+        self._end_period(trio.current_time())
+        if len(self._slowest) < _KEPT or took_s > self._slowest[0][0]:
+            self._note(took_s, key(inode), 0, size_bytes)
+
+    def _note(self, took_s: float, key: str, start: int, end: int) -> None:
+        ended = (took_s, key, start, end)
+        if len(self._slowest) < _KEPT:
+            heapq.heappush(self._slowest, ended)
+        elif ended > self._slowest[0]:
+            heapq.heapreplace(self._slowest, ended)
 
     @property
     def running(self) -> int:

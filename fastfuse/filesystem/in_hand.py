@@ -13,6 +13,7 @@ __all__ = ["Read", "ReadsInHand"]
 
 # More reads than pyfuse3 takes at once (mount.worker).
 _SLOTS = 4096
+_THREAD_SLOTS = 64
 # Inode, offset and size, and a number that grows with each read. A slot whose inode is 0 is free.
 _NUMBERS = 4
 
@@ -45,7 +46,9 @@ class ReadsInHand:
         self._memory = mmap.mmap(-1, 2 * _SLOTS * _NUMBERS * 8)
         numbers = memoryview(self._memory).cast("q")
         self._in_hand, self._unproven = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
-        self._free = list(range(_SLOTS))
+        self._free = list(range(_SLOTS - _THREAD_SLOTS))
+        # Four numbers for each thread of `small_reads`, which notes its reads itself.
+        self.thread_slots = self._in_hand[_NUMBERS * (_SLOTS - _THREAD_SLOTS) :]
         self._begun = 0
         # The reads of which a worker may have died, each with its slot in `_unproven`, and of how many.
         self.suspects: dict[Read, int] = {}

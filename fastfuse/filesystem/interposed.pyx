@@ -14,18 +14,27 @@ libfuse's public API is used. For that, it must be loaded before pyfuse3 and wit
 (RTLD_GLOBAL), as `filesystem.fuse` does. `filesystem.session` proves at each mount that it works.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memset, strlen
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from cpython.unicode cimport PyUnicode_1BYTE_DATA
+from libc.stdio cimport snprintf
+from libc.string cimport memcmp, memcpy, memmove, memset, strlen
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
+
+from fastfuse.filesystem cimport small_reads
+from fastfuse.filesystem.small_reads cimport Job, small_object
 
 cdef extern from *:
     """
     #define FUSE_USE_VERSION 35
     #include <dlfcn.h>
+    #include <errno.h>
+    #include <poll.h>
     #include <string.h>
     #include <fuse3/fuse_lowlevel.h>
+    #include <linux/fuse.h>
 
+    enum { LEFT, BEGUN, ANSWERED, REQUESTS_AT_ONCE = 64 };
     static struct fuse_lowlevel_ops theirs;
     static void (*interpose)(struct fuse_lowlevel_ops *) = NULL;
 
@@ -65,6 +74,31 @@ cdef extern from *:
             (versioned_constructor *) dlsym(RTLD_NEXT, "fuse_session_new_versioned");
         return construct ? construct(arguments, &all, sizeof all, version, data) : NULL;
     }
+
+    /* Every request that is there is taken here, and only those that Python has to answer are passed on. */
+    static int (*taken)(const char *, size_t) = NULL;
+    typedef int receiver(struct fuse_session *, struct fuse_buf *);
+
+    __attribute__((visibility("default"))) receiver receive_request __asm__("fuse_session_receive_buf");
+    int receive_request(struct fuse_session *session, struct fuse_buf *buffer)
+    {
+        static receiver *receive = NULL;
+        struct pollfd device = {.fd = fuse_session_fd(session), .events = POLLIN};
+        if (!receive)
+            receive = (receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf");
+        for (int count = 0; count < REQUESTS_AT_ONCE; count++) {
+            int result = receive(session, buffer);
+            if (result <= 0 || !taken || !buffer->mem || buffer->flags & FUSE_BUF_IS_FD)
+                return result;
+            switch (taken(buffer->mem, buffer->size)) {
+            case LEFT: return result;
+            case ANSWERED: fuse_session_process_buf(session, buffer);
+            }
+            if (poll(&device, 1, 0) != 1)
+                break;
+        }
+        return -EINTR; /* nothing for Python: it asks again */
+    }
     """
     ctypedef void *fuse_req_t
     ctypedef uint64_t fuse_ino_t
@@ -93,15 +127,32 @@ cdef extern from *:
 
     fuse_lowlevel_ops theirs
     void (*interpose)(fuse_lowlevel_ops *) noexcept
+    int LEFT, BEGUN, ANSWERED
+    int (*taken)(const char *, size_t) noexcept
+
+    # The kernel's own: <linux/fuse.h>
+    int FUSE_LOOKUP, FUSE_GETATTR, FUSE_READ, FUSE_INTERRUPT
+    struct fuse_in_header:
+        uint32_t len, opcode, pid
+        uint64_t unique, nodeid
+
+    struct fuse_read_in:
+        uint64_t offset
+        uint32_t size
 
 # The lower bits of a handle are the inode, the others the process that reads: Linux numbers processes below 2^22.
 cdef enum:
     _INODE_BITS = 42
     _DIRECTORY = 0  # of `index.inodes.columns.Kind`
+    _FILE_MD5 = 1
+    _FILE_MULTIPART = 2
+    _FILE_OTHER_ETAG = 3
     _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
 
 HANDLE_INODE_BITS = _INODE_BITS
 
+cdef const char *_HEX = b"0123456789ABCDEF"
+cdef const char *_LOWER = b"0123456789abcdef"
 cdef int64_t _NS_PER_S = 1000000000
 
 
@@ -116,6 +167,10 @@ cdef struct Columns:
     const int64_t *mtimes_ns
     # 16 bytes a row: of a directory the row of its first child, and how many there are.
     const uint64_t *spans
+    # What keys and ETags are made of: see `_fill_object`.
+    const uint32_t *parents
+    const uint8_t *storage_classes
+    const uint16_t *etag_parts
     # NULL where the inodes are the rows plus one.
     const uint64_t *inodes
     const uint32_t *inode_rows
@@ -128,21 +183,32 @@ cdef mode_t _directory_mode, _file_mode
 cdef uint64_t _block_bytes
 cdef double _timeout_s
 cdef int64_t *_answered = NULL
+cdef int64_t *_draining = NULL
+cdef object _tell = None
+cdef tuple _etags = ()
+cdef bytes _unread_classes = b""
 
 
 def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t file_mode, uint64_t block_bytes,
-                double timeout_s, int64_t[::1] answered):
+                double timeout_s, int64_t[::1] answered, tuple etags=(), bytes unread_classes=bytes(256),
+                int64_t[::1] draining=None):
     """Answer LOOKUP and GETATTR from `columns`, a table's, from now on, and count each answer in `answered[0]`.
 
-    All that is given lives on until the next call.
+    Pass READs on to `small_reads` if `draining` is given and 0. `etags` are those that the columns refer to by number;
+    `unread_classes` has a 1 for each storage class whose objects are left to the handler. All that is given lives on
+    until the next call.
     """
     global _held, _uid, _gid, _directory_mode, _file_mode, _block_bytes, _timeout_s, _answered
+    global _etags, _unread_classes, _draining
     cdef const uint8_t[::1] names = columns["names"].view("uint8")
     cdef const uint64_t[::1] name_ends = columns["name_ends"]
     cdef const uint8_t[::1] kinds = columns["kinds"]
     cdef const int64_t[::1] sizes = columns["sizes"]
     cdef const int64_t[::1] mtimes_ns = columns["mtimes_ns"]
     cdef const uint64_t[::1] spans = columns["etags"].view("uint64")
+    cdef const uint32_t[::1] parents = columns["parents"]
+    cdef const uint8_t[::1] storage_classes = columns["storage_classes"]
+    cdef const uint16_t[::1] etag_parts = columns["etag_parts"]
     cdef const uint64_t[::1] inodes = columns.get("inodes")
     cdef const uint32_t[::1] inode_rows = columns.get("inode_rows")
     cdef Py_ssize_t rows = len(kinds)
@@ -156,11 +222,24 @@ def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t 
     table.names, table.names_bytes = &names[0], len(names)
     table.name_ends, table.kinds, table.spans = &name_ends[0], &kinds[0], &spans[0]
     table.sizes, table.mtimes_ns = &sizes[0], &mtimes_ns[0]
+    if not rows == len(parents) == len(storage_classes) == len(etag_parts) or len(unread_classes) != 256:
+        raise ValueError("columns of different lengths")
+    table.parents, table.storage_classes = &parents[0], &storage_classes[0]
+    table.etag_parts = &etag_parts[0]
     table.inodes = NULL if inodes is None else &inodes[0]
     table.inode_rows = NULL if inode_rows is None else &inode_rows[0]
     _uid, _gid, _directory_mode, _file_mode = uid, gid, directory_mode, file_mode
     _block_bytes, _timeout_s, _answered = block_bytes, timeout_s, &answered[0]
-    _held = [names, name_ends, kinds, sizes, mtimes_ns, spans, inodes, inode_rows, answered]
+    _etags, _unread_classes = etags, unread_classes
+    _draining = NULL if draining is None else &draining[0]
+    _held = [names, name_ends, kinds, sizes, mtimes_ns, spans, parents, storage_classes, etag_parts, inodes, inode_rows,
+             answered, draining]
+
+
+def tell_of_reads(tell):
+    """Call `tell`, which must raise nothing, when `small_reads.served` has something, before the next request is taken."""
+    global _tell
+    _tell = tell
 
 
 def stop_answering():
@@ -185,6 +264,15 @@ def attributes(uint64_t inode):
         return None
     _fill(&stat, inode, row)
     return stat.st_mode, stat.st_size, stat.st_mtim.tv_sec * _NS_PER_S + stat.st_mtim.tv_nsec
+
+
+def object_at(uint64_t inode):
+    """Return ``(path, ETag, size)`` of the object that `small_reads` would get, or None if it is left to the handler."""
+    cdef small_object object
+    cdef uint64_t row = 0
+    if not _row(inode, &row) or not _is_object(row) or not _fill_object(&object, row):
+        return None
+    return object.path[:object.path_bytes], object.etag[:object.etag_bytes], object.size_bytes
 
 
 cdef inline uint64_t _inode(uint64_t row) noexcept:
@@ -297,8 +385,100 @@ cdef void _readdirplus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
     theirs.readdirplus(request, inode, size, offset, file)
 
 
+cdef int _taken(const char *message, size_t size_bytes) noexcept:
+    """Begin a read of all of a small file; return whether this is one, or a request that needs no Python."""
+    cdef const fuse_in_header *head = <const fuse_in_header *> message
+    cdef const fuse_read_in *asked = <const fuse_read_in *> (message + sizeof(fuse_in_header))
+    cdef uint64_t row = 0
+    cdef Job *job
+    if table.rows == 0 or size_bytes < sizeof(fuse_in_header):
+        return LEFT
+    if _tell is not None and small_reads.has_news():
+        # First: what was read decides what is fetched ahead, and who asks next may ask for that.
+        _tell()
+    if head.opcode == FUSE_LOOKUP:
+        # A name ends with a NUL.
+        if size_bytes == sizeof(fuse_in_header) or message[size_bytes - 1]:
+            return LEFT
+        return ANSWERED if _child(head.nodeid, message + sizeof(fuse_in_header), &row) >= 0 else LEFT
+    if head.opcode == FUSE_INTERRUPT:
+        return BEGUN  # no handler ends early, and libfuse does not know the reads of threads
+    if head.opcode == FUSE_GETATTR:
+        return ANSWERED if _row(head.nodeid, &row) else LEFT
+    if head.opcode != FUSE_READ or size_bytes < sizeof(fuse_in_header) + sizeof(fuse_read_in):
+        return LEFT
+    if asked.offset or _draining == NULL or _draining[0] or not _row(head.nodeid, &row) or table.sizes[row] > asked.size:
+        return LEFT
+    if not _is_object(row):
+        return LEFT
+    job = small_reads.take(head.nodeid, table.sizes[row])
+    if job == NULL:
+        return LEFT
+    if not _fill_object(&job.object, row):
+        small_reads.drop(job)
+        return LEFT
+    job.unique, job.inode, job.pid, job.asked_bytes = head.unique, head.nodeid, head.pid, asked.size
+    small_reads.begin(job)
+    return BEGUN
+
+
+cdef inline bint _is_object(uint64_t row) noexcept:
+    return _FILE_MD5 <= table.kinds[row] <= _FILE_OTHER_ETAG and not _unread_classes[table.storage_classes[row]]
+
+
+cdef bint _fill_object(small_object *object, uint64_t row) noexcept:
+    """Describe the object of a row: its path below the prefix, URL-encoded, its ETag and size. Return whether it fits."""
+    cdef uint64_t at = sizeof(object.path), start, stop, above = row, parent
+    cdef unsigned char letter
+    cdef const uint8_t *digest = <const uint8_t *> (table.spans + 2 * row)
+    cdef str etag
+    while above:
+        start, stop = table.name_ends[above - 1], table.name_ends[above]
+        parent = table.parents[above]
+        if start > stop or stop > table.names_bytes or parent >= above or 3 * (stop - start) + 1 > at:
+            return False
+        if above != row:
+            at -= 1
+            object.path[at] = b"/"
+        while stop > start:
+            stop -= 1
+            letter = table.names[stop]
+            if letter in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~":
+                at -= 1
+                object.path[at] = letter
+            else:
+                at -= 3
+                object.path[at] = b"%"
+                object.path[at + 1] = _HEX[letter >> 4]
+                object.path[at + 2] = _HEX[letter & 15]
+        above = parent
+    object.path_bytes = sizeof(object.path) - at
+    memmove(object.path, object.path + at, object.path_bytes)
+    object.size_bytes = table.sizes[row]
+    if table.kinds[row] == _FILE_OTHER_ETAG:
+        if table.spans[2 * row] >= <uint64_t> len(_etags):
+            return False
+        etag = _etags[table.spans[2 * row]]
+        object.etag_bytes = len(etag)
+        # One without quotes is sent with them (s3/checks.py).
+        if not 2 < len(etag) < <Py_ssize_t> sizeof(object.etag) or not etag.isascii() or not etag.isprintable():
+            return False
+        memcpy(object.etag, PyUnicode_1BYTE_DATA(etag), len(etag))
+        return object.etag[len(etag) - 1] == b'"'
+    object.etag[0] = b'"'
+    for at in range(16):
+        object.etag[1 + 2 * at], object.etag[2 + 2 * at] = _LOWER[digest[at] >> 4], _LOWER[digest[at] & 15]
+    if table.kinds[row] == _FILE_MULTIPART:
+        object.etag_bytes = 33 + snprintf(object.etag + 33, 16, b'-%u"', <unsigned int> table.etag_parts[row])
+    else:
+        object.etag[33] = b'"'
+        object.etag_bytes = 34
+    return True
+
+
 cdef void _interpose(fuse_lowlevel_ops *operations) noexcept:
     operations.lookup, operations.getattr = _lookup, _getattr
     operations.read, operations.readdirplus = _read, _readdirplus
 
 interpose = _interpose
+taken = _taken

@@ -22,16 +22,16 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import trio
 
 from fastfuse.errors import FastfuseError, ObjectChangedError, PoisonedReadError, ReadError, errno_for
-from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.fuse import interposed, pyfuse3, small_reads
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.session import InitialisedOperations
 from fastfuse.filesystem.watching import WatchedReads
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 
-__all__ = ["MountOperations", "ReadEngine"]
+__all__ = ["MountOperations", "ReadEngine", "unread_classes"]
 
 _log = logging.getLogger(__name__)
 
@@ -145,16 +145,13 @@ class MountOperations(InitialisedOperations):
         self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
         # The watchers of the reads; None while there are none.
         self.watched: WatchedReads | None = None
-        # Reads under way, and since when there was one without a pause.
-        self._waiting = 0
-        self._stalled_since_s = 0.0
         self._requests_slot = counters.slot("fastfuse_requests")
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
         self._bugs_slot = counters.slot("fastfuse_handler_failures")
         self._saw_read = counters.observer("fastfuse_read_seconds")
         self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
         self._stalled_slot = counters.slot("fastfuse_stalled_seconds")
-        self._waiting_slot = counters.slot("fastfuse_waiting_reads")
+        small_reads.count_waits(counters.memory(counters.slot("fastfuse_waiting_reads")))
         self._draining_slot = counters.slot("fastfuse_draining")
 
     @property
@@ -169,11 +166,13 @@ class MountOperations(InitialisedOperations):
 
     def swap(self, table: InodeTable) -> None:
         """Answer from `table` from now on: what it does not have any more is stale (clause L6)."""
+        small_reads.disarm()  # keys are below the prefix that it was armed with
         self._answer_from(table)
         self._engine.refreshed()
 
     def _answer_from(self, table: InodeTable) -> None:
         self._table = table
+        small_reads.cover(table.next_inode)
         interposed.answer_from(
             table.columns,
             uid=self._uid,
@@ -183,6 +182,9 @@ class MountOperations(InitialisedOperations):
             block_bytes=_BLOCK_BYTES,
             timeout_s=_FOREVER_S,
             answered=self._counters.memory(self._requests_slot),
+            etags=table.metadata.other_etags,
+            unread_classes=unread_classes(table),
+            draining=self._counters.memory(self._draining_slot),
         )
 
     def count_answer(self, number: int = 0) -> None:
@@ -192,6 +194,14 @@ class MountOperations(InitialisedOperations):
             name = errno.errorcode.get(number, "other")
             slot = self._counters.slot("fastfuse_errors", name if name in ERRNO_LABELS else "other")
             self._counters.add(slot)
+
+    def count_read(self, size_bytes: int, took_s: float) -> None:
+        """Count a read that was answered elsewhere."""
+        counters = self._counters
+        counters.add(self._requests_slot)
+        counters.add(self._served_slot, size_bytes)
+        counters.add(self._blocked_slot, int(took_s * 1e6))
+        self._saw_read(took_s)
 
     def count_failure(self) -> None:
         self._counters.add(self._bugs_slot)
@@ -227,6 +237,11 @@ class MountOperations(InitialisedOperations):
     async def release(self, fh: int) -> None:
         """Do nothing: comes only where files are opened here."""
 
+    @property
+    def in_hand(self) -> ReadsInHand:
+        """The reads that this worker has in hand."""
+        return self._in_hand
+
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
         if self.watched is not None:
             return self.replies.hand_over(await self.watched.read(fh, off, size, self._read))
@@ -238,10 +253,7 @@ class MountOperations(InitialisedOperations):
         if counters.read(self._draining_slot):
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         began_s = perf_counter()
-        counters.add(self._waiting_slot)
-        if not self._waiting:
-            self._stalled_since_s = began_s
-        self._waiting += 1
+        small_reads.begin_wait()
         in_hand, slot = self._in_hand, -1
         try:
             ref = self._table.ref(inode)
@@ -256,13 +268,10 @@ class MountOperations(InitialisedOperations):
             in_hand.put_back(slot)
             if in_hand.suspects:
                 self._prove(Read(inode, offset, size_bytes))
-            counters.add(self._waiting_slot, -1)
             took_s = perf_counter() - began_s
             counters.add(self._blocked_slot, int(took_s * 1e6))
             self._saw_read(took_s)
-            if self._waiting == 1:
-                self.count_stall()
-            self._waiting -= 1
+            small_reads.end_wait()
         counters.add(self._served_slot, len(buffer))
         return buffer
 
@@ -349,10 +358,7 @@ class MountOperations(InitialisedOperations):
 
     def count_stall(self) -> None:
         """Count the time until now in which a read was under way."""
-        if self._waiting:
-            now_s = perf_counter()
-            self._counters.add(self._stalled_slot, int((now_s - self._stalled_since_s) * 1e6))
-            self._stalled_since_s = now_s
+        self._counters.add(self._stalled_slot, small_reads.stalled_ns() // 1000)
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()
@@ -382,6 +388,11 @@ class MountOperations(InitialisedOperations):
             xattrs[b"user.s3.etag"] = table.etag(inode).encode()
             xattrs[b"user.s3.storage_class"] = table.storage_class(inode).encode()
         return xattrs
+
+
+def unread_classes(table: InodeTable) -> bytes:
+    """Return a 1 for each storage class of the table whose objects cannot be read at once, by its number."""
+    return bytes(name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes).ljust(256, b"\0")
 
 
 def _absent() -> pyfuse3.EntryAttributes:

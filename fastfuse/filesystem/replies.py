@@ -31,7 +31,7 @@ import trio
 from fastfuse.filesystem.protocol import OUT_HEADER
 from fastfuse.objects import Buffer
 
-__all__ = ["LargeReplies", "threads_for"]
+__all__ = ["LargeReplies", "threads_for", "write_reply"]
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class LargeReplies(trio.abc.Instrument):
                 self._queued_count += 1
                 self._queue.put(reply)
             else:
-                _write(self._place.device, reply)
+                write_reply(self._place.device, reply)
         except Exception:  # noqa: BLE001 - trio would go on without this instrument
             _die("a reply is lost that libfuse has been asked for")
 
@@ -163,7 +163,7 @@ class LargeReplies(trio.abc.Instrument):
         take = self._queue.get
         try:
             while (reply := take()) is not None:
-                _write(device, reply)
+                write_reply(device, reply)
                 self._written_counts[thread] += 1
                 # Release its memory before the wait.
                 del reply
@@ -208,7 +208,8 @@ def _started(threads: int, work: Callable[[int], object]) -> Iterator[threading.
         yield thread
 
 
-def _write(device: int, reply: tuple[bytes, Buffer]) -> None:
+def write_reply(device: int, reply: tuple[bytes, Buffer]) -> None:
+    """Write head and bytes of a reply to the kernel; if it does not take them, answer EIO and tell the log."""
     try:
         os.writev(device, reply)
     except OSError as error:

@@ -99,9 +99,12 @@ class WatchedReads:
             raise
         finally:
             del self._in_hand[number]
-            access = Access(at, pid, inode, offset, size_bytes, found, perf_counter() - began_s, failed)
-            for watcher in self._watchers:
-                watcher.note(access)
+            self.note(Access(at, pid, inode, offset, size_bytes, found, perf_counter() - began_s, failed))
+
+    def note(self, access: Access) -> None:
+        """Tell the watchers of a read that was answered elsewhere."""
+        for watcher in self._watchers:
+            watcher.note(access)
 
     async def serve(self, connection: socket.socket, asked: Mapping[str, Any]) -> None:
         """Show the reads to a client, as it `asked`, until it hangs up. Nothing that it does ends the worker."""

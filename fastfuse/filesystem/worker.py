@@ -28,7 +28,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.failing import FailingReads
-from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.fuse import pyfuse3, small_reads
 from fastfuse.filesystem.get_record import RecordedReader
 from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
@@ -37,6 +37,7 @@ from fastfuse.filesystem.key_finder import ask_for_keys
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.filesystem.replies import threads_for
+from fastfuse.filesystem.small_files import SmallFiles
 from fastfuse.filesystem.watching import WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
@@ -173,8 +174,10 @@ async def _serve(task: WorkerTask) -> None:
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
     async with trio.open_nursery() as nursery:
         gets = RecordedReader(MadeReader(client, lambda: operations.table))
-        engine = ReadEngine(gets, readahead, nursery, lambda: operations.table)
+        engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, small_reads)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
+        small_files = SmallFiles(operations, engine, client, gets, task.session_fd)
+        nursery.start_soon(small_files.run)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
@@ -182,7 +185,7 @@ async def _serve(task: WorkerTask) -> None:
         nursery.start_soon(_show, task.board, operations, retries, counters)
         nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, counters, nursery.cancel_scope)
         nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
-        nursery.start_soon(_begin, task, engine, client, buckets)
+        nursery.start_soon(_begin, task, engine, client, buckets, small_files)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
         with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), task.session_fd):
@@ -201,7 +204,9 @@ def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngi
     return table.buckets()
 
 
-async def _begin(task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str]) -> None:
+async def _begin(
+    task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str], small_files: SmallFiles
+) -> None:
     """Prefetch and connect for the first reads, once `begin_fd` says that nothing else needs the CPU time."""
     if task.begin_fd is not None:
         await trio.lowlevel.wait_readable(task.begin_fd)
@@ -211,6 +216,7 @@ async def _begin(task: WorkerTask, engine: ReadEngine, client: S3Client, buckets
     async with trio.open_nursery() as nursery:
         for bucket in buckets:
             nursery.start_soon(_prepare, client, bucket)
+    await small_files.arm()
 
 
 async def _prepare(client: S3Client, bucket: str) -> None:
@@ -274,7 +280,7 @@ class _Report:
         self._set("fastfuse_pool_bytes", sum(memory.values()))
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
             self._set("fastfuse_memory_bytes", size_bytes, use)
-        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight)
+        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_reads.reads_in_flight())
         self._set("fastfuse_table_bytes", self._operations.table.metadata.total_bytes)
         served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
         grown = {

@@ -15,6 +15,7 @@ from fastfuse.readahead.fetches import Fetches, PoolStatistics, ReadCounts
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.page_cache import Delivered
+from fastfuse.readahead.parts import Claims
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
@@ -54,13 +55,14 @@ class ReadEngine:
         config: ReadaheadConfig,
         nursery: trio.Nursery,
         listing: Callable[[], Listing],
+        claims: Claims | None = None,
     ) -> None:
-        """Begin without streams; `listing` returns the table of the moment."""
+        """Begin without streams; `listing` returns the table of the moment. `claims` keeps others from its files."""
         self._reader = reader
         self._config = config
         self._listing = listing
         self._fetches = Fetches(nursery)
-        self._pool = PartPool(config)
+        self._pool = PartPool(config, claims)
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
         self._service = ServicePace(config.first_window_bytes)
@@ -68,7 +70,7 @@ class ReadEngine:
         # Large files that readers are about to begin, oldest first, and the unforeseen ones begun before each.
         self._followers: dict[int, int] = {}
         self._unforeseen_files = 0
-        self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, self._fetches)
+        self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, self._fetches, claims)
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""
@@ -110,6 +112,14 @@ class ReadEngine:
         if stream.is_done and self._streams.get(inode) is stream:
             self.release(inode)
         return data
+
+    def was_read(self, inode: int, size_bytes: int) -> None:
+        """Note that a small file was read whole by somebody else, with one GET, and start what comes after it."""
+        counts = self._fetches.counts
+        counts.waits += 1
+        counts.demanded_parts += 1
+        counts.waited_bytes += size_bytes
+        self._begin(inode, 0, is_missed=True)
 
     def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
         """Return how a read would find its bytes, and change nothing.

@@ -35,7 +35,7 @@ import trio
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.fetches import PoolStatistics
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
-from fastfuse.readahead.parts import FileParts, Part, Shelf
+from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
 from fastfuse.readahead.shelves import Expected, Spare, check_shelves
 
 __all__ = ["PartPool"]
@@ -47,7 +47,7 @@ _USED_PER_FREE_CONNECTION = 3
 class PartPool:
     """The memory of the read engine. Every method but the waiting on `Part` events is synchronous."""
 
-    def __init__(self, config: ReadaheadConfig) -> None:
+    def __init__(self, config: ReadaheadConfig, claims: Claims | None = None) -> None:
         limit = config.memory_limit_bytes
         self._limit_bytes = limit
         self._first_part_bytes = config.first_part_bytes
@@ -59,7 +59,7 @@ class PartPool:
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
-        self._files: dict[int, FileParts] = {}
+        self._files = Files(claims)
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
         self._reserved_bytes = 0
         self._in_flight = self._ahead_in_flight = 0

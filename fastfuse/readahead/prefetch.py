@@ -18,7 +18,7 @@ from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Part
+from fastfuse.readahead.parts import Claims, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.shuffled import ShuffledEpoch
 from fastfuse.s3.base import RangeReader
@@ -122,14 +122,16 @@ class Prefetcher:
         reader: RangeReader,
         config: ReadaheadConfig,
         fetches: Fetches,
+        claims: Claims | None,
     ) -> None:
-        """Begin without any order; `listing` returns the table of the moment."""
+        """Begin without any order; `listing` returns the table of the moment. What `claims` reads is left to it."""
         self._listing = listing
         self._delivered = delivered
         self._pool = pool
         self._reader = reader
         self._config = config
         self._fetches = fetches
+        self._claims = claims
         # Announced orders, in their turn.
         self._announcers: deque[Announcer] = deque()
         # Tasks that fetch, and files begun for which neither they nor new ones have fetched anything.
@@ -275,7 +277,8 @@ class Prefetcher:
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
-        return is_size and self._pool.file(inode) is None and not self._delivered.has(inode)
+        is_read = self._claims is not None and self._claims.is_read(inode)
+        return is_size and not is_read and self._pool.file(inode) is None and not self._delivered.has(inode)
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""

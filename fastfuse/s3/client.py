@@ -9,19 +9,15 @@ tried again until the deadline. `integrity` compares the bytes with their checks
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
 from urllib.parse import quote
 
 import trio
 
 from fastfuse.errors import (
-    AccessError,
     BadReplyError,
     ConfigurationError,
     DeadlineError,
     FastfuseError,
-    ObjectChangedError,
-    ObjectDeniedError,
     ReadError,
     ServiceError,
     UnavailableError,
@@ -43,7 +39,9 @@ from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import (
     Failure,
     Kind,
+    as_read_error,
     failure_of_reply,
+    outcome_of,
     read_error,
 )
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
@@ -51,7 +49,7 @@ from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.refusals import failure_of_page, failure_of_refusal, is_of_s3
 from fastfuse.s3.retries import Retries, RetryableError, attempts
-from fastfuse.s3.routes import Route, Routes, failure_of_connection
+from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
 from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["LIST_DEADLINE_S", "S3Client"]
@@ -63,15 +61,6 @@ LIST_DEADLINE_S = 300.0
 _MAX_ERROR_BYTES = 64 << 10  # a longer error document is not read
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
-
-_OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
-    (ObjectChangedError, "changed"),
-    (ObjectDeniedError, "denied"),
-    (UnavailableError, "unavailable"),
-    (DeadlineError, "deadline"),
-    (BadReplyError, "bad_reply"),
-    (trio.Cancelled, "cancelled"),
-)
 
 
 class S3Client:
@@ -119,13 +108,30 @@ class S3Client:
         try:
             data = await self._integrity.get(ref, start, end)
         except BaseException as error:
-            self._count(next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "other"))
+            self._count("cancelled" if isinstance(error, trio.Cancelled) else outcome_of(error))
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
-                _raise_as_read_error(error, ref)
+                raise as_read_error(error, ref) from error
             raise
         self._count("ok", end - start)
         self._saw_end(trio.current_time() - began_s)
         return data
+
+    def direct(self, bucket: str, prefix: str) -> Direct | None:
+        """Return how GETs of whole objects below `prefix` are made elsewhere, or None if only `get` may."""
+        route, source = self._routes.known(bucket), self.session.credentials
+        is_ready = not self._closed and (source is None or source.is_current) and not self.session.config.verify
+        is_ready = is_ready and not self._retries.is_in_trouble and not self._rate.is_limited
+        if route is None or not is_ready or route.endpoint.proxy is not None:
+            return None
+        tls = self.session.tls if route.endpoint.scheme == "https" else None
+        return Direct(route.endpoint, tls, route.texts(source.latest if source else None, prefix))
+
+    def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
+        """Count a GET that was made elsewhere, over a `direct` way."""
+        self._count("ok", size_bytes)
+        self._saw_first_byte(first_byte_s)
+        self._saw_end(took_s)
+        self._integrity.count_direct(is_checked=is_checked)
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """Return what the object is now.
@@ -437,12 +443,6 @@ def _read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Excepti
         return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
     failure = failure_of_connection(error)
     return RetryableError(read_error(failure, ref), failure, attempts=attempts(failure.kind, is_read=True))
-
-
-def _raise_as_read_error(error: FastfuseError, ref: ObjectRef) -> NoReturn:
-    if isinstance(error, AccessError | ConfigurationError):
-        raise ObjectDeniedError(f"{ref.key!r} could not be read: {error}", hint=error.hint) from error
-    raise UnavailableError(f"{ref.key!r} could not be read: {error}", hint=error.hint) from error
 
 
 def _shown(bucket: str, key: str) -> str:

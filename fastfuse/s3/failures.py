@@ -17,7 +17,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.errors import (
     AccessError,
+    BadReplyError,
     ConfigurationError,
+    DeadlineError,
     FastfuseError,
     ForbiddenObjectError,
     MissingObjectError,
@@ -40,10 +42,12 @@ __all__ = [
     "Failure",
     "Kind",
     "NoReplyError",
+    "as_read_error",
     "failure_of_exception",
     "failure_of_network",
     "failure_of_reply",
     "object_error",
+    "outcome_of",
     "read_error",
     "resolution_error",
     "safe_cause",
@@ -271,6 +275,18 @@ def safe_cause(error: Exception) -> Exception | None:
     return None if isinstance(error, ClientError | boto.CredentialRetrievalError) else error
 
 
+def outcome_of(error: BaseException) -> str:
+    """Return the outcome of a GET that ended with `error`, as `metrics.OUTCOMES` names it."""
+    return next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "other")
+
+
+def as_read_error(error: FastfuseError, ref: ObjectRef) -> ReadError:
+    """Return what a reader of `ref` is told of an error that is not of the object."""
+    is_denied = isinstance(error, AccessError | ConfigurationError)
+    kind = ObjectDeniedError if is_denied else UnavailableError
+    return kind(f"{ref.key!r} could not be read: {error}", hint=error.hint)
+
+
 def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
     """Return the error that the reader of `ref` gets."""
     detail = failure.detail + (f", request {failure.request_id}" if failure.request_id else "")
@@ -292,6 +308,13 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
             return UnavailableError(f"{ref.key!r} could not be read ({detail}).")
 
 
+_OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
+    (ObjectChangedError, "changed"),
+    (ObjectDeniedError, "denied"),
+    (UnavailableError, "unavailable"),
+    (DeadlineError, "deadline"),
+    (BadReplyError, "bad_reply"),
+)
 _CREDENTIALS_HINT = "Renew the credentials (for SSO: aws sso login), or name a --profile."
 
 

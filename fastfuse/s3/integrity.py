@@ -112,6 +112,10 @@ class Integrity:
             known.landed.set()
             known.landed = trio.Event()
 
+    def count_direct(self, *, is_checked: bool) -> None:
+        """Count a small file that was checked elsewhere, or had no checksum."""
+        self._count("ok" if is_checked else "none")
+
     def _given(self, head: ReplyHead) -> Checksum | None:
         """Return the checksum of all that came behind `head`."""
         if "content-range" in head.headers:

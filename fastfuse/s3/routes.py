@@ -8,7 +8,7 @@ import codecs
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import trio
@@ -25,8 +25,9 @@ from fastfuse.s3.proxies import uses_tls_proxies
 from fastfuse.s3.receivers import Receivers
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.stalls import StallWatch
+from fastfuse.s3.tls import TlsContext
 
-__all__ = ["NotConnectedError", "Route", "Routes", "failure_of_connection", "read_files"]
+__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "read_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,17 @@ class Route:
             f"accept-encoding: identity\r\n{self.lines}{signed}{lines}\r\n"
         ).encode()
 
+    def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
+        """Return the parts of GETs of whole objects below `prefix` that are the same for a while, for `small_get.h`."""
+        signed, canonical_rest, before_hash, key = self.objects.texts(credentials, time.time())
+        path = f"GET {self.endpoint.base_path}/{quote(prefix, safe='/~')}"
+        lines = (
+            f" HTTP/1.1\r\nhost: {self.endpoint.host_header}\r\nuser-agent: fastfuse\r\n"
+            f"accept-encoding: identity\r\n{self.lines}{signed}"
+        )
+        canonical = path.replace(" ", "\n", 1)
+        return (*(text.encode() for text in (path, lines, canonical, canonical_rest, before_hash)), key)
+
     def fresh_connection(self) -> Connection | None:
         """Return an idle connection that is still open and silent; None if there is none."""
         while self.idle:
@@ -73,6 +85,16 @@ class Route:
             self.idle.append(connection)
         else:
             connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """The way of GETs that `small_get.h` makes."""
+
+    endpoint: Endpoint
+    tls: TlsContext | None
+    # Hold the key that signs: never shown.
+    texts: tuple[bytes, ...] = field(repr=False)
 
 
 class NotConnectedError(OSError):

@@ -5,6 +5,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 
 import hashlib
 import hmac
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,13 +57,29 @@ class Signer:
         """
         if credentials is None:
             return self._unsigned
-        frame = self._frame
-        if frame is None or frame.at_s != int(at_s) or frame.credentials is not credentials:
-            frame = self._frame = self._new_frame(credentials, int(at_s))
+        frame = self._frame_of(credentials, int(at_s))
         canonical = hashlib.sha256(f"{method}\n{path}\n{query}{frame.canonical_rest}".encode()).hexdigest()
         mac = frame.mac.copy()
         mac.update(f"{frame.before_hash}{canonical}".encode())
         return f"{frame.lines}{mac.hexdigest()}\r\n"
+
+    def texts(self, credentials: Credentials | None, at_s: float) -> tuple[str, str, str, bytes]:
+        """Return what all signatures made at `at_s` have in common, for `small_get.h`.
+
+        That is the header lines up to the signature, the text behind the path in the canonical request, the text before
+        its hash in the string to sign, and the key; without credentials the key is empty.
+        """
+        if credentials is None:
+            return self._unsigned, "", "", b""
+        frame = self._frame_of(credentials, int(at_s))
+        key = self._day_key(credentials, time.strftime("%Y%m%d", time.gmtime(int(at_s))))
+        return frame.lines, f"\n{frame.canonical_rest}", frame.before_hash, key
+
+    def _frame_of(self, credentials: Credentials, at_s: int) -> _Frame:
+        frame = self._frame
+        if frame is None or frame.at_s != at_s or frame.credentials is not credentials:
+            frame = self._frame = self._new_frame(credentials, at_s)
+        return frame
 
     def _new_frame(self, credentials: Credentials, at_s: int) -> _Frame:
         at = datetime.fromtimestamp(at_s, UTC).strftime("%Y%m%dT%H%M%SZ")

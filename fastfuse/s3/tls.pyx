@@ -114,6 +114,11 @@ cdef class TlsContext:
     def __dealloc__(self):
         SSL_CTX_free(self.context)
 
+    @property
+    def address(self) -> int:
+        """The address of the SSL_CTX, which lives as long as this, for other compiled code."""
+        return <size_t> self.context
+
     cdef trust(self, bytes path):
         cdef int loaded
         # The flags of Python's own contexts: https://docs.python.org/3/library/ssl.html#ssl.create_default_context

@@ -48,6 +48,13 @@ def test_a_handle_has_the_inode_and_the_process_that_reads(
         return await readdir(self, fh, start_id, token)
 
     MountOperations.read, MountOperations.readdir = noted_read, noted_readdir
+
+    from fastfuse.filesystem.small_files import SmallFiles
+
+    async def leave_to_handler(self):
+        pass
+
+    SmallFiles.arm = leave_to_handler
     """
     with_change(monkeypatch, change)
     with mounted("s3://bucket", server.endpoint_url) as mount:

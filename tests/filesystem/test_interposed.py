@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from fastfuse.errors import StaleInodeError
 from fastfuse.filesystem.fuse import interposed
+from fastfuse.filesystem.operations import unread_classes
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.s3.checks import condition_line
 from tests.index.inodes.test_changes import Version, table_of
 
 _NAMES = ["a", "ab", "abc", "b", "ä", "a b", "zz", "n" * 255, "0"]
@@ -28,7 +31,9 @@ def _stopped() -> Iterator[None]:
     interposed.stop_answering()
 
 
-def answer_from(columns: Mapping[str, npt.NDArray[Any]]) -> None:
+def answer_from(
+    columns: Mapping[str, npt.NDArray[Any]], *, etags: tuple[str, ...] = (), unread_classes: bytes = bytes(256)
+) -> None:
     interposed.answer_from(
         columns,
         uid=1,
@@ -38,6 +43,8 @@ def answer_from(columns: Mapping[str, npt.NDArray[Any]]) -> None:
         block_bytes=1 << 17,
         timeout_s=1.0,
         answered=memoryview(bytearray(8)).cast("q"),
+        etags=etags,
+        unread_classes=unread_classes,
     )
 
 
@@ -67,7 +74,40 @@ def test_names_and_attributes_are_those_of_the_table(before: dict[str, Version],
                 assert interposed.attributes(inode) is None
 
 
-@given(_objects, st.sampled_from(["name_ends", "etags", "kinds", "inodes", "inode_rows"]), st.binary(min_size=16))
+_MD5 = "0123456789abcdef" * 2
+# With what is sent of each: "" where the handler has to decide.
+_ETAGS = {
+    **{etag: etag for etag in (f'"{_MD5}"', f'"{_MD5}-12"', f'"{_MD5}-10000"', f'"{_MD5.upper()}"', 'W/"x"', '"a b"')},
+    **dict.fromkeys(("", "unquoted", '"ä"', '"a\x7f"', '"a\r\nhost: x"', f'"{"x" * 300}"'), ""),
+}
+_etags = st.builds(
+    Version,
+    size_bytes=st.integers(0, 2**62),
+    etag=st.sampled_from([*_ETAGS]),
+    storage_class=st.sampled_from(["STANDARD", "GLACIER"]),
+)
+
+
+@given(st.dictionaries(st.builds("/".join, st.lists(st.sampled_from(_NAMES), min_size=1, max_size=4)), _etags))
+def test_an_object_is_asked_for_as_the_client_does_or_left_to_it(objects: dict[str, Version]) -> None:
+    table = take_over(table_of({}), table_of(objects))[0]
+    answer_from(table.columns, etags=table.metadata.other_etags, unread_classes=unread_classes(table))
+    for inode in range(table.next_inode + 2):
+        if inode not in table or table.is_directory(inode):
+            assert interposed.object_at(inode) is None
+            continue
+        ref = table.ref(inode)
+        if ref.storage_class == "GLACIER" or not _ETAGS[ref.etag]:
+            assert interposed.object_at(inode) is None
+            continue
+        assert interposed.object_at(inode) == (quote(ref.key, safe="/~").encode(), ref.etag.encode(), ref.size_bytes)
+        assert condition_line(ref) == f"if-match: {ref.etag}\r\n"
+
+
+_COLUMNS = ["name_ends", "etags", "kinds", "inodes", "inode_rows", "parents", "storage_classes", "etag_parts"]
+
+
+@given(_objects, st.sampled_from(_COLUMNS), st.binary(min_size=16))
 def test_odd_columns_lead_nowhere_outside_them(objects: dict[str, Version], name: str, noise: bytes) -> None:
     table = take_over(table_of({}), table_of(objects))[0]
     column = table.columns[name]
@@ -75,11 +115,14 @@ def test_odd_columns_lead_nowhere_outside_them(objects: dict[str, Version], name
     answer_from({**table.columns, name: odd})
     for inode in (0, 1, 2, 3, len(table), 2**63, 2**64 - 1):
         interposed.attributes(inode)
+        interposed.object_at(inode)
         for asked in map(str.encode, _ASKED):
             interposed.found(inode, asked)
 
 
-@pytest.mark.parametrize("name", ["name_ends", "kinds", "sizes", "mtimes_ns", "etags", "inodes", "inode_rows"])
+@pytest.mark.parametrize(
+    "name", ["name_ends", "kinds", "sizes", "mtimes_ns", "etags", "inodes", "inode_rows", "parents"]
+)
 def test_columns_of_different_lengths_are_refused(name: str) -> None:
     columns = take_over(table_of({}), table_of({"a": Version()}))[0].columns
     with pytest.raises(ValueError, match="different lengths"):

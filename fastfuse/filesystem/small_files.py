@@ -1,0 +1,174 @@
+"""Lets `small_reads` read small files without the interpreter, and tells the others what it read.
+
+That is right while the service answers, its credentials are current, no proxy is in between and `--verify` asks for no
+more than the usual checks. `arm` hands over what requests need for a minute, and each look renews it. What a thread
+returns is read by the handler of reads, as if the kernel had just asked.
+"""
+
+import ipaddress
+import logging
+import os
+import socket
+import struct
+from contextlib import suppress
+from time import monotonic, time
+
+import trio
+
+from fastfuse.errors import FastfuseError
+from fastfuse.filesystem.access import Access
+from fastfuse.filesystem.fuse import interposed, pyfuse3, small_reads
+from fastfuse.filesystem.get_record import RecordedReader
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.protocol import OUT_HEADER
+from fastfuse.filesystem.replies import write_reply
+from fastfuse.objects import Buffer
+from fastfuse.readahead import ReadEngine
+from fastfuse.s3.client import S3Client
+
+__all__ = ["SmallFiles"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+# Threads that have stopped by themselves rest for so long. If the service throttles, the client finds its rate meanwhile.
+_REST_S = 5.0
+# A signature is good for 15 minutes, and a worker that does not look for so long hangs.
+_ARMED_FOR_S = 60.0
+_RENEW_EVERY_S = 20.0
+# A GET that brings nothing for so long is made again by the client, whose deadline begins then. So at most this share
+# of the deadline is lost; S3 takes 0.2 s for all but a few.
+_PATIENCE_S = 2.0
+_PATIENCE_DIVISOR = 20
+# Half of the connections beside those of the client: more threads than that wait for one another.
+_CONNECTIONS_PER_THREAD = 2
+
+_IPV4, _IPV6 = struct.Struct("=H2s4s8x"), struct.Struct("=H2sI16sI")  # sockaddr_in, sockaddr_in6
+
+
+class SmallFiles:
+    """The small files of one worker."""
+
+    def __init__(
+        self, operations: MountOperations, engine: ReadEngine, client: S3Client, gets: RecordedReader, session_fd: int
+    ) -> None:
+        """Start nothing yet. A worker makes one, once it answers from a table."""
+        self._operations = operations
+        self._engine = engine
+        self._client = client
+        self._gets = gets
+        # The connection itself: another file stands in its place at times (`replies`).
+        self._device = os.dup(session_fd)
+        self._returned = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._address = b""
+        self._armed_at_s = self._rests_until_s = 0.0
+        # Whether threads read when somebody looked last.
+        self._was_armed = False
+        in_hand = operations.in_hand
+        threads = client.max_connections // _CONNECTIONS_PER_THREAD
+        small_reads.start(self._device, self._returned, threads, in_hand.thread_slots)
+        for read in (*in_hand.suspects, *in_hand.poisoned):
+            small_reads.claim(read.inode, is_for_ever=True)
+        interposed.tell_of_reads(self.tell)
+
+    async def run(self) -> None:
+        """Answer what threads return, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look)
+            while True:
+                await trio.lowlevel.wait_readable(self._returned)
+                os.eventfd_read(self._returned)
+                for number, inode, size_bytes, process in small_reads.returned():
+                    nursery.start_soon(self._read, number, process << interposed.HANDLE_INODE_BITS | inode, size_bytes)
+
+    async def arm(self) -> None:
+        """Let threads read if that is right now, and not otherwise."""
+        table = self._operations.table
+        metadata, way = table.metadata, None
+        if metadata.bucket:
+            with suppress(FastfuseError):  # the client's own requests tell
+                way = self._client.direct(metadata.bucket, metadata.key_prefix)
+        is_armed, now_s = small_reads.is_armed(), monotonic()
+        if self._was_armed and not is_armed:
+            self._rests_until_s = now_s + _REST_S
+        self._was_armed = is_armed and way is not None
+        if way is None or now_s < self._rests_until_s:
+            small_reads.disarm()
+            return
+        if is_armed and now_s - self._armed_at_s < _RENEW_EVERY_S:
+            return
+        host, port = way.endpoint.host, way.endpoint.port
+        if not is_armed:  # a connection leads to one address
+            self._address = await _address(host, port)
+        if not self._address or self._operations.table is not table:
+            return
+        small_reads.arm(
+            address=self._address,
+            host=host.encode("idna"),
+            is_address=_is_address(host),
+            tls=0 if way.tls is None else way.tls.address,
+            texts=way.texts,
+            for_s=_ARMED_FOR_S,
+            patience_s=min(_PATIENCE_S, self._client.session.config.deadline_s / _PATIENCE_DIVISOR),
+        )
+        self._was_armed, self._armed_at_s = True, now_s
+
+    def tell(self) -> None:
+        """Tell everybody who counts what threads have read. Raise nothing."""
+        try:
+            for read in small_reads.served():
+                inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked = read
+                self._operations.count_read(size_bytes, took_s)
+                self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
+                self._gets.note(took_s, size_bytes, inode, self._key)
+                if self._operations.watched is not None:
+                    access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
+                    self._operations.watched.note(access)
+                self._engine.was_read(inode, size_bytes)
+        except Exception:  # noqa: BLE001 - it is called in the middle of another request
+            _log.exception("small files that were read are not counted, for an unforeseen reason; the mount goes on")
+
+    async def _look(self) -> None:
+        while True:
+            await self.arm()
+            self.tell()
+            await trio.sleep(_LOOK_EVERY_S)
+
+    async def _read(self, number: int, handle: int, size_bytes: int) -> None:
+        """Answer the request `number` of the kernel."""
+        error = 0
+        data: Buffer = b""
+        try:
+            data = await self._operations.read(handle, 0, size_bytes)
+        except pyfuse3.FUSEError as refusal:
+            error = -refusal.errno
+        finally:
+            small_reads.end_wait()
+        write_reply(self._device, (OUT_HEADER.pack(OUT_HEADER.size + len(data), error, number), data))
+
+    def _key(self, inode: int) -> str:
+        try:
+            return self._operations.table.key(inode)
+        except FastfuseError:
+            return ""  # a refresh has taken it away
+
+
+async def _address(host: str, port: int) -> bytes:
+    """Return an address of `host` as connect(2) takes it, or nothing if there is none."""
+    try:
+        (family, *_, (found, _, *rest)), *_ = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return b""
+    network_port, packed = port.to_bytes(2), socket.inet_pton(family, str(found).partition("%")[0])
+    if family == socket.AF_INET:
+        return _IPV4.pack(family, network_port, packed)
+    flow, scope = rest
+    return _IPV6.pack(family, network_port, flow, packed, scope)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

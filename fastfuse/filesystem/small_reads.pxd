@@ -1,0 +1,25 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+
+
+cdef extern from "../s3/small_get.h" nogil:
+    ctypedef struct small_object:
+        char path[4096]
+        size_t path_bytes
+        char etag[256]
+        size_t etag_bytes
+        size_t size_bytes
+
+
+cdef struct Job:
+    # A READ of the kernel for all of a small file: its number, its inode, who reads, and for how much it asks.
+    uint64_t unique
+    uint64_t inode
+    uint32_t pid
+    uint32_t asked_bytes
+    small_object object
+
+
+cdef bint has_news() noexcept
+cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept
+cdef void begin(Job *job) noexcept
+cdef void drop(Job *job) noexcept

@@ -1,0 +1,515 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Threads that read small files without the interpreter: from the kernel's request to the kernel's pages.
+
+`interposed` sees each READ of the kernel first. If it is for all of a small file of which the read engine knows nothing,
+a thread from here GETs the object (s3/small_get.h), compares the reply with what was listed, and writes it to the kernel.
+The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
+
+Anything unusual is `returned`: Python reads that file as it reads every other one, and answers the kernel. So all rules
+of retries, deadlines, credentials and errors are where they were. Threads take requests only while Python lets them
+(`arm`), and stop by themselves at the first sign of trouble that other files share.
+
+Invariant: a request is taken by a thread or by Python, and answered once. An inode that a thread has in hand is marked
+until Python has heard of it, so that both do not fetch it. The loop's thread alone marks inodes.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.errno cimport EINTR, EAGAIN, ECONNABORTED, ENODEV, ENOENT, ENOTCONN, errno
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from fastfuse.filesystem.small_reads cimport Job, small_object
+
+__all__ = [
+    "MOST_THREADS", "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_wait", "is_armed", "is_read",
+    "reads_in_flight", "release", "returned", "served", "stalled_ns", "start",
+]
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    ctypedef struct pthread_attr_t:
+        pass
+    ctypedef unsigned long pthread_t
+    int pthread_mutex_init(pthread_mutex_t *, void *)
+    int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_unlock(pthread_mutex_t *)
+    int pthread_cond_init(pthread_cond_t *, void *)
+    int pthread_cond_signal(pthread_cond_t *)
+    int pthread_cond_wait(pthread_cond_t *, pthread_mutex_t *)
+    int pthread_attr_init(pthread_attr_t *)
+    int pthread_attr_setstacksize(pthread_attr_t *, size_t)
+    int pthread_attr_setdetachstate(pthread_attr_t *, int)
+    int PTHREAD_CREATE_DETACHED
+    int pthread_create(pthread_t *, pthread_attr_t *, void *(*)(void *) noexcept nogil, void *)
+
+cdef extern from "<sys/prctl.h>" nogil:
+    int PR_SET_NAME
+    int prctl(int, const char *)
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    int SIG_SETMASK
+    int sigfillset(sigset_t *)
+    int pthread_sigmask(int, const sigset_t *, sigset_t *)
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    ssize_t writev(int, const iovec *, int)
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t write(int, const void *, size_t)
+
+cdef extern from "<linux/fuse.h>" nogil:
+    struct fuse_out_header:
+        uint32_t len
+        int error
+        uint64_t unique
+
+cdef extern from "../s3/small_get.h" nogil:
+    ctypedef struct small_text:
+        const char *at
+        size_t bytes
+    ctypedef struct EVP_MD_CTX:
+        pass
+    ctypedef struct SSL_CTX:
+        pass
+    struct sockaddr_storage:
+        pass
+    ctypedef struct small_route:
+        int uses
+        int64_t ends_ns, patience_ns
+        sockaddr_storage address
+        unsigned int address_bytes
+        SSL_CTX *tls
+        char host[256]
+        int is_address
+        small_text before, behind, canonical_before, canonical_behind, before_hash, key
+        EVP_MD_CTX *inner
+        EVP_MD_CTX *outer
+        char *texts
+    ctypedef struct small_connection:
+        int fd
+        EVP_MD_CTX *hash
+    enum small_outcome:
+        SMALL_OK
+        SMALL_UNUSUAL
+        SMALL_REFUSED
+    int SMALL_HEAD_BYTES
+    int64_t small_now_ns()
+    void small_make_crcs()
+    small_outcome small_get(small_connection *, const small_route *, const small_object *, char *, char **, int64_t *, int *)
+    int small_begin_mac(small_route *)
+    void small_free_macs(small_route *)
+    EVP_MD_CTX *EVP_MD_CTX_new()
+
+cdef enum:
+    _MOST_THREADS = 64  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
+    _MOST_BYTES = 256 << 10  # a larger file costs more to copy than the interpreter takes
+    _STACK_BYTES = 256 << 10
+    _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
+    _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
+    # Who has an inode in hand.
+    _BY_ENGINE = 1
+    _BY_THREAD = 2
+    _NEVER = 4
+
+MOST_THREADS = _MOST_THREADS
+
+
+cdef struct Thread:
+    Job job
+    pthread_cond_t wake
+    bint has_job
+    Thread *next_idle
+    small_connection connection
+    small_route *route
+    int64_t began_ns
+    # Its place in memory that outlives the worker: inode, offset, size and number (filesystem/in_hand.py).
+    int64_t *in_hand
+    char *data
+
+cdef struct Record:
+    uint64_t unique, inode
+    uint32_t pid, asked_bytes, size_bytes
+    int is_checked
+    int64_t began_ns, took_ns, first_byte_ns
+
+cdef pthread_mutex_t lock
+# All below is used with `lock` held, but for what only the loop's thread uses: `marks`, and the making of threads.
+cdef small_route *route = NULL
+cdef Thread *idle = NULL
+cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
+cdef Record records[_MOST_RECORDS]
+cdef int record_count = 0
+cdef Record gone_wrong[_MOST_THREADS * 4]
+cdef int wrong_count = 0
+# What Python is told, copied so that no thread waits for the interpreter.
+cdef Record told_records[_MOST_RECORDS]
+cdef int device = -1, wrong_fd = -1
+cdef int64_t *in_hand = NULL
+cdef int64_t *waiting = NULL
+cdef int64_t waiting_since_ns = 0, stalled = 0
+cdef uint8_t *marks = NULL
+cdef uint64_t marked = 0
+cdef object _slots, _waits
+
+pthread_mutex_init(&lock, NULL)
+small_make_crcs()
+
+
+def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots):
+    """Write replies to `device_fd`, and tell of returned reads through the eventfd `returned_fd`, from at most `threads`.
+
+    `slots` has four numbers for each thread, where it notes its read. Starts no thread yet.
+    """
+    global device, wrong_fd, most_threads, in_hand, _slots
+    most_threads = min(threads, _MOST_THREADS, len(slots) // 4)
+    device, wrong_fd = device_fd, returned_fd
+    in_hand, _slots = &slots[0], slots
+
+
+def count_waits(int64_t[::1] count):
+    """Keep the number of reads under way in `count[0]`: those of threads, and those of `begin_wait`."""
+    global waiting, _waits
+    pthread_mutex_lock(&lock)
+    waiting, _waits = &count[0], count
+    pthread_mutex_unlock(&lock)
+
+
+def cover(uint64_t inodes):
+    """Make room for marks of all inodes below `inodes`."""
+    global marks, marked
+    if inodes > marked:
+        grown = <uint8_t *> realloc(marks, inodes)
+        if grown == NULL:
+            raise MemoryError()
+        memset(grown + marked, 0, inodes - marked)
+        marks, marked = grown, inodes
+
+
+def claim(uint64_t inode, *, bint is_for_ever=False):
+    """Leave `inode` to Python."""
+    if inode < marked:
+        marks[inode] |= _NEVER if is_for_ever else _BY_ENGINE
+
+
+def release(uint64_t inode):
+    """Let threads read `inode` again."""
+    if inode < marked:
+        marks[inode] &= ~_BY_ENGINE
+
+
+def is_read(uint64_t inode):
+    """Return whether a thread reads `inode`, or has read it and Python has not heard of it yet."""
+    return inode < marked and marks[inode] & _BY_THREAD != 0
+
+
+def reads_in_flight():
+    """Return how many threads read now."""
+    return in_flight
+
+
+def arm(*, bytes address, bytes host, bint is_address, uint64_t tls, tuple texts, double for_s, double patience_s):
+    """Let threads read from now on and for `for_s`, over this way.
+
+    `address` is a `sockaddr`, `tls` the address of an SSL_CTX or 0, and `texts` are those of `small_route` in order. A
+    GET that takes longer than `patience_s` is returned.
+    """
+    global route, failures
+    cdef small_route *new
+    cdef small_route *old
+    cdef char *at
+    cdef bytes text = b"".join(texts)
+    if len(address) > <Py_ssize_t> sizeof(sockaddr_storage) or len(host) >= 256 or len(texts) != 6:
+        raise ValueError("an address that is none")
+    new = <small_route *> calloc(1, sizeof(small_route))
+    if new == NULL:
+        raise MemoryError()
+    new.texts = <char *> malloc(len(text) + 1)
+    if new.texts == NULL:
+        free(new)
+        raise MemoryError()
+    memcpy(new.texts, PyBytes_AS_STRING(text), len(text))
+    memcpy(&new.address, PyBytes_AS_STRING(address), len(address))
+    new.address_bytes = len(address)
+    memcpy(new.host, PyBytes_AS_STRING(host), len(host))
+    new.is_address, new.tls, new.uses = is_address, <SSL_CTX *> tls, 1
+    new.patience_ns, new.ends_ns = <int64_t> (patience_s * 1e9), small_now_ns() + <int64_t> (for_s * 1e9)
+    at = new.texts
+    for place, part in zip(range(6), texts):
+        (&new.before)[<int> place].at, (&new.before)[<int> place].bytes = at, len(part)
+        at += <Py_ssize_t> len(part)
+    if new.key.bytes and not small_begin_mac(new):
+        free_route(new)
+        raise MemoryError()
+    pthread_mutex_lock(&lock)
+    old, route, failures = route, new, 0
+    let_go(old)
+    pthread_mutex_unlock(&lock)
+
+
+def disarm():
+    """Leave every read to Python from now on."""
+    pthread_mutex_lock(&lock)
+    stop()
+    pthread_mutex_unlock(&lock)
+
+
+def is_armed():
+    """Return whether threads read."""
+    return route != NULL and small_now_ns() < route.ends_ns
+
+
+def served():
+    """Return what threads have read since the last call.
+
+    Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
+    byte, whether it had a checksum)``.
+    """
+    global record_count
+    cdef int at, count
+    cdef Record *one
+    cdef int64_t now_ns = small_now_ns()
+    if not record_count:
+        return ()
+    pthread_mutex_lock(&lock)
+    count, record_count = record_count, 0
+    memcpy(told_records, records, count * sizeof(Record))
+    pthread_mutex_unlock(&lock)
+    told = []
+    for at in range(count):
+        one = &told_records[at]
+        marks[one.inode] &= ~_BY_THREAD
+        told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
+                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0))
+    return told
+
+
+def returned():
+    """Return the reads that Python has to answer, each as ``(number, inode, size, process)``."""
+    global wrong_count
+    cdef int at, count
+    cdef Record *one
+    pthread_mutex_lock(&lock)
+    count, wrong_count = wrong_count, 0
+    memcpy(told_records, gone_wrong, count * sizeof(Record))
+    pthread_mutex_unlock(&lock)
+    told = []
+    for at in range(count):
+        one = &told_records[at]
+        marks[one.inode] &= ~_BY_THREAD
+        told.append((one.unique, one.inode, one.asked_bytes, one.pid))
+    return told
+
+
+def begin_wait():
+    """Count a read that Python has begun."""
+    pthread_mutex_lock(&lock)
+    count_wait(1)
+    pthread_mutex_unlock(&lock)
+
+
+def end_wait():
+    """Count the end of a read that Python had begun."""
+    pthread_mutex_lock(&lock)
+    count_wait(-1)
+    pthread_mutex_unlock(&lock)
+
+
+def stalled_ns():
+    """Return for how long a read was under way, of threads or of Python, since the last call."""
+    global stalled
+    pthread_mutex_lock(&lock)
+    count_wait(0)
+    told, stalled = stalled, 0
+    pthread_mutex_unlock(&lock)
+    return told
+
+
+cdef inline void count_wait(int step) noexcept nogil:
+    global stalled, waiting_since_ns
+    cdef int64_t now_ns = small_now_ns()
+    if waiting == NULL:
+        return
+    if waiting[0]:
+        stalled += now_ns - waiting_since_ns
+    waiting_since_ns = now_ns
+    waiting[0] += step
+
+
+cdef void free_route(small_route *old) noexcept nogil:
+    small_free_macs(old)
+    free(old.texts)
+    free(old)
+
+
+cdef void let_go(small_route *old) noexcept nogil:
+    if old != NULL:
+        old.uses -= 1
+        if not old.uses:
+            free_route(old)
+
+
+cdef void stop() noexcept nogil:
+    global route
+    cdef small_route *old = route
+    route = NULL
+    let_go(old)
+
+
+cdef bint has_news() noexcept:
+    """Return whether `served` has something. It may lag behind; not behind a request that the kernel sent since."""
+    return record_count > 0
+
+
+cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
+    """Return a job of a thread that can begin now, for `begin` or `drop`; NULL if Python has to read.
+
+    Called by the loop's thread, which holds the GIL.
+    """
+    global idle, route
+    cdef Thread *thread = NULL
+    if route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
+        return NULL
+    pthread_mutex_lock(&lock)
+    if route != NULL and small_now_ns() >= route.ends_ns:
+        stop()
+    if route != NULL and record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4:
+        thread = idle
+        if thread != NULL:
+            idle = thread.next_idle
+    pthread_mutex_unlock(&lock)
+    if thread == NULL and route != NULL:
+        thread = new_thread()
+    return NULL if thread == NULL else &thread.job
+
+
+cdef void drop(Job *job) noexcept:
+    global idle
+    cdef Thread *thread = <Thread *> job
+    pthread_mutex_lock(&lock)
+    thread.next_idle, idle = idle, thread
+    pthread_mutex_unlock(&lock)
+
+
+cdef void begin(Job *job) noexcept:
+    global in_flight
+    cdef Thread *thread = <Thread *> job
+    marks[job.inode] |= _BY_THREAD
+    thread.in_hand[1], thread.in_hand[2], thread.in_hand[3] = 0, job.asked_bytes, 0
+    thread.in_hand[0] = job.inode
+    thread.began_ns = small_now_ns()
+    pthread_mutex_lock(&lock)
+    thread.route = route
+    if route != NULL:
+        route.uses += 1
+    in_flight += 1
+    count_wait(1)
+    thread.has_job = True
+    pthread_cond_signal(&thread.wake)
+    pthread_mutex_unlock(&lock)
+
+
+cdef Thread *new_thread() noexcept:
+    """Start a thread, unless there are enough or the system has no room; it has no job yet, and is not idle."""
+    global thread_count
+    cdef pthread_attr_t attributes
+    cdef pthread_t name
+    cdef sigset_t every, before
+    cdef Thread *thread
+    cdef int failed
+    if thread_count >= most_threads:
+        return NULL
+    thread = <Thread *> calloc(1, sizeof(Thread))
+    if thread == NULL:
+        return NULL
+    thread.data = <char *> malloc(SMALL_HEAD_BYTES + _MOST_BYTES)
+    thread.connection.fd, thread.connection.hash = -1, EVP_MD_CTX_new()
+    thread.in_hand = in_hand + 4 * thread_count
+    pthread_cond_init(&thread.wake, NULL)
+    pthread_attr_init(&attributes)
+    pthread_attr_setstacksize(&attributes, _STACK_BYTES)
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED)
+    sigfillset(&every)
+    pthread_sigmask(SIG_SETMASK, &every, &before)
+    failed = thread.data == NULL or thread.connection.hash == NULL or pthread_create(&name, &attributes, serve, thread)
+    pthread_sigmask(SIG_SETMASK, &before, NULL)
+    if failed:
+        free(thread.data)
+        free(thread)
+        return NULL
+    thread_count += 1
+    return thread
+
+
+cdef void *serve(void *argument) noexcept nogil:
+    """Do the jobs of a thread, for ever: it ends with the process."""
+    global idle, in_flight, failures, record_count, wrong_count
+    cdef Thread *thread = <Thread *> argument
+    cdef Record record
+    cdef small_outcome outcome
+    cdef char *body = NULL
+    cdef uint64_t one = 1
+    cdef bint is_first
+    prctl(PR_SET_NAME, "fastfuse-get")
+    pthread_mutex_lock(&lock)
+    while True:
+        while not thread.has_job:
+            pthread_cond_wait(&thread.wake, &lock)
+        thread.has_job = False
+        pthread_mutex_unlock(&lock)
+        memset(&record, 0, sizeof(record))
+        record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
+        record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
+        record.began_ns = thread.began_ns
+        outcome = SMALL_UNUSUAL
+        if thread.route != NULL:
+            outcome = small_get(&thread.connection, thread.route, &thread.job.object, thread.data, &body,
+                                &record.first_byte_ns, &record.is_checked)
+        record.took_ns = small_now_ns() - thread.began_ns
+        pthread_mutex_lock(&lock)
+        if thread.route != NULL:
+            let_go(thread.route)
+        thread.route = NULL
+        if outcome == SMALL_OK:
+            failures = 0
+            # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
+            records[record_count] = record
+            record_count += 1
+            pthread_mutex_unlock(&lock)
+            if not answer(record.unique, body, record.size_bytes):
+                outcome = SMALL_UNUSUAL
+            pthread_mutex_lock(&lock)
+        else:
+            failures += 1
+            if outcome == SMALL_REFUSED or failures >= _MOST_FAILURES:
+                stop()
+        thread.in_hand[0] = 0
+        in_flight -= 1
+        if outcome == SMALL_OK:
+            count_wait(-1)
+        else:
+            # It waits until Python has answered; see `returned`.
+            is_first = wrong_count == 0
+            gone_wrong[wrong_count] = record
+            wrong_count += 1
+            if is_first:
+                write(wrong_fd, &one, sizeof(one))
+        thread.next_idle, idle = idle, thread
+
+
+cdef bint answer(uint64_t unique, const char *body, size_t size_bytes) noexcept nogil:
+    """Write the reply to a READ; return False if the kernel does not take it, and still waits for one."""
+    cdef fuse_out_header head
+    cdef iovec parts[2]
+    head.len, head.error, head.unique = sizeof(head) + size_bytes, 0, unique
+    parts[0].iov_base, parts[0].iov_len = &head, sizeof(head)
+    parts[1].iov_base, parts[1].iov_len = <void *> body, size_bytes
+    # ENOENT: the reader was killed. The others: the mount is gone.
+    return writev(device, parts, 2) >= 0 or errno in (ENOENT, ENODEV, ENOTCONN, ECONNABORTED)

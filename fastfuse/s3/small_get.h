@@ -1,0 +1,428 @@
+/* GETs of whole small objects over a blocking connection, for a thread without the GIL: see filesystem/small_reads.pyx.
+
+   A GET is sent and its reply compared with what is expected. Whatever is unusual ends the connection and is left to the
+   client in Python (s3/client.py), which asks again and decides: so nothing here judges, retries or tells. What is
+   accepted here is a part of what the client accepts (s3/http1.py, s3/checks.py, s3/integrity.py). */
+
+#ifndef FASTFUSE_SMALL_GET_H
+#define FASTFUSE_SMALL_GET_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+
+/* A longer head is left to the client. S3 sends 500 bytes. */
+#define SMALL_HEAD_BYTES 8192
+/* A body that drips is left to the client after so many times the silence that ends a GET. */
+#define SMALL_MOST_SILENCES 8
+#define SMALL_MOST_LINES 256
+#define SMALL_MOST_REASON 256
+/* A key of 1,024 bytes, each encoded as three, behind the path of the endpoint. */
+#define SMALL_PATH_BYTES 4096
+#define SMALL_ETAG_BYTES 256
+#define SMALL_REQUEST_BYTES (16 << 10)
+
+enum small_outcome { SMALL_OK, SMALL_UNUSUAL, SMALL_REFUSED };
+
+typedef struct { const char *at; size_t bytes; } small_text;
+
+/* The way of requests to the bucket, for a minute: nobody changes it while threads use it. */
+typedef struct {
+    int uses;
+    int64_t ends_ns;             /* CLOCK_MONOTONIC */
+    int64_t patience_ns;
+    struct sockaddr_storage address;
+    socklen_t address_bytes;
+    SSL_CTX *tls;                /* NULL: plain HTTP */
+    char host[256];              /* whose certificate is expected */
+    int is_address;
+    /* The request before and behind the path, and behind the signature; the text before and behind the path in the
+       canonical request, and before its hash in the string to sign. `key` is empty where nothing is signed. */
+    small_text before, behind, canonical_before, canonical_behind, before_hash, key;
+    EVP_MD_CTX *inner, *outer;   /* the two hashes of HMAC, begun with the key */
+    char *texts;
+} small_route;
+
+typedef struct {
+    int fd;                      /* -1: there is none */
+    SSL *tls;
+    /* Where it leads. */
+    struct sockaddr_storage address;
+    char host[256];
+    EVP_MD_CTX *hash;
+} small_connection;
+
+typedef struct {
+    char path[SMALL_PATH_BYTES];
+    size_t path_bytes;
+    char etag[SMALL_ETAG_BYTES];
+    size_t etag_bytes;
+    size_t size_bytes;
+} small_object;
+
+static int64_t small_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t) now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* CRCs: slicing by eight (Kounavis and Berry, 2005), of any reflected polynomial of up to 64 bits. */
+
+typedef struct { uint64_t polynomial, ones; uint64_t table[8][256]; } small_crc;
+static small_crc small_crcs[3] = {
+    {0x9a6c9329ac4bc9b5, ~0ull, {{0}}}, {0x82f63b78, 0xffffffff, {{0}}}, {0xedb88320, 0xffffffff, {{0}}},
+};
+
+static inline void small_make_crcs(void)
+{
+    for (small_crc *crc = small_crcs; crc < small_crcs + 3; crc++) {
+        for (int byte = 0; byte < 256; byte++) {
+            uint64_t value = byte;
+            for (int bit = 0; bit < 8; bit++)
+                value = value >> 1 ^ (value & 1 ? crc->polynomial : 0);
+            crc->table[0][byte] = value;
+        }
+        for (int byte = 0; byte < 256; byte++)
+            for (int slice = 1; slice < 8; slice++)
+                crc->table[slice][byte] =
+                    crc->table[slice - 1][byte] >> 8 ^ crc->table[0][crc->table[slice - 1][byte] & 255];
+    }
+}
+
+static uint64_t small_crc_of(const small_crc *crc, const uint8_t *data, size_t bytes)
+{
+    uint64_t value = crc->ones, word;
+    for (; bytes >= 8; data += 8, bytes -= 8) {
+        memcpy(&word, data, 8);
+        word = le64toh(word) ^ value;
+        value = 0;
+        for (int slice = 0; slice < 8; slice++)
+            value ^= crc->table[7 - slice][word >> 8 * slice & 255];
+    }
+    for (; bytes; data++, bytes--)
+        value = value >> 8 ^ crc->table[0][(value ^ *data) & 255];
+    return value ^ crc->ones;
+}
+
+/* The headers that the client decides by, each of which may come once (s3/http1.py), the checksums first. */
+static const char *const small_names[] = {
+    "x-amz-checksum-crc64nvme", "x-amz-checksum-crc32c", "x-amz-checksum-crc32", "x-amz-checksum-sha1",
+    "x-amz-checksum-sha256", "content-length", "etag", "content-range", "transfer-encoding", "x-amz-checksum-type",
+    "content-encoding", "last-modified", "location", "x-amz-bucket-region", "x-amz-mp-parts-count",
+    "x-amz-storage-class", "connection",
+};
+enum { SMALL_SHA1 = 3, SMALL_SHA256, SMALL_LENGTH, SMALL_ETAG, SMALL_RANGE, SMALL_ENCODING, SMALL_TYPE,
+       SMALL_CONNECTION = 16, SMALL_NAMES };
+
+/* Return whether `data` has the checksum in `headers`, if there is one: `is_checked` tells. */
+static int small_is_right(const small_text *headers, const uint8_t *data, size_t bytes, int *is_checked)
+{
+    uint8_t digest[EVP_MAX_MD_SIZE], text[4 * EVP_MAX_MD_SIZE / 3 + 4];
+    unsigned int digest_bytes = 0;
+    *is_checked = 0;
+    if (headers[SMALL_TYPE].at && headers[SMALL_TYPE].bytes == 9 && !memcmp(headers[SMALL_TYPE].at, "COMPOSITE", 9))
+        return 1;
+    for (int name = 0; name <= SMALL_SHA256; name++)
+        if (headers[name].at && memchr(headers[name].at, '-', headers[name].bytes))
+            return 1; /* that of the parts of its upload */
+    for (int name = 0; name <= SMALL_SHA256; name++) {
+        if (!headers[name].at)
+            continue;
+        if (name < SMALL_SHA1) {
+            uint64_t crc = small_crc_of(&small_crcs[name], data, bytes);
+            for (digest_bytes = name ? 4 : 8; crc || digest_bytes; crc >>= 8)
+                digest[--digest_bytes] = crc;
+            digest_bytes = name ? 4 : 8;
+        } else if (!EVP_Digest(data, bytes, digest, &digest_bytes, name == SMALL_SHA1 ? EVP_sha1() : EVP_sha256(), NULL))
+            return 0;
+        *is_checked = 1;
+        size_t length = EVP_EncodeBlock(text, digest, digest_bytes);
+        return length == headers[name].bytes && !memcmp(text, headers[name].at, length);
+    }
+    return 1;
+}
+
+/* Take the head of `bytes` apart, without the empty line at its end. Return whether it is a plain 200. If not, it may be
+   refused for a reason that other objects share. */
+static int small_parse(const char *head, size_t bytes, small_text *headers, int *is_refused)
+{
+    const char *line = head, *end = head + bytes;
+    int lines = 0;
+    memset(headers, 0, SMALL_NAMES * sizeof *headers);
+    *is_refused = bytes > 12 && !memcmp(head, "HTTP/1.", 7) && memchr("45", head[9], 2) && memcmp(head + 9, "404", 3) &&
+                  memcmp(head + 9, "412", 3);
+    while (line < end) {
+        const char *stop = line, *colon = NULL;
+        for (; stop < end && *stop != '\r'; stop++) {
+            unsigned char letter = *stop;
+            if ((letter < ' ' && letter != '\t') || letter == 127)
+                return 0;
+            if (letter == ':' && !colon)
+                colon = stop;
+        }
+        if (stop + 1 >= end ? stop != end : stop[1] != '\n')
+            return 0;
+        if (!lines++) {
+            if (stop - line < 12 || memcmp(line, "HTTP/1.1 200", 12) || stop - line > 13 + SMALL_MOST_REASON)
+                return 0;
+            if (stop - line > 12 && line[12] != ' ')
+                return 0;
+        } else {
+            if (!colon || colon == line || memchr(line, ' ', colon - line) || memchr(line, '\t', colon - line))
+                return 0;
+            for (int name = 0; name < SMALL_NAMES; name++) {
+                if (strlen(small_names[name]) != (size_t) (colon - line))
+                    continue;
+                if (strncasecmp(small_names[name], line, colon - line))
+                    continue;
+                if (headers[name].at)
+                    return 0;
+                const char *begin = colon + 1, *last = stop;
+                while (begin < last && (*begin == ' ' || *begin == '\t'))
+                    begin++;
+                while (last > begin && (last[-1] == ' ' || last[-1] == '\t'))
+                    last--;
+                headers[name].at = begin;
+                headers[name].bytes = last - begin;
+            }
+        }
+        if (lines > SMALL_MOST_LINES)
+            return 0;
+        line = stop + 2;
+    }
+    return lines > 0;
+}
+
+/* Connections */
+
+static void small_close(small_connection *connection)
+{
+    if (connection->tls) {
+        SSL_set_shutdown(connection->tls, SSL_SENT_SHUTDOWN | SSL_RECEIVED_SHUTDOWN);
+        SSL_free(connection->tls);
+        connection->tls = NULL;
+    }
+    if (connection->fd >= 0)
+        close(connection->fd);
+    connection->fd = -1;
+}
+
+static ssize_t small_receive(small_connection *connection, char *data, size_t bytes)
+{
+    size_t count = 0;
+    if (!connection->tls)
+        return recv(connection->fd, data, bytes, 0);
+    return SSL_read_ex(connection->tls, data, bytes, &count) ? (ssize_t) count : -1;
+}
+
+/* Return whether an idle connection is still open, and nothing came that nobody asked for. */
+static int small_is_fresh(small_connection *connection)
+{
+    struct pollfd poll_fd = {.fd = connection->fd, .events = POLLIN};
+    char byte;
+    if (connection->tls && SSL_has_pending(connection->tls))
+        return 0;
+    if (!poll(&poll_fd, 1, 0))
+        return 1;
+    if (!connection->tls)
+        return 0;
+    /* A session ticket, or a new key. */
+    int flags = fcntl(connection->fd, F_GETFL), result;
+    fcntl(connection->fd, F_SETFL, flags | O_NONBLOCK);
+    result = SSL_peek(connection->tls, &byte, 1);
+    result = result <= 0 && SSL_get_error(connection->tls, result) == SSL_ERROR_WANT_READ;
+    fcntl(connection->fd, F_SETFL, flags);
+    return result;
+}
+
+static int small_secure(small_connection *connection, const small_route *route)
+{
+    SSL *tls = connection->tls = SSL_new(route->tls);
+    if (!tls || !SSL_set_fd(tls, connection->fd))
+        return 0;
+    X509_VERIFY_PARAM *expected = SSL_get0_param(tls);
+    if (route->is_address) {
+        if (X509_VERIFY_PARAM_set1_ip_asc(expected, route->host) != 1)
+            return 0;
+    } else {
+        X509_VERIFY_PARAM_set_hostflags(
+            expected, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+        if (X509_VERIFY_PARAM_set1_host(expected, route->host, strlen(route->host)) != 1 ||
+            SSL_set_tlsext_host_name(tls, route->host) != 1)
+            return 0;
+    }
+    return SSL_connect(tls) == 1;
+}
+
+static int small_connect(small_connection *connection, const small_route *route)
+{
+    int one = 1;
+    struct timeval patience = {route->patience_ns / 1000000000, route->patience_ns % 1000000000 / 1000};
+    connection->address = route->address;
+    memcpy(connection->host, route->host, sizeof route->host);
+    connection->fd = socket(route->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connection->fd < 0)
+        return 0;
+    setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(connection->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(connection->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    if (connect(connection->fd, (const struct sockaddr *) &route->address, route->address_bytes))
+        return 0;
+    return !route->tls || small_secure(connection, route);
+}
+
+static inline void small_free_macs(small_route *route)
+{
+    EVP_MD_CTX_free(route->inner);
+    EVP_MD_CTX_free(route->outer);
+}
+
+/* Begin the two hashes of HMAC-SHA256 with the key of the route (RFC 2104); return 0 where there is no room. */
+static inline int small_begin_mac(small_route *route)
+{
+    uint8_t inner[64] = {0}, outer[64] = {0};
+    if (route->key.bytes > sizeof inner)
+        return 0;
+    memcpy(inner, route->key.at, route->key.bytes);
+    for (int at = 0; at < 64; at++) {
+        outer[at] = inner[at] ^ 0x5c;
+        inner[at] ^= 0x36;
+    }
+    route->inner = EVP_MD_CTX_new();
+    route->outer = EVP_MD_CTX_new();
+    return route->inner && route->outer && EVP_DigestInit_ex(route->inner, EVP_sha256(), NULL) &&
+           EVP_DigestUpdate(route->inner, inner, 64) && EVP_DigestInit_ex(route->outer, EVP_sha256(), NULL) &&
+           EVP_DigestUpdate(route->outer, outer, 64);
+}
+
+static void small_write_hex(const uint8_t *digest, char *hex)
+{
+    for (int at = 0; at < 32; at++) {
+        hex[2 * at] = "0123456789abcdef"[digest[at] >> 4];
+        hex[2 * at + 1] = "0123456789abcdef"[digest[at] & 15];
+    }
+    hex[64] = 0;
+}
+
+/* Return the bytes of the request that are in `request`, or 0. */
+static size_t small_write_request(
+    small_connection *connection, const small_route *route, const small_object *object, char *request)
+{
+    uint8_t digest[EVP_MAX_MD_SIZE];
+    char hex[65];
+    unsigned int bytes;
+    EVP_MD_CTX *hash = connection->hash;
+    hex[0] = 0;
+    if (route->key.bytes) {
+        if (!EVP_DigestInit_ex(hash, EVP_sha256(), NULL) ||
+            !EVP_DigestUpdate(hash, route->canonical_before.at, route->canonical_before.bytes) ||
+            !EVP_DigestUpdate(hash, object->path, object->path_bytes) ||
+            !EVP_DigestUpdate(hash, route->canonical_behind.at, route->canonical_behind.bytes) ||
+            !EVP_DigestFinal_ex(hash, digest, &bytes))
+            return 0;
+        small_write_hex(digest, hex);
+        if (!EVP_MD_CTX_copy_ex(hash, route->inner) ||
+            !EVP_DigestUpdate(hash, route->before_hash.at, route->before_hash.bytes) ||
+            !EVP_DigestUpdate(hash, hex, 64) || !EVP_DigestFinal_ex(hash, digest, &bytes) ||
+            !EVP_MD_CTX_copy_ex(hash, route->outer) || !EVP_DigestUpdate(hash, digest, 32) ||
+            !EVP_DigestFinal_ex(hash, digest, &bytes))
+            return 0;
+        small_write_hex(digest, hex);
+    }
+    int length = snprintf(
+        request, SMALL_REQUEST_BYTES, "%.*s%.*s%.*s%s%sif-match: %.*s\r\n\r\n", (int) route->before.bytes,
+        route->before.at, (int) object->path_bytes, object->path, (int) route->behind.bytes, route->behind.at, hex,
+        hex[0] ? "\r\n" : "", (int) object->etag_bytes, object->etag);
+    return length > 0 && length < SMALL_REQUEST_BYTES ? length : 0;
+}
+
+static int small_send(small_connection *connection, const char *data, size_t bytes)
+{
+    size_t count = 0;
+    if (!connection->tls)
+        return send(connection->fd, data, bytes, MSG_NOSIGNAL) == (ssize_t) bytes;
+    return SSL_write_ex(connection->tls, data, bytes, &count) && count == bytes;
+}
+
+/* Get `object` into `data`, which has room for it and for a head. Return whether all of it is as expected; its bytes are
+   then at `*body`. Afterwards the connection is ready for another one, or closed. */
+static inline enum small_outcome small_get(
+    small_connection *connection, const small_route *route, const small_object *object, char *data, char **body,
+    int64_t *first_byte_ns, int *is_checked)
+{
+    char request[SMALL_REQUEST_BYTES], *end = NULL, expected[24];
+    small_text headers[SMALL_NAMES];
+    size_t done = 0, head_bytes = 0, whole = SMALL_HEAD_BYTES + object->size_bytes;
+    int64_t began_ns = small_now_ns();
+    int is_refused = 0, is_kept = 0, one = 1;
+    enum small_outcome outcome = SMALL_UNUSUAL;
+    ERR_clear_error();
+    size_t request_bytes = small_write_request(connection, route, object, request);
+    if (!request_bytes)
+        return SMALL_UNUSUAL;
+    if (connection->fd >= 0 && (memcmp(&connection->address, &route->address, sizeof route->address) ||
+                                strcmp(connection->host, route->host) || !connection->tls != !route->tls ||
+                                !small_is_fresh(connection)))
+        small_close(connection);
+    if (connection->fd < 0 && !small_connect(connection, route))
+        goto end;
+    if (!small_send(connection, request, request_bytes))
+        goto end;
+    while (done < whole) {
+        ssize_t count = small_receive(connection, data + done, whole - done);
+        if (count <= 0 || small_now_ns() - began_ns > SMALL_MOST_SILENCES * route->patience_ns)
+            goto end;
+        done += count;
+        if (!end) {
+            size_t from = done - count > 3 ? done - count - 3 : 0;
+            if (!head_bytes++)
+                *first_byte_ns = small_now_ns() - began_ns;
+            end = memmem(data + from, (done < SMALL_HEAD_BYTES ? done : SMALL_HEAD_BYTES) - from, "\r\n\r\n", 4);
+            if (end) {
+                if (!small_parse(data, end - data, headers, &is_refused)) {
+                    outcome = is_refused ? SMALL_REFUSED : SMALL_UNUSUAL;
+                    goto end;
+                }
+                whole = end + 4 - data + object->size_bytes;
+                size_t digits = snprintf(expected, sizeof expected, "%zu", object->size_bytes);
+                if (headers[SMALL_LENGTH].bytes != digits || memcmp(headers[SMALL_LENGTH].at, expected, digits) ||
+                    headers[SMALL_RANGE].at || headers[SMALL_ENCODING].at ||
+                    headers[SMALL_ETAG].bytes != object->etag_bytes ||
+                    memcmp(headers[SMALL_ETAG].at, object->etag, object->etag_bytes) || done > whole)
+                    goto end;
+            } else if (done >= SMALL_HEAD_BYTES)
+                goto end;
+        }
+        if (done < whole) /* Ceph with Nagle's algorithm sends the rest when this is acknowledged. */
+            setsockopt(connection->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
+    }
+    *body = end + 4;
+    if (!small_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked))
+        goto end;
+    outcome = SMALL_OK;
+    is_kept = !headers[SMALL_CONNECTION].at ||
+              (headers[SMALL_CONNECTION].bytes == 10 && !strncasecmp(headers[SMALL_CONNECTION].at, "keep-alive", 10));
+end:
+    if (!is_kept)
+        small_close(connection);
+    return outcome;
+}
+
+#endif
