@@ -1,0 +1,68 @@
+/* GETs over one connection, as `small_get.h` makes them, for test_small_get.py: AddressSanitizer watches.
+
+   Reads from standard input six texts, each behind its length (4 bytes), and then the bytes of each request: the length of
+   the path, the path, that of the ETag, the ETag, the size. Writes for each an outcome (1 byte), whether there was a
+   checksum (1 byte), and the bytes of the object if all went right. */
+
+#define _GNU_SOURCE
+#include "../../fastfuse/s3/small_get.h"
+
+static void take(void *target, size_t bytes)
+{
+    if (bytes && fread(target, bytes, 1, stdin) != 1)
+        exit(0);
+}
+
+static uint32_t number(void)
+{
+    uint32_t value;
+    take(&value, sizeof value);
+    return value;
+}
+
+int main(int count, char **arguments)
+{
+    small_route route = {.uses = 1, .patience_ns = atoll(arguments[2]) * 1000000, .is_address = 1};
+    small_connection connection = {.fd = -1, .hash = EVP_MD_CTX_new()};
+    struct sockaddr_in *address = (struct sockaddr_in *) &route.address;
+    address->sin_family = AF_INET;
+    address->sin_port = htons(atoi(arguments[1]));
+    address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    route.address_bytes = sizeof *address;
+    strcpy(route.host, "127.0.0.1");
+    small_make_crcs();
+    if (count > 3) {
+        route.tls = SSL_CTX_new(TLS_client_method());
+        SSL_CTX_set_verify(route.tls, SSL_VERIFY_PEER, NULL);
+        if (!SSL_CTX_load_verify_file(route.tls, arguments[3]))
+            return 1;
+    }
+    for (int at = 0; at < 6; at++) {
+        small_text *text = &route.before + at;
+        text->bytes = number();
+        char *bytes = malloc(text->bytes);
+        take(bytes, text->bytes);
+        text->at = bytes;
+    }
+    if (route.key.bytes && !small_begin_mac(&route))
+        return 1;
+    for (;;) {
+        static small_object object;
+        int64_t first_byte_ns;
+        int is_checked = 0;
+        char *body = NULL;
+        object.path_bytes = number();
+        take(object.path, object.path_bytes);
+        object.etag_bytes = number();
+        take(object.etag, object.etag_bytes);
+        object.size_bytes = number();
+        char *data = malloc(SMALL_HEAD_BYTES + object.size_bytes);
+        int outcome = small_get(&connection, &route, &object, data, &body, &first_byte_ns, &is_checked);
+        putchar(outcome);
+        putchar(is_checked);
+        if (outcome == SMALL_OK)
+            fwrite(body, object.size_bytes, 1, stdout);
+        fflush(stdout);
+        free(data);
+    }
+}

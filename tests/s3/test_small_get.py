@@ -1,0 +1,199 @@
+"""GETs without the interpreter: each is right, or left to the client, whatever a server sends."""
+
+import shutil
+import struct
+import subprocess
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from fastfuse.s3.checksums import digest_of
+from fastfuse.s3.credentials import Credentials
+from fastfuse.s3.endpoints import Endpoint
+from fastfuse.s3.routes import Route
+from fastfuse.s3.signing import Signer
+from tests.s3 import hostile, hostile_rows
+from tests.s3.hostile import BUCKET, DATA, REF, Hostile, Peer, Reply, Request, create_certificates, good_reply, serving
+from tests.s3.hostile_rows import ROWS, Ending, Row
+
+_PATIENCE_MS = 150
+_OK = 0
+_CREDENTIALS = Credentials(access_key="AKIATESTTESTTESTTEST", secret_key="secret" * 6, token="token/+=")
+
+
+def whole_reply(request: Request) -> Reply:
+    """Return what S3 replies to a GET without Range."""
+    reply = good_reply(request)
+    return reply.with_status("200 OK").without("Content-Range") if request.verb == "get" else reply
+
+
+@pytest.fixture(autouse=True)
+def _replies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (hostile, hostile_rows):
+        monkeypatch.setattr(module, "good_reply", whole_reply)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("no compiler")
+    path = tmp_path_factory.mktemp("program") / "small-get"
+    source = Path(__file__).with_name("small_get.c")
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command = ["gcc", "-O1", "-g", "-Wall", "-Werror", *sanitizers, "-o", str(path), str(source), "-lssl", "-lcrypto"]
+    subprocess.run(command, check=True)
+    return path
+
+
+def route_to(port: int, scheme: str) -> Route:
+    endpoint = Endpoint(
+        scheme=scheme, host="127.0.0.1", port=port, host_header=f"127.0.0.1:{port}", base_path=f"/{BUCKET}",
+        region="us-east-1", signing_name="s3", proxy=None,
+    )  # fmt: skip
+    signer = Signer(endpoint, {"x-amz-checksum-mode": "ENABLED"})
+    return Route(endpoint=endpoint, origin="", lines="", objects=signer, lists=signer, idle=[])
+
+
+class Getter:
+    """The program."""
+
+    def __init__(self, process: trio.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._rest = b""
+
+    async def tell(self, *texts: bytes) -> None:
+        for text in texts:
+            await self._stdin.send_all(struct.pack("=I", len(text)) + text)
+
+    async def get(self, path: str = REF.key) -> tuple[bool, bool, bytes]:
+        """Return whether it went right, whether there was a checksum, and what came."""
+        await self.tell(path.encode(), REF.etag.encode())
+        await self._stdin.send_all(struct.pack("=I", len(DATA)))
+        outcome, is_checked = await self._receive(2)
+        return outcome == _OK, bool(is_checked), await self._receive(len(DATA)) if outcome == _OK else b""
+
+    async def _receive(self, size_bytes: int) -> bytes:
+        while len(self._rest) < size_bytes:
+            received = await self._stdout.receive_some()
+            assert received, "the program has ended: see its report"
+            self._rest += received
+        taken, self._rest = self._rest[:size_bytes], self._rest[size_bytes:]
+        return taken
+
+
+@asynccontextmanager
+async def getting(
+    program: Path, hostile: Hostile, credentials: Credentials | None = _CREDENTIALS
+) -> AsyncIterator[Getter]:
+    certificates = hostile.certificates
+    more = [] if certificates is None else [str(certificates.authority)]
+    command = [str(program), str(hostile.port), str(_PATIENCE_MS), *more]
+    async with trio.open_nursery() as nursery:
+        run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)
+        process = await nursery.start(run)
+        getter = Getter(process)
+        route = route_to(hostile.port, "http" if certificates is None else "https")
+        await getter.tell(*route.texts(credentials, ""))
+        yield getter
+        nursery.cancel_scope.cancel()
+
+
+def is_asked(row: Row, transport: str) -> bool:
+    """Return whether the row is for a GET without Range, to a server that is trusted."""
+    is_of_range = "Content-Range" in row.name or "range" in row.name.lower()
+    return transport in row.transports and bool(row.get) and row.context == "good" and not is_of_range
+
+
+@pytest.mark.parametrize("transport", ["plain", "tls"])
+async def test_what_a_hostile_server_sends_is_right_or_left_to_the_client(
+    program: Path, transport: str, tmp_path: Path
+) -> None:
+    certificates = create_certificates(tmp_path) if transport == "tls" else None
+    # The scripts are mostly the same bytes within TLS.
+    rows = [row for row in ROWS if is_asked(row, transport) and (transport == "plain" or row.name.startswith("TLS"))]
+    taken = set()
+    async with serving(certificates) as server, getting(program, server) as getter:
+        wrong = []
+        for row in rows:
+            server.misbehave(row.answer, accept=row.accept, context=row.context)
+            is_right, _, data = await getter.get()
+            if is_right:
+                if Ending.RIGHT not in row.get or data != DATA:
+                    wrong.append(row.name)
+                taken.add(row.name)
+            server.misbehave(_whole, accept=None, context="good")
+            assert await getter.get() == (True, False, DATA), row.name
+            server.hang_up()
+    assert wrong == []
+    assert taken
+
+
+async def _whole(peer: Peer, request: Request) -> None:
+    await peer.send(whole_reply(request).encode())
+
+
+def answering(change: Callable[[Reply], Reply]) -> Callable[[Peer, Request], object]:
+    async def answer(peer: Peer, request: Request) -> None:
+        await peer.send(change(whole_reply(request)).encode())
+
+    return answer
+
+
+@pytest.mark.parametrize("algorithm", ["crc64nvme", "crc32c", "crc32", "sha1", "sha256"])
+async def test_bytes_are_compared_with_the_checksum_of_the_service(program: Path, algorithm: str) -> None:
+    header = f"x-amz-checksum-{algorithm}"
+    right = b64encode(digest_of(algorithm, DATA)).decode()
+    wrong = b64encode(digest_of(algorithm, DATA[:-1] + b"!")).decode()
+    async with serving() as server, getting(program, server) as getter:
+        for change, expected in (
+            (lambda reply: reply.with_header(header, right), (True, True, DATA)),
+            (lambda reply: reply.with_header(header, wrong), (False, True, b"")),
+            (lambda reply: reply.with_header(header, right[:-2]), (False, True, b"")),
+            (lambda reply: reply.with_header(header, f"{right}-3"), (True, False, DATA)),
+            (
+                lambda reply: reply.with_header(header, wrong).also(b"x-amz-checksum-type: COMPOSITE"),
+                (True, False, DATA),
+            ),
+            (lambda reply: reply.with_header(header, right).also(f"{header}: {right}".encode()), (False, False, b"")),
+        ):
+            server.misbehave(answering(change), accept=None, context="good")  # type: ignore[arg-type]
+            assert await getter.get() == expected
+
+
+@pytest.mark.parametrize("credentials", [_CREDENTIALS, None])
+async def test_a_request_is_the_one_that_the_client_sends(program: Path, credentials: Credentials | None) -> None:
+    seen: list[Request] = []
+
+    async def note(peer: Peer, request: Request) -> None:
+        seen.append(request)
+        await _whole(peer, request)
+
+    async with serving() as server, getting(program, server, credentials) as getter:
+        server.misbehave(note, accept=None, context="good")
+        for path in ("key", "a%20b/%C3%A4", "x" * 3000):
+            assert (await getter.get(path))[0]
+        assert server.hostile_replies == len(server.peers) + 2  # over one connection
+    for request, path in zip(seen, ("key", "a%20b/%C3%A4", "x" * 3000), strict=True):
+        assert (request.method, request.target) == ("GET", f"/{BUCKET}/{path}")
+        assert request.headers["if-match"] == REF.etag
+        assert "range" not in request.headers
+        assert request.headers["x-amz-checksum-mode"] == "ENABLED"
+        assert request.headers.get("authorization") == signature_of(request, credentials)
+
+
+def signature_of(request: Request, credentials: Credentials | None) -> str | None:
+    """Return how the client signs the same request at the same second."""
+    if credentials is None:
+        return None
+    at = datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    port = int(request.headers["host"].partition(":")[2])
+    lines = route_to(port, "http").objects.lines(request.target, credentials, at.timestamp())
+    return lines.partition("authorization: ")[2].rstrip()

@@ -1,0 +1,97 @@
+"""Small files that threads read without the interpreter: every byte, every count, and what happens beside them."""
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import MemoryObjects
+from tests.filesystem.waiting import wait_until
+from tests.semantics.places import Place, block_bytes, gets, place
+from tests.semantics.test_metrics import Scrape, settle
+
+pytestmark = pytest.mark.fuse
+
+# The largest is one that threads still read, or one that they do not.
+SIZES = (1, 4096, 39_000, 100_001, 256 << 10, (256 << 10) + 1)
+NAMES = [f"a b/ä{index % 7}/{index}" for index in range(240)]
+READERS = 8
+KILLS = 8
+
+
+def data_of(index: int) -> bytes:
+    return block_bytes(index, SIZES[index % len(SIZES)])
+
+
+def read(path: Path) -> bytes:
+    """Read a file whole, and have the kernel forget its pages."""
+    with path.open("rb") as file:
+        data = file.read()
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return data
+
+
+def has_threads(here: Place) -> bool:
+    tasks = Path(f"/proc/{here.mount.worker()}/task")
+    return any(task.read_text() == "fastfuse-get\n" for task in tasks.glob("*/comm"))
+
+
+def read_until_threads_do(here: Place) -> int:
+    """Read a file until a thread has, and return how often it was read."""
+    count = 0
+
+    def is_met() -> bool:
+        nonlocal count
+        count += 1
+        assert read(here.path / NAMES[0]) == data_of(0)
+        return has_threads(here)
+
+    wait_until(is_met)
+    return count
+
+
+def read_all(here: Place, *, meanwhile: Callable[[], None] = lambda: None) -> None:
+    order = random.Random(0).sample(range(len(NAMES)), len(NAMES))
+    with ThreadPoolExecutor(READERS) as readers:
+        pending = [(index, readers.submit(read, here.path / NAMES[index])) for index in order]
+        meanwhile()
+        wrong = [NAMES[index] for index, future in pending if future.result() != data_of(index)]
+    assert wrong == []
+
+
+def objects() -> MemoryObjects:
+    return MemoryObjects({name: data_of(index) for index, name in enumerate(NAMES)})
+
+
+def test_what_threads_read_is_right_and_counted_once() -> None:
+    """D1"""
+    with place(objects(), "--metrics-listen", "0") as here:
+        tried = read_until_threads_do(here)
+        read_all(here)
+        settle(here)
+        scrape = Scrape(here.mount.metrics_port())
+        read_bytes = tried * len(data_of(0)) + sum(len(data_of(index)) for index in range(len(NAMES)))
+        assert scrape["read_served_bytes_total",] == read_bytes
+        assert scrape["fetch_requests_total", "ok"] == len(gets(here.server))
+        assert scrape["waiting_reads",] == 0
+        # Those that threads read and those that they leave alone.
+        assert {record.key for record in gets(here.server)} == set(NAMES)
+
+
+def test_readers_of_small_files_do_not_notice_that_workers_die() -> None:
+    """L3"""
+    with place(objects()) as here:
+        read_until_threads_do(here)
+
+        def kill() -> None:
+            os.kill(here.mount.worker(), signal.SIGKILL)
+
+        for _ in range(KILLS):
+            worker = here.mount.worker()
+            read_all(here, meanwhile=kill)
+            wait_until(lambda: here.mount.children() != [] and here.mount.worker() != worker)  # noqa: B023
+        read_until_threads_do(here)
