@@ -31,7 +31,7 @@ __all__ = ["SmallFiles"]
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-# Threads that have stopped by themselves rest for so long. If the service throttles, the client finds its rate meanwhile.
+# Threads that stopped by themselves rest for so long. If the service throttles, the client finds its rate meanwhile.
 _REST_S = 5.0
 # A signature is good for 15 minutes, and a worker that does not look for so long hangs.
 _ARMED_FOR_S = 60.0
