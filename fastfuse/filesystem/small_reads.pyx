@@ -13,16 +13,16 @@ Invariant: a request is taken by a thread or by Python, and answered once. An in
 until Python has heard of it, so that both do not fetch it. The loop's thread alone marks inodes.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.errno cimport EINTR, EAGAIN, ECONNABORTED, ENODEV, ENOENT, ENOTCONN, errno
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.errno cimport ECONNABORTED, ENODEV, ENOENT, ENOTCONN, errno
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from fastfuse.filesystem.small_reads cimport Job, small_object
 
 __all__ = [
-    "MOST_THREADS", "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_wait", "is_armed", "is_read",
-    "reads_in_flight", "release", "returned", "served", "stalled_ns", "start",
+    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_wait", "in_flight_now", "is_armed", "is_read",
+    "release", "returned", "served", "stalled_ns", "start",
 ]
 
 cdef extern from "<pthread.h>" nogil:
@@ -119,7 +119,6 @@ cdef enum:
     _BY_THREAD = 2
     _NEVER = 4
 
-MOST_THREADS = _MOST_THREADS
 
 
 cdef struct Thread:
@@ -154,7 +153,7 @@ cdef Record told_records[_MOST_RECORDS]
 cdef int device = -1, wrong_fd = -1
 cdef int64_t *in_hand = NULL
 cdef int64_t *waiting = NULL
-cdef int64_t waiting_since_ns = 0, stalled = 0
+cdef int64_t waiting_since_ns = 0, stalled = 0, in_flight_bytes = 0
 cdef uint8_t *marks = NULL
 cdef uint64_t marked = 0
 cdef object _slots, _waits
@@ -210,9 +209,9 @@ def is_read(uint64_t inode):
     return inode < marked and marks[inode] & _BY_THREAD != 0
 
 
-def reads_in_flight():
-    """Return how many threads read now."""
-    return in_flight
+def in_flight_now():
+    """Return how many files threads read now, and their bytes."""
+    return in_flight, in_flight_bytes
 
 
 def arm(*, bytes address, bytes host, bint is_address, uint64_t tls, tuple texts, double for_s, double patience_s):
@@ -399,7 +398,7 @@ cdef void drop(Job *job) noexcept:
 
 
 cdef void begin(Job *job) noexcept:
-    global in_flight
+    global in_flight, in_flight_bytes
     cdef Thread *thread = <Thread *> job
     marks[job.inode] |= _BY_THREAD
     thread.in_hand[1], thread.in_hand[2], thread.in_hand[3] = 0, job.asked_bytes, 0
@@ -410,6 +409,7 @@ cdef void begin(Job *job) noexcept:
     if route != NULL:
         route.uses += 1
     in_flight += 1
+    in_flight_bytes += job.object.size_bytes
     count_wait(1)
     thread.has_job = True
     pthread_cond_signal(&thread.wake)
@@ -450,7 +450,7 @@ cdef Thread *new_thread() noexcept:
 
 cdef void *serve(void *argument) noexcept nogil:
     """Do the jobs of a thread, for ever: it ends with the process."""
-    global idle, in_flight, failures, record_count, wrong_count
+    global idle, in_flight, in_flight_bytes, failures, record_count, wrong_count
     cdef Thread *thread = <Thread *> argument
     cdef Record record
     cdef small_outcome outcome
@@ -492,6 +492,7 @@ cdef void *serve(void *argument) noexcept nogil:
                 stop()
         thread.in_hand[0] = 0
         in_flight -= 1
+        in_flight_bytes -= record.size_bytes
         if outcome == SMALL_OK:
             count_wait(-1)
         else:

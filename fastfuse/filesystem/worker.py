@@ -277,10 +277,12 @@ class _Report:
 
     def write(self) -> None:
         counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
+        small_files, small_bytes = small_reads.in_flight_now()
+        memory["in flight"] += small_bytes
         self._set("fastfuse_pool_bytes", sum(memory.values()))
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
             self._set("fastfuse_memory_bytes", size_bytes, use)
-        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_reads.reads_in_flight())
+        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_files)
         self._set("fastfuse_table_bytes", self._operations.table.metadata.total_bytes)
         served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
         grown = {
