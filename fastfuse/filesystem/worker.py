@@ -24,6 +24,9 @@ from typing import Any
 import trio
 
 from fastfuse import log
+from fastfuse.cache.directory import OpenCache, open_or_none
+from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.failing import FailingReads
@@ -43,6 +46,7 @@ from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import ASKERS, MEMORY_USES, OUTCOMES, READS, SOURCES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
@@ -94,6 +98,9 @@ class WorkerTask:
     # Its files are read.
     session: S3Session
     readahead: ReadaheadConfig
+    # The local tier, and what may wait to be written to it.
+    cache: CacheSettings | None
+    queue_bytes: int
     snapshot_fd: int
     # The connection to the kernel.
     session_fd: int
@@ -152,19 +159,24 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
+    cache = open_or_none(task.cache)  # first: nobody may not open it
     become_nobody()
     ask_for_keys(task.session, task.keys)
-    trio.run(_serve, task)
+    trio.run(_serve, task, cache)
 
 
-async def _serve(task: WorkerTask) -> None:
+async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     operations, counters, readahead = task.operations, task.counters, task.readahead
     limit_bytes = readahead.memory_limit_bytes
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
     retries = Retries(counters)
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
+    reader: RangeReader = client
+    if cache is not None:
+        url = task.session.endpoint_url or ""
+        reader = CachedReader(client, cache, buffers, counters, endpoint_url=url, queue_bytes=task.queue_bytes)
     async with trio.open_nursery() as nursery:
-        gets = RecordedReader(MadeReader(client, lambda: operations.table))
+        gets = RecordedReader(MadeReader(reader, lambda: operations.table))
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         if task.hints is not None:
@@ -180,6 +192,7 @@ async def _serve(task: WorkerTask) -> None:
         with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), task.session_fd):
             await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
+    await gets.aclose()
 
 
 def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> list[str]:

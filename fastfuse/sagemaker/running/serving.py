@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.children import error_message
@@ -58,6 +59,8 @@ class RunSettings:
     # By name of channel (`budget`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
+    # The local tier of mounted channels, or None.
+    cache: CacheSettings | None = None
     shard_by_bytes: bool = False
     # The settings of mounted channels.
     io: PageCacheUse = PageCacheUse.AUTO
@@ -286,6 +289,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         mountpoint=place,
         connection=task.settings.connection,
         origin=task.origin,
+        cache=task.settings.cache,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
         expects_whole_files=True,

@@ -1,0 +1,241 @@
+"""The `RangeReader` that looks into the tier first, and keeps there what it has to fetch from another one.
+
+It fetches only what is missing, and nothing that another task or process of the node fetches already: it waits for
+that, but not for ever. Nothing that goes wrong with the tier fails a read.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+import trio
+
+from fastfuse.cache.catalog import Extent, Index
+from fastfuse.cache.claims import Claims
+from fastfuse.cache.directory import OpenCache
+from fastfuse.cache.pieces import gaps, pieces
+from fastfuse.cache.policy import Returns
+from fastfuse.cache.segments import DamagedError, Segments
+from fastfuse.cache.writer import Range, Writer
+from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.repeats import RepeatedFailures
+from fastfuse.s3.base import RangeReader
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.checks import check_range_arguments
+
+__all__ = ["CachedReader", "identity"]
+
+_log = logging.getLogger(__name__)
+
+# A read of less from the page cache takes less than the way to a thread and back.
+_INLINE_BYTES = 256 << 10
+# Reads of the disk at once: enough for the queues of several NVMe devices.
+_THREADS = 32
+# How often to look whether a claim of somebody else is over: at first, and at last.
+_LOOK_S, _MAX_LOOK_S = 0.001, 0.02
+# The longest wait for somebody else's claim, and for the disk, before S3 is asked.
+_PATIENCE_S = 10.0
+# After that, or after an error of the index, the tier is left alone for so long.
+_OFF_S = 30.0
+# Each takes a few hundred bytes.
+_MAX_DAMAGED = 10_000
+# How long the queue may take to be written after the last read.
+_CLOSES_WITHIN_S = 10.0
+
+
+# The extent that cannot be read, and why; None if all could be.
+_Failed = tuple[Extent, Exception] | None
+
+
+def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
+    """Return 63 bits that name this version of an object, and 64 others that its digests begin with."""
+    text = "\0".join((endpoint_url, ref.bucket, ref.key, ref.etag, str(ref.size_bytes)))
+    digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:])
+
+
+class CachedReader:
+    """Reads ranges from the tier `cache`, and from `reader` what it does not have."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        cache: OpenCache,
+        buffers: PartBuffers,
+        counters: Counters,
+        *,
+        endpoint_url: str,
+        queue_bytes: int,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        """Start the thread that writes; `queue_bytes` bounds what waits for it. Construct it in a trio run."""
+        self._reader = reader
+        self._cache = cache
+        self._buffers = buffers
+        self._counters = counters
+        self._endpoint_url = endpoint_url
+        self._where = f"the cache {cache.settings.directory}"
+        self._patience_s = patience_s
+        self._index = Index(cache.reading)
+        self._segments = Segments(cache.directory_fd)
+        self._claims = Claims(cache.claims_fd)
+        self._returns = Returns()
+        self._repeats = RepeatedFailures(_log)
+        self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
+        self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
+        counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
+        self._threads = trio.CapacityLimiter(_THREADS)
+        # Extents that could not be read, until the index forgets them.
+        self._damaged: set[Extent] = set()
+        self._off_until_s = 0.0
+        token = trio.lowlevel.current_trio_token()
+        self._writer = Writer(
+            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes,
+            tell=lambda kind, line: token.run_sync_soon(self._tell, kind, line),
+        )  # fmt: skip
+        self._writer.start()
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """Read a range as `RangeReader.get` does."""
+        if not ref.etag or self._writer.is_gone or trio.current_time() < self._off_until_s:
+            return await self._reader.get(ref, start, end)
+        check_range_arguments(ref, start, end)
+        object_id, seed = identity(self._endpoint_url, ref)
+        now_bytes = self._writer.asked(end - start)
+        return_bytes = self._returns.ask((seed + start * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF, now_bytes)
+        extents = self._find(object_id, start, end)
+        if not gaps(((one.start, one.end) for one in extents), start, end):
+            await trio.lowlevel.checkpoint()
+            data = await self._read(object_id, seed, extents, start, end, {})
+            if data is not None:
+                return data
+        return await self._fetch(ref, object_id, seed, start, end, return_bytes)
+
+    async def aclose(self) -> None:
+        """Write what is queued, and close the tier and the other reader."""
+        await trio.to_thread.run_sync(self._writer.close, _CLOSES_WITHIN_S)
+        await self._reader.aclose()
+
+    async def _fetch(
+        self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int, return_bytes: int | None
+    ) -> Buffer:
+        """Return a range of which some is missing: fetch that, or wait for whoever fetches it."""
+        keeps = self._writer.takes(return_bytes)
+        fetched: dict[int, memoryview] = {}
+        look_s, waits_until_s = _LOOK_S, trio.current_time() + self._patience_s
+        while True:
+            extents = self._find(object_id, start, end)
+            there = [(one.start, one.end) for one in extents]
+            missing = gaps([*there, *((at, at + len(data)) for at, data in fetched.items())], start, end)
+            if not missing:
+                whole = fetched.get(start)
+                if whole is not None and len(whole) == end - start:
+                    return whole
+                joined = await self._read(object_id, seed, extents, start, end, fetched)
+                if joined is not None:
+                    return joined
+                continue
+            first, behind = missing[0]
+            keeps = keeps and trio.current_time() >= self._off_until_s
+            if keeps and not self._claim(object_id, first, behind):
+                if trio.current_time() < waits_until_s:
+                    await trio.sleep(look_s)
+                    look_s = min(2 * look_s, _MAX_LOOK_S)
+                    continue
+                keeps = False  # whoever fetches it is slow, and will keep it
+            fetched[first] = await self._get(ref, object_id, seed, first, behind, return_bytes, keeps=keeps)
+
+    async def _get(
+        self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int, return_bytes: int | None, *, keeps: bool
+    ) -> memoryview:
+        """Fetch ``[start, end)``; if it is claimed (`keeps`), have it kept, or give up the claim."""
+        is_handed_over = False
+        try:
+            data = memoryview(await self._reader.get(ref, start, end))
+            if keeps:
+                is_handed_over = self._writer.offer(Range(object_id, seed, start, data, return_bytes))
+            else:
+                self._counters.add(self._events["declined"], end - start)
+            return data
+        finally:
+            if keeps and not is_handed_over:
+                self._claims.release(object_id, start, end)
+
+    def _claim(self, object_id: int, start: int, end: int) -> bool:
+        try:
+            return self._claims.take(object_id, start, end)
+        except OSError as error:
+            self._leave_alone("disk", f"ranges cannot be claimed: {error}")
+            return False
+
+    def _find(self, object_id: int, start: int, end: int) -> list[Extent]:
+        try:
+            found = self._index.find(object_id, start, end)
+        except sqlite3.Error as error:
+            self._leave_alone("index", f"its index cannot be read: {error}")
+            return []
+        return [one for one in found if one not in self._damaged] if self._damaged else found
+
+    async def _read(
+        self, object_id: int, seed: int, extents: list[Extent], start: int, end: int, fetched: dict[int, memoryview]
+    ) -> memoryview | None:
+        """Return a range of which all is kept or was `fetched`; None if what is kept cannot be read after all."""
+        into = self._buffers.take(end - start)
+        wanted = pieces(extents, start, end)
+
+        def read() -> _Failed:
+            for extent, piece_start, piece_end in wanted:
+                try:
+                    piece = into[piece_start - start : piece_end - start]
+                    self._segments.read(extent, seed + extent.start, piece_start, piece_end, piece)
+                except (DamagedError, OSError) as error:
+                    return extent, error
+            return None
+
+        failed = await self._in_time(read, wanted, end - start)
+        if failed is not None:
+            self._lose(object_id, *failed)
+            return None
+        for extent, piece_start, piece_end in wanted:
+            self._writer.hit(extent.segment, piece_end - piece_start)
+            self._counters.add(self._events["served"], piece_end - piece_start)
+        for at, data in fetched.items():
+            into[at - start : at - start + len(data)] = data
+        return into.toreadonly()
+
+    async def _in_time(
+        self, read: Callable[[], _Failed], wanted: Sequence[tuple[Extent, int, int]], size_bytes: int
+    ) -> _Failed:
+        """Run `read` here if it waits for no disk, and else in a thread, for as long as a disk may take."""
+        if size_bytes <= _INLINE_BYTES:
+            try:
+                is_cached = self._segments.is_cached([extent for extent, _, _ in wanted])
+            except OSError as error:
+                return wanted[0][0], error
+            if is_cached:
+                return read()
+        with trio.move_on_after(self._patience_s):
+            return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._threads)
+        self._leave_alone("disk", f"it does not answer within {self._patience_s:g} s")
+        return wanted[0][0], TimeoutError()
+
+    def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
+        """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""
+        if isinstance(error, TimeoutError) or extent not in self._find(object_id, extent.start, extent.end):
+            return
+        if len(self._damaged) >= _MAX_DAMAGED:
+            self._damaged.clear()
+        self._damaged.add(extent)
+        self._writer.lose(object_id, extent)
+        self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
+
+    def _leave_alone(self, kind: str, why: str) -> None:
+        self._off_until_s = trio.current_time() + _OFF_S
+        self._tell(kind, f"{self._where} is not used for {_OFF_S:g} s: {why}")
+
+    def _tell(self, kind: str, line: str) -> None:
+        """Count a failure, and log one of each kind every 30 s."""
+        self._counters.add(self._failures[kind])
+        self._repeats.tell(kind, str(self._cache.settings.directory), line)
