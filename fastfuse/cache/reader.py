@@ -6,7 +6,7 @@ that, but not for ever. Nothing that goes wrong with the tier fails a read.
 
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import blake2b
 
 import trio
@@ -29,8 +29,6 @@ __all__ = ["CachedReader", "identity"]
 
 _log = logging.getLogger(__name__)
 
-# A read of less from the page cache takes less than the way to a thread and back.
-_INLINE_BYTES = 256 << 10
 # Reads of the disk at once: enough for the queues of several NVMe devices.
 _THREADS = 32
 # How often to look whether a claim of somebody else is over: at first, and at last.
@@ -107,7 +105,6 @@ class CachedReader:
         return_bytes = self._returns.ask((seed + start * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF, now_bytes)
         extents = self._find(object_id, start, end)
         if not gaps(((one.start, one.end) for one in extents), start, end):
-            await trio.lowlevel.checkpoint()
             data = await self._read(object_id, seed, extents, start, end, {})
             if data is not None:
                 return data
@@ -194,7 +191,7 @@ class CachedReader:
                     return extent, error
             return None
 
-        failed = await self._in_time(read, wanted, end - start)
+        failed = await self._in_time(read, wanted[0][0])
         if failed is not None:
             self._lose(object_id, *failed)
             return None
@@ -205,21 +202,12 @@ class CachedReader:
             into[at - start : at - start + len(data)] = data
         return into.toreadonly()
 
-    async def _in_time(
-        self, read: Callable[[], _Failed], wanted: Sequence[tuple[Extent, int, int]], size_bytes: int
-    ) -> _Failed:
-        """Run `read` here if it waits for no disk, and else in a thread, for as long as a disk may take."""
-        if size_bytes <= _INLINE_BYTES:
-            try:
-                is_cached = self._segments.is_cached([extent for extent, _, _ in wanted])
-            except OSError as error:
-                return wanted[0][0], error
-            if is_cached:
-                return read()
+    async def _in_time(self, read: Callable[[], _Failed], first: Extent) -> _Failed:
+        """Run `read` in a thread, for as long as a disk may take; else say that `first` cannot be read."""
         with trio.move_on_after(self._patience_s):
             return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._threads)
         self._leave_alone("disk", f"it does not answer within {self._patience_s:g} s")
-        return wanted[0][0], TimeoutError()
+        return first, TimeoutError()
 
     def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
         """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""

@@ -1,11 +1,12 @@
 """The files of a tier: segments, each filled from its start by one process at a time, and read by all.
 
-Reads go past the page cache (``O_DIRECT``) into the part's memory, unless the page cache has the bytes, as it does
-right after they were written: the kernel keeps what readers of the mount get, and twice would be half as much of it.
-The lock (``flock``) on a segment says that a process fills it; it ends with that process.
+Reads and writes go past the page cache (``O_DIRECT``), between the disk and the memory of a part: the kernel keeps what
+readers of the mount get already, and pages for a second copy cost more than the disk does (docs/MEASUREMENTS.md,
+"Local tier"). What is not aligned takes the way over aligned memory. The lock (``flock``) on a segment says that a
+process fills it; it ends with that process.
 """
 
-import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -18,25 +19,21 @@ import numpy as np
 import xxhash
 
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent
-from fastfuse.objects import Buffer
 
-__all__ = ["DamagedError", "Filling", "Segments", "digests_of", "give_to_owner", "place_of", "segment_bytes"]
+__all__ = ["DamagedError", "Filling", "Segments", "aligned", "digests_of", "give_to_owner", "place_of", "segment_bytes"]
 
 _MIB = 1 << 20
 # One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
 _SEGMENTS_AT_LEAST, _MAX_SEGMENT_BYTES = 128, 64 * _MIB
-# Two descriptors each.
-_MAX_OPEN = 64
+# Descriptors that stay open: of a tier of 16 GiB all of them.
+_MAX_OPEN = 256
 # What every device takes for direct I/O.
 _ALIGNMENT = 4096
-# Longer reads go straight into the memory of their part, so they begin at a multiple of `_ALIGNMENT`.
+# Ranges from this size on go straight from and to the memory of their part, so they begin at such a multiple.
 _DIRECT_BYTES = 64 << 10
 _SCRATCH_BYTES = BLOCK_BYTES + 2 * _ALIGNMENT
+_STAGE_BYTES = _MIB
 _SUFFIX = ".segment"
-
-# Linux 6.5; the same number on every architecture.
-_SYS_CACHESTAT = 451
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DamagedError(Exception):
@@ -59,27 +56,15 @@ def _digest(block: memoryview, seed: int, number: int) -> bytes:
 
 
 class _File:
-    """A segment that is open for reading. Its descriptors are closed when the last thread has let go of it."""
+    """A segment that is open for reading. It is closed when the last thread has let go of it."""
 
     def __init__(self, directory_fd: int, name: str) -> None:
-        self.direct_fd = -1
-        self.fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
-        with suppress(OSError):  # such as a file system in memory of an older kernel
-            self.direct_fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT, dir_fd=directory_fd
-            )
+        self.fd = -1
+        self.fd = _open_direct(directory_fd, name, os.O_RDONLY)
 
     def __del__(self) -> None:
-        for fd in (getattr(self, "fd", -1), self.direct_fd):
-            if fd >= 0:
-                os.close(fd)
-
-    def is_cached(self, offset: int, size_bytes: int) -> bool:
-        """Return whether the page cache has all of it; False if the kernel does not say."""
-        asked = (ctypes.c_uint64 * 2)(offset, size_bytes)
-        pages = (ctypes.c_uint64 * 5)()
-        failed = _libc.syscall(_SYS_CACHESTAT, self.fd, ctypes.byref(asked), ctypes.byref(pages), 0)
-        return not failed and pages[0] == (offset + size_bytes - 1) // mmap.PAGESIZE - offset // mmap.PAGESIZE + 1
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 class Segments:
@@ -90,14 +75,6 @@ class Segments:
         self._open: OrderedDict[int, _File] = OrderedDict()
         self._mutex = threading.Lock()
         self._local = threading.local()
-
-    def is_cached(self, extents: list[Extent]) -> bool:
-        """Return whether the page cache has these extents, so that reading them waits for no disk.
-
-        Raises:
-            OSError: a segment is not there.
-        """
-        return all(self._file(one.segment).is_cached(one.offset, one.end - one.start) for one in extents)
 
     def read(self, extent: Extent, seed: int, start: int, end: int, into: memoryview) -> None:
         """Read ``[start, end)``, which lies in `extent`, and check it.
@@ -172,17 +149,16 @@ class Segments:
         Raises:
             OSError: it cannot be opened.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(_name(number), flags, 0o600, dir_fd=self._directory_fd)
+        fd = _open_direct(self._directory_fd, _name(number), os.O_WRONLY | os.O_CREAT)
         try:
-            if not _try_lock(fd):
-                os.close(fd)
-                return None
-            give_to_owner(fd, self._directory_fd)
+            if _try_lock(fd):
+                give_to_owner(fd, self._directory_fd)
+                return Filling(fd)
         except BaseException:
             os.close(fd)
             raise
-        return Filling(fd)
+        os.close(fd)
+        return None
 
     def _file(self, number: int) -> _File:
         with self._mutex:
@@ -197,15 +173,9 @@ class Segments:
 
     def _fill(self, file: _File, offset: int, into: memoryview) -> None:
         """Fill `into` from `offset` on."""
-        size_bytes = len(into)
-        if file.direct_fd < 0 or file.is_cached(offset, size_bytes):
-            _read_all(file.fd, offset, into)
-            return
-        done = 0
-        if size_bytes >= _DIRECT_BYTES and not offset % _ALIGNMENT and not _address(into) % _ALIGNMENT:
-            done = size_bytes - size_bytes % _ALIGNMENT
-            _read_all(file.direct_fd, offset, into[:done])
-        while done < size_bytes:
+        done = _aligned_bytes(offset, into)
+        _read_all(file.fd, offset, into[:done])
+        while done < len(into):
             done += self._read_by_scratch(file, offset + done, into[done:])
 
     def _read_by_scratch(self, file: _File, offset: int, into: memoryview) -> int:
@@ -215,42 +185,68 @@ class Segments:
         lead = offset % _ALIGNMENT
         size_bytes = min(len(into), _SCRATCH_BYTES - _ALIGNMENT - lead)
         padded = self._local.scratch[: -(-(lead + size_bytes) // _ALIGNMENT) * _ALIGNMENT]
-        if os.preadv(file.direct_fd, [padded], offset - lead) < lead + size_bytes:
+        if os.preadv(file.fd, [padded], offset - lead) < lead + size_bytes:
             raise DamagedError("its segment is too short")
         into[:size_bytes] = padded[lead : lead + size_bytes]
         return size_bytes
 
 
 class Filling:
-    """A segment that this process fills: `put` bytes, then make them known in the index."""
+    """A segment that this process fills: `put` ranges, `flush`, and then make them known in the catalog."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-
-    def seal(self) -> None:
-        """Let others fill it, or remove it."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        # Holds what comes at `_staged_from`, which is aligned, and is not on the disk yet.
+        self._stage = memoryview(mmap.mmap(-1, _STAGE_BYTES))
+        self._staged_from = self._staged_bytes = 0
 
     def close(self) -> None:
-        """Let the page cache drop it, as far as it is on the disk."""
-        with suppress(OSError):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        """Let others fill it, or remove it. What was not flushed is lost."""
         os.close(self._fd)
 
     def put(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`.
+        """Write `data` at `offset`: where the range before it ends, or at the `place_of` this one behind it.
 
         Raises:
             OSError: the disk does not take it.
         """
+        if offset != self._staged_from + self._staged_bytes:
+            self.flush()
+        done = 0 if self._staged_bytes else _aligned_bytes(offset, data)
+        _write_all(self._fd, offset, data[:done])
+        self._put_on_stage(offset + done, data[done:])
+
+    def flush(self) -> None:
+        """Write what is staged, and zeros up to a multiple of the alignment. The next range has to come behind them.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        end = aligned(self._staged_bytes)
+        self._stage[self._staged_bytes : end] = bytes(end - self._staged_bytes)
+        _write_all(self._fd, self._staged_from, self._stage[:end])
+        self._staged_bytes = 0
+
+    def _put_on_stage(self, offset: int, data: memoryview) -> None:
         while data:
-            written = os.pwrite(self._fd, data, offset)
-            data, offset = data[written:], offset + written
+            if not self._staged_bytes:
+                self._staged_from = offset
+            count = min(len(data), _STAGE_BYTES - self._staged_bytes)
+            self._stage[self._staged_bytes : self._staged_bytes + count] = data[:count]
+            self._staged_bytes += count
+            data, offset = data[count:], offset + count
+            if self._staged_bytes == _STAGE_BYTES:
+                self.flush()
 
 
 def place_of(filled_bytes: int, size_bytes: int) -> int:
-    """Return where a range of `size_bytes` goes in a segment with so many bytes."""
-    return filled_bytes if size_bytes < _DIRECT_BYTES else -(-filled_bytes // _ALIGNMENT) * _ALIGNMENT
+    """Return where a range of `size_bytes` goes in a segment that is filled so far."""
+    return filled_bytes if size_bytes < _DIRECT_BYTES else aligned(filled_bytes)
+
+
+def aligned(size_bytes: int) -> int:
+    """Return the next multiple of what direct I/O takes."""
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def give_to_owner(fd: int, directory_fd: int) -> None:
@@ -281,6 +277,24 @@ def _read_all(fd: int, offset: int, into: memoryview) -> None:
         into, offset = into[count:], offset + count
 
 
-def _address(data: Buffer) -> int:
-    address: int = np.frombuffer(data, np.uint8).ctypes.data
-    return address
+def _write_all(fd: int, offset: int, data: memoryview) -> None:
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _open_direct(directory_fd: int, name: str, flags: int) -> int:
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags | os.O_DIRECT, 0o600, dir_fd=directory_fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(name, flags, 0o600, dir_fd=directory_fd)  # a file system in memory, of an older kernel
+
+
+def _aligned_bytes(offset: int, data: memoryview) -> int:
+    """Return how much from the begin of `data` can go straight to or from `offset` of a file."""
+    if len(data) < _DIRECT_BYTES or offset % _ALIGNMENT or np.frombuffer(data, np.uint8).ctypes.data % _ALIGNMENT:
+        return 0
+    return len(data) - len(data) % _ALIGNMENT

@@ -19,7 +19,7 @@ from fastfuse.cache.catalog import Extent, Index, Segment
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.policy import is_worth_it
-from fastfuse.cache.segments import Filling, Segments, digests_of, place_of, segment_bytes
+from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, place_of, segment_bytes
 from fastfuse.metrics import CACHE_EVENTS, Counters
 
 __all__ = ["Range", "Writer"]
@@ -29,8 +29,6 @@ _BATCH_BYTES, _BATCH_RANGES = 16 << 20, 256
 _TICK_S = 1.0
 # After an error: a disk that is full or failing is not asked for every range.
 _PAUSE_S = 5.0
-# Full segments that stay in the page cache, for other processes that follow on this one's heels.
-_WARM_SEGMENTS = 2
 # Segments that others fill are passed over.
 _VICTIMS = 16
 
@@ -89,7 +87,6 @@ class Writer:
         # The time of the node at the last commit.
         self._now_bytes = 0
         self._open: _Open | None = None
-        self._warm: list[Filling] = []
         # Once the tier is full: the return that is expected of what would have to go.
         self._victim_bytes: int | None = None
         self._paused_until_s = 0.0
@@ -148,10 +145,7 @@ class Writer:
                     self._ticked_s = time.monotonic()
                     self._guarded(self._tick)
         finally:
-            for filling in self._warm:
-                filling.close()
-            if self._open is not None:
-                self._open.filling.close()
+            self._leave()
 
     def _guarded(self, work: Callable[[], None]) -> bool:
         """Do `work`, which may use disk and index. After a failure nothing is written for a while."""
@@ -159,7 +153,7 @@ class Writer:
             work()
         except (OSError, sqlite3.Error) as error:
             self._paused_until_s = time.monotonic() + _PAUSE_S
-            self._seal()
+            self._leave()
             kind = "index" if isinstance(error, sqlite3.Error) else "disk"
             self._tell(kind, f"the cache {self._cache.settings.directory} takes nothing for now: {error}")
             return False
@@ -213,9 +207,12 @@ class Writer:
                     room.filling.put(place, data[:count])
                     digests = digests_of(data[:count], one.seed + at)
                     written.append((one.object_id, Extent(at, at + count, room.segment.id, place, digests)))
-                room.filled_bytes = place + max(0, count)
-                filled[room.segment.id] = min(room.filled_bytes, room.segment.size_bytes)
-                at, data = at + max(0, count), data[max(0, count) :]
+                    at, data = at + count, data[count:]
+                room.filled_bytes = filled[room.segment.id] = min(place + max(0, count), room.segment.size_bytes)
+        if self._open is not None:
+            self._open.filling.flush()
+            self._open.filled_bytes = aligned(self._open.filled_bytes)
+            filled[self._open.segment.id] = self._open.filled_bytes
         self._commit(written, filled)
 
     def _commit(self, written: list[tuple[int, Extent]], filled: dict[int, int]) -> None:
@@ -227,18 +224,17 @@ class Writer:
     def _has_room(self) -> bool:
         return self._open is not None and self._open.filled_bytes < self._open.segment.size_bytes
 
-    def _seal(self) -> None:
-        """Leave the segment that was filled, and keep it in the page cache for a while."""
+    def _leave(self) -> None:
+        """Let go of the segment that was filled."""
         if self._open is not None:
-            self._open.filling.seal()
-            self._warm.append(self._open.filling)
+            self._open.filling.close()
             self._open = None
-        while len(self._warm) > _WARM_SEGMENTS:
-            self._warm.pop(0).close()
 
     def _roll(self, return_bytes: int | None, filled: dict[int, int]) -> bool:
         """Open another segment to fill, if need be in the place of one that is worth less; False if there is none."""
-        self._seal()
+        if self._open is not None:
+            self._open.filling.flush()
+        self._leave()
         for segment in self._index.unfilled():
             if segment.id not in filled and self._take(segment):
                 return True

@@ -16,8 +16,8 @@ __all__ = ["MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse"]
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
 
 # A disk takes so much within a second or two.
-_QUEUE_DIVISOR: Final = 8
-_MAX_QUEUE_BYTES: Final = 256 << 20
+_QUEUE_DIVISOR: Final = 4
+_MAX_QUEUE_BYTES: Final = 512 << 20
 
 
 class PageCacheUse(StrEnum):
