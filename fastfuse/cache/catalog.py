@@ -11,7 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-__all__ = ["BLOCK_BYTES", "FORMAT", "MAX_EXTENT_BYTES", "Extent", "Index", "Segment", "Totals", "connect", "create"]
+__all__ = [
+    "BLOCK_BYTES",
+    "FORMAT",
+    "MAX_EXTENT_BYTES",
+    "Extent",
+    "Index",
+    "Segment",
+    "Totals",
+    "connect",
+    "create",
+    "create_in",
+]
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
 FORMAT = 1
@@ -36,9 +47,9 @@ CREATE INDEX extents_of_segment ON extents (segment);
 CREATE TABLE clock (asked INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
 """
-# The return that is expected of a segment's bytes: no less than it has gone without a hit, and half of what lay
-# between two hits on average. (Half, as a segment that was hit once may be twice as old as its return.)
-_RETURN = "max(now - hit_at, CASE WHEN hits > 0 THEN (now - born) * size / hits / 2 ELSE 0 END)"
+# The return of a segment's bytes: how long it has gone without a hit, or how long they take on average, counted as if
+# all of them had been hit once when they came.
+_RETURN = "max(now - hit_at, (now - born) * size / (hits + size))"
 
 
 class Extent(NamedTuple):
@@ -96,18 +107,24 @@ def create(path: str) -> int:
     """
     connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None)
     try:
-        with _transaction(connection):
-            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                for statement in _SCHEMA.split(";\n"):
-                    connection.execute(statement)
-                # A number is never given again, also not by an index that takes this one's place.
-                connection.execute("INSERT INTO sqlite_sequence VALUES ('segments', ?)", (time.time_ns() >> 10,))
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
+        create_in(connection)
         is_ours = connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
         return int(connection.execute("PRAGMA user_version").fetchone()[0]) if is_ours else 0
     finally:
         connection.close()
+
+
+def create_in(connection: sqlite3.Connection) -> None:
+    """Make an empty database an index."""
+    with _transaction(connection):
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return
+        for statement in _SCHEMA.split(";\n"):
+            connection.execute(statement)
+        # A number is never given again, also not by an index that takes this one's place.
+        connection.execute("INSERT INTO sqlite_sequence VALUES ('segments', ?)", (time.time_ns() >> 10,))
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 @contextmanager

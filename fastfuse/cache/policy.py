@@ -1,50 +1,60 @@
 """Which ranges are worth their room once the tier is full. Pure.
 
-Time is counted in bytes asked for. A range that comes back after D bytes is worth 1/D a byte, so the one with the
-shorter return is kept. A scan of more than the tier holds finds every return equally long; nothing then takes the place
-of anything else, and a stable share of the scan is kept (as LIRS does; Jiang and Zhang, 2002). A range that was never
-seen has no known return: it only replaces what nobody has asked for in a long time.
+Time is counted in bytes asked for. A segment has a *return*: how long its bytes take to be asked for again. Its place
+goes to others if that is longer than anything takes to come back (nobody reads it any more), or twice as long as a
+range took the last two times. One time is not enough: in epochs of random order a range comes back early by chance, and
+replacing what will be read just as soon costs hits. So epochs of more than the tier holds keep a stable share of it.
 """
 
 import numpy as np
 
 __all__ = ["Returns", "is_worth_it"]
 
-# A replacement costs a write, and returns are measured roughly: it has to be this much better.
-_MARGIN = 1.1
-# The patience with a segment that nobody reads, in sizes of the tier. Epochs of so many sizes keep a stable share
-# from the first one on, and a data set that nobody reads any more makes room after so much of the next one.
-_PATIENCE_SIZES = 2.5
+# How much longer than the long returns a segment may take; they decline by an eighth of what is asked for.
+_PATIENCE = 1.5
+_DECLINE_DIVISOR = 8
+# How fast longer returns are believed: after some tens of them.
+_BELIEF_DIVISOR = 16
+# Before anything has come back: the sizes of the tier that may be asked for before its content makes room.
+_FIRST_PATIENCE_SIZES = 2.5
+# How much better than the victim a range has to be whose place is still read.
+_MARGIN = 2
 # Ranges that are remembered: 16 MiB of memory, touched as it is used. With 39 KB files they cover 80 GB.
 _SLOTS = 1 << 21
-_TAG_BITS = 32
-_MIB_BITS = 20
+# Of 64 bits a slot has 16 to tell ranges apart, 24 for a time and 24 for a return, both in units of 4 MiB.
+_UNIT_BITS, _TIME_BITS, _TAG_BITS = 22, 24, 16
+_LONGEST = (1 << _TIME_BITS) - 1
 
 
-def is_worth_it(return_bytes: int | None, victim_bytes: int, limit_bytes: int) -> bool:
-    """Return whether a range that returns after `return_bytes` (None: unknown) may replace the victim.
+def is_worth_it(return_bytes: int | None, victim_bytes: int, long_bytes: int, limit_bytes: int) -> bool:
+    """Return whether a range may take the place of a segment with the return `victim_bytes`.
 
-    `victim_bytes` is the return that is expected of the segment that would have to go.
+    `return_bytes` is the range's own return (None: unknown), `long_bytes` what long returns take now (0: unknown).
     """
-    if return_bytes is None:
-        return victim_bytes > _PATIENCE_SIZES * limit_bytes
-    return victim_bytes > _MARGIN * return_bytes
+    if victim_bytes > (_PATIENCE * long_bytes or _FIRST_PATIENCE_SIZES * limit_bytes):
+        return True
+    return return_bytes is not None and victim_bytes > _MARGIN * return_bytes
 
 
 class Returns:
-    """Remembers when ranges were asked for last, in a fixed amount of memory; newer ones overwrite older ones."""
+    """Remembers when ranges were asked for, in a fixed amount of memory; newer ones overwrite older ones."""
 
     def __init__(self, slots: int = _SLOTS) -> None:
         self._slots = slots
-        # The upper half tells ranges of one slot apart; the lower is the time in MiB, from 1.
         self._seen = np.zeros(slots, np.uint64)
+        # What long returns take.
+        self.long_bytes = 0
 
-    def ask(self, name: int, now_bytes: int) -> int | None:
-        """Note that the range `name` (64 hashed bits) is asked for; return the bytes asked for since the last time."""
-        slot, tag = name % self._slots, name >> (64 - _TAG_BITS)
-        now_mib = (now_bytes >> _MIB_BITS) + 1
+    def ask(self, name: int, now_bytes: int, size_bytes: int) -> int | None:
+        """Note that the range `name` (64 hashed bits) is asked for; return the longer of its last two returns."""
+        slot, tag, now = name % self._slots, name >> (64 - _TAG_BITS), (now_bytes >> _UNIT_BITS) + 1 & _LONGEST
         seen = int(self._seen[slot])
-        self._seen[slot] = tag << _TAG_BITS | now_mib & 0xFFFFFFFF
-        if not seen or seen >> _TAG_BITS != tag:
-            return None
-        return max(0, now_mib - (seen & 0xFFFFFFFF)) << _MIB_BITS
+        self.long_bytes = max(0, self.long_bytes - size_bytes // _DECLINE_DIVISOR)
+        last = before = 0
+        if seen and seen >> (2 * _TIME_BITS) == tag:
+            before = seen & _LONGEST
+            last = max(1, now - (seen >> _TIME_BITS) & _LONGEST)
+            longer_bytes = (last << _UNIT_BITS) - self.long_bytes
+            self.long_bytes += max(0, longer_bytes // _BELIEF_DIVISOR)
+        self._seen[slot] = tag << (2 * _TIME_BITS) | now << _TIME_BITS | last
+        return max(last, before) << _UNIT_BITS if before else None

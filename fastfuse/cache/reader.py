@@ -15,7 +15,6 @@ from fastfuse.cache.catalog import Extent, Index
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps, pieces
-from fastfuse.cache.policy import Returns
 from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
@@ -37,6 +36,8 @@ _LOOK_S, _MAX_LOOK_S = 0.001, 0.02
 _PATIENCE_S = 10.0
 # After that, or after an error of the index, the tier is left alone for so long.
 _OFF_S = 30.0
+# Spreads the ranges of an object over 64 bits (2^64 divided by the golden ratio).
+_ODD = 0x9E3779B97F4A7C15
 # Each takes a few hundred bytes.
 _MAX_DAMAGED = 10_000
 # How long the queue may take to be written after the last read.
@@ -79,7 +80,6 @@ class CachedReader:
         self._index = Index(cache.reading)
         self._segments = Segments(cache.directory_fd)
         self._claims = Claims(cache.claims_fd)
-        self._returns = Returns()
         self._repeats = RepeatedFailures(_log)
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
@@ -101,8 +101,7 @@ class CachedReader:
             return await self._reader.get(ref, start, end)
         check_range_arguments(ref, start, end)
         object_id, seed = identity(self._endpoint_url, ref)
-        now_bytes = self._writer.asked(end - start)
-        return_bytes = self._returns.ask((seed + start * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF, now_bytes)
+        return_bytes = self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
         extents = self._find(object_id, start, end)
         if not gaps(((one.start, one.end) for one in extents), start, end):
             data = await self._read(object_id, seed, extents, start, end, {})

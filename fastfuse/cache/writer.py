@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fastfuse.cache.catalog import Extent, Index, Segment
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
-from fastfuse.cache.policy import is_worth_it
+from fastfuse.cache.policy import Returns, is_worth_it
 from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, place_of, segment_bytes
 from fastfuse.metrics import CACHE_EVENTS, Counters
 
@@ -40,7 +40,7 @@ class Range(NamedTuple):
     seed: int
     start: int
     data: memoryview
-    # The bytes asked for since it was asked for last; None if it was not.
+    # How long it takes to come back; None if that is not known.
     return_bytes: int | None
 
     @property
@@ -84,6 +84,7 @@ class Writer:
         self._offered_bytes = self._done_bytes = 0
         self._asked_bytes = self._committed_bytes = 0
         self._hits: dict[int, int] = {}
+        self._returns = Returns()
         # The time of the node at the last commit.
         self._now_bytes = 0
         self._open: _Open | None = None
@@ -104,10 +105,11 @@ class Writer:
         self._queue.put(None)
         self._thread.join(patience_s)
 
-    def asked(self, size_bytes: int) -> int:
-        """Note that so many bytes were asked for; return the time, in bytes that the node asked for."""
+    def ask(self, name: int, size_bytes: int) -> int | None:
+        """Note that the range `name` is asked for; return how long it takes to come back, if that is known."""
         self._asked_bytes += size_bytes
-        return self._now_bytes + self._asked_bytes - self._committed_bytes
+        now_bytes = self._now_bytes + self._asked_bytes - self._committed_bytes
+        return self._returns.ask(name, now_bytes, size_bytes)
 
     def hit(self, segment: int, size_bytes: int) -> None:
         """Note that so many bytes of a segment were served."""
@@ -119,7 +121,8 @@ class Writer:
         victim_bytes = self._victim_bytes
         if self.is_gone or (self._paused_until_s and time.monotonic() < self._paused_until_s):
             return False
-        return victim_bytes is None or is_worth_it(return_bytes, victim_bytes, self._cache.settings.size_bytes)
+        limit_bytes = self._cache.settings.size_bytes
+        return victim_bytes is None or is_worth_it(return_bytes, victim_bytes, self._returns.long_bytes, limit_bytes)
 
     def offer(self, fetched: Range) -> bool:
         """Queue a range that is claimed; return False if the queue is full."""
