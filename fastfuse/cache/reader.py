@@ -88,6 +88,7 @@ class CachedReader:
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         self._off_until_s = 0.0
+        self._is_closed = False
         token = trio.lowlevel.current_trio_token()
         self._writer = Writer(
             cache, self._segments, self._claims, counters, queue_bytes=queue_bytes,
@@ -107,41 +108,56 @@ class CachedReader:
             data = await self._read(object_id, seed, extents, start, end, {})
             if data is not None:
                 return data
-        return await self._fetch(ref, object_id, seed, start, end, return_bytes)
+            extents = self._find(object_id, start, end)
+        return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
 
     async def aclose(self) -> None:
-        """Write what is queued, and close the tier and the other reader."""
-        await trio.to_thread.run_sync(self._writer.close, _CLOSES_WITHIN_S)
+        """Write what is queued, and close the tier and the other reader. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            if await trio.to_thread.run_sync(self._writer.close, _CLOSES_WITHIN_S):
+                self._cache.close()
         await self._reader.aclose()
 
     async def _fetch(
-        self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int, return_bytes: int | None
+        self,
+        ref: ObjectRef,
+        object_id: int,
+        seed: int,
+        start: int,
+        end: int,
+        extents: list[Extent],
+        return_bytes: int | None,
     ) -> Buffer:
-        """Return a range of which some is missing: fetch that, or wait for whoever fetches it."""
+        """Return a range of which some is missing in `extents`: fetch that, or wait for whoever fetches it."""
         keeps = self._writer.takes(return_bytes)
         fetched: dict[int, memoryview] = {}
         look_s, waits_until_s = _LOOK_S, trio.current_time() + self._patience_s
-        while True:
-            extents = self._find(object_id, start, end)
-            there = [(one.start, one.end) for one in extents]
-            missing = gaps([*there, *((at, at + len(data)) for at, data in fetched.items())], start, end)
-            if not missing:
-                whole = fetched.get(start)
-                if whole is not None and len(whole) == end - start:
-                    return whole
-                joined = await self._read(object_id, seed, extents, start, end, fetched)
-                if joined is not None:
-                    return joined
-                continue
-            first, behind = missing[0]
+
+        def missing() -> list[tuple[int, int]]:
+            there = ((one.start, one.end) for one in extents)
+            return gaps([*there, *((at, at + len(data)) for at, data in fetched.items())], start, end)
+
+        while wanted := missing():
+            first, behind = wanted[0]
             keeps = keeps and trio.current_time() >= self._off_until_s
             if keeps and not self._claim(object_id, first, behind):
                 if trio.current_time() < waits_until_s:
                     await trio.sleep(look_s)
                     look_s = min(2 * look_s, _MAX_LOOK_S)
+                    extents = self._find(object_id, start, end)
                     continue
                 keeps = False  # whoever fetches it is slow, and will keep it
+            elif keeps:
+                extents = self._find(object_id, start, end)
+                if missing() != wanted:  # somebody was faster, and has given up the claim
+                    self._claims.release(object_id, first, behind)
+                    continue
             fetched[first] = await self._get(ref, object_id, seed, first, behind, return_bytes, keeps=keeps)
+        if len(fetched.get(start, b"")) == end - start:
+            return fetched[start]
+        joined = await self._read(object_id, seed, extents, start, end, fetched)
+        return await self._reader.get(ref, start, end) if joined is None else joined
 
     async def _get(
         self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int, return_bytes: int | None, *, keeps: bool
@@ -216,7 +232,10 @@ class CachedReader:
             self._damaged.clear()
         self._damaged.add(extent)
         self._writer.lose(object_id, extent)
-        self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
+        if isinstance(error, DamagedError | FileNotFoundError):
+            self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
+        else:
+            self._leave_alone("disk", str(error))
 
     def _leave_alone(self, kind: str, why: str) -> None:
         self._off_until_s = trio.current_time() + _OFF_S

@@ -29,6 +29,8 @@ _BATCH_BYTES, _BATCH_RANGES = 16 << 20, 256
 _TICK_S = 1.0
 # After an error: a disk that is full or failing is not asked for every range.
 _PAUSE_S = 5.0
+# Another process may begin with a segment before the one that has added it.
+_TRIES = 8
 # Segments that others fill are passed over.
 _VICTIMS = 16
 
@@ -88,6 +90,8 @@ class Writer:
         # The time of the node at the last commit.
         self._now_bytes = 0
         self._open: _Open | None = None
+        # Segments that are full, but not yet in the catalog.
+        self._full: list[Filling] = []
         # Once the tier is full: the return that is expected of what would have to go.
         self._victim_bytes: int | None = None
         self._paused_until_s = 0.0
@@ -100,10 +104,11 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
-    def close(self, patience_s: float) -> None:
-        """Write what is queued, for `patience_s` at most, and end."""
+    def close(self, patience_s: float) -> bool:
+        """Write what is queued, and end; return False if that takes longer than `patience_s`."""
         self._queue.put(None)
         self._thread.join(patience_s)
+        return not self._thread.is_alive()
 
     def ask(self, name: int, size_bytes: int) -> int | None:
         """Note that the range `name` is asked for; return how long it takes to come back, if that is known."""
@@ -223,32 +228,38 @@ class Writer:
         asked_bytes = self._asked_bytes
         self._now_bytes = self._index.commit(written, filled, hits, asked_bytes - self._committed_bytes)
         self._committed_bytes = asked_bytes
+        while self._full:
+            self._full.pop().close()
 
     def _has_room(self) -> bool:
         return self._open is not None and self._open.filled_bytes < self._open.segment.size_bytes
 
     def _leave(self) -> None:
-        """Let go of the segment that was filled."""
-        if self._open is not None:
-            self._open.filling.close()
-            self._open = None
+        """Let go of the segments that were filled: others believe what the catalog says of them."""
+        for filling in (*self._full, *([self._open.filling] if self._open is not None else [])):
+            filling.close()
+        self._full.clear()
+        self._open = None
 
     def _roll(self, return_bytes: int | None, filled: dict[int, int]) -> bool:
         """Open another segment to fill, if need be in the place of one that is worth less; False if there is none."""
         if self._open is not None:
             self._open.filling.flush()
-        self._leave()
-        for segment in self._index.unfilled():
-            if segment.id not in filled and self._take(segment):
+            self._full.append(self._open.filling)
+            self._open = None
+        for _ in range(_TRIES):
+            if any(segment.id not in filled and self._take(segment) for segment in self._index.unfilled()):
                 return True
-        size_bytes = segment_bytes(self._cache.settings.size_bytes)
-        added = self._add(size_bytes)
-        if added is None:
-            self._look_for_victim(size_bytes)
-            if not self.takes(return_bytes) or not self._evict():
-                return False
+            size_bytes = segment_bytes(self._cache.settings.size_bytes)
             added = self._add(size_bytes)
-        return added is not None and self._take(added)
+            if added is None:
+                self._look_for_victim(size_bytes)
+                if not self.takes(return_bytes) or not self._evict():
+                    return False
+                added = self._add(size_bytes)
+            if added is not None and self._take(added):
+                return True
+        return False
 
     def _take(self, segment: Segment) -> bool:
         """Fill `segment` from now on; False if another process does, or if it is gone."""
