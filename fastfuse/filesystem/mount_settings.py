@@ -18,6 +18,7 @@ MINIMUM_MEMORY_BYTES: Final = 128 << 20
 # A disk takes so much within a second or two.
 _QUEUE_DIVISOR: Final = 4
 _MAX_QUEUE_BYTES: Final = 512 << 20
+_FLUSH_S: Final = 3.0
 
 
 class PageCacheUse(StrEnum):
@@ -73,6 +74,11 @@ class MountSettings:
     def queue_bytes(self) -> int:
         """What of the memory target may wait to be written to the local tier; parts in use have the rest."""
         return min(self.memory_target_bytes // _QUEUE_DIVISOR, _MAX_QUEUE_BYTES) if self.cache else 0
+
+    @property
+    def cache_flush_s(self) -> float:
+        """How long a worker that ends may write to the local tier what it has fetched."""
+        return _FLUSH_S if self.cache else 0.0
 
     @property
     def checked_origin(self) -> IndexOrigin:

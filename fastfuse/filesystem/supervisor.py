@@ -445,6 +445,6 @@ class Supervisor:
         except FastfuseError as error:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
-        self._worker.close()
+        self._worker.close(self._settings.cache_flush_s)
         os.close(self._snapshot_fd)
         return exit_code
