@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from fastfuse.cache.catalog import Extent, Index, create_in
 from fastfuse.cache.policy import Returns, is_worth_it
 
-__all__ = ["SCANS", "lru", "optimum", "tier"]
+__all__ = ["WORKLOADS", "lru", "optimum", "tier"]
 
 MIB = 1 << 20
 _SEGMENT = 16
@@ -140,7 +140,7 @@ def _next_set() -> list[int]:
 
 
 # What is asked for, and from which request on hits are counted.
-SCANS: Mapping[str, Callable[[], tuple[list[int], int]]] = {
+WORKLOADS: Mapping[str, Callable[[], tuple[list[int], int]]] = {
     "epochs of 0.9 sizes": lambda: (_scan(0.9, 6), int(0.9 * _CAPACITY)),
     "epochs of 1.2 sizes": lambda: (_scan(1.2, 8), int(1.2 * _CAPACITY)),
     "epochs of 2 sizes": lambda: (_scan(2, 8), 2 * _CAPACITY),
@@ -155,7 +155,7 @@ SCANS: Mapping[str, Callable[[], tuple[list[int], int]]] = {
 
 def _rows() -> Iterator[str]:
     yield "| asked for | tier | LRU | optimum |\n|---|---:|---:|---:|"
-    for name, make in SCANS.items():
+    for name, make in WORKLOADS.items():
         requests, since = make()
         rates = [sum(hits[since:]) / len(hits[since:]) for hits in (tier(requests), lru(requests), optimum(requests))]
         yield f"| {name} | " + " | ".join(f"{rate:.2f}" for rate in rates) + " |"
