@@ -18,7 +18,17 @@ from bench.reading import Manner, RawAccess, Span
 from bench.server import Server
 from fastfuse.demo.mounting import MountProcess
 
-__all__ = ["CANDIDATES", "LIMITED", "LIMITED_BYTES", "MADE_UP", "Candidate", "Limits", "Target", "UnavailableError"]
+__all__ = [
+    "CANDIDATES",
+    "LIMITED",
+    "LIMITED_BYTES",
+    "MADE_UP",
+    "Candidate",
+    "Limits",
+    "Target",
+    "UnavailableError",
+    "mount_fastfuse",
+]
 
 # A memory target that a small container has.
 LIMITED_BYTES = 512 << 20
@@ -87,7 +97,7 @@ def _raw(server: Server, _: Path, limits: Limits) -> Iterator[Target]:
 
 
 @contextmanager
-def _fastfuse(server: Server, place: Path, limits: Limits, *options: str) -> Iterator[Mounted]:
+def mount_fastfuse(server: Server, place: Path, limits: Limits, *options: str) -> Iterator[Mounted]:
     """``fastfuse mount``."""
     arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
     arguments += ["--part-size", str(limits.part_bytes), "--max-connections", str(limits.max_connections)]
@@ -100,7 +110,7 @@ def _fastfuse(server: Server, place: Path, limits: Limits, *options: str) -> Ite
 
 
 def _limited(server: Server, place: Path, limits: Limits) -> AbstractContextManager[Target]:
-    return _fastfuse(server, place, limits, "--memory-target", str(LIMITED_BYTES))
+    return mount_fastfuse(server, place, limits, "--memory-target", str(LIMITED_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,7 @@ def _hinted(server: Server, place: Path, limits: Limits) -> Iterator[Target]:
         hints = importlib.import_module("fastfuse.hints")
     except ModuleNotFoundError as error:
         raise UnavailableError("fastfuse.hints is not there") from error
-    with _fastfuse(server, place, limits) as mounted:
+    with mount_fastfuse(server, place, limits) as mounted:
         yield _Hinted(mounted, hints)
 
 
@@ -192,7 +202,7 @@ CANDIDATES: dict[str, Candidate] = {
     "raw": _raw,
     "fuse-only": _fuse_only,
     "local": _local,
-    "fastfuse": _fastfuse,
+    "fastfuse": mount_fastfuse,
     LIMITED: _limited,
     "fastfuse-hints": _hinted,
     **{name: partial(_without_limits, peer) for name, peer in (peers.RCLONES | peers.OTHERS).items()},

@@ -6,7 +6,6 @@ that, but not for ever. Nothing that goes wrong with the tier fails a read.
 
 import logging
 import sqlite3
-from collections.abc import Callable
 from hashlib import blake2b
 
 import trio
@@ -23,13 +22,12 @@ from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
+from fastfuse.s3.receivers import NoThreadError, Receivers
 
 __all__ = ["CachedReader", "identity"]
 
 _log = logging.getLogger(__name__)
 
-# Reads of the disk at once: enough for the queues of several NVMe devices.
-_THREADS = 32
 # How often to look whether a claim of somebody else is over: at first, and at last.
 _LOOK_S, _MAX_LOOK_S = 0.001, 0.02
 # The longest wait for somebody else's claim, and for the disk, before S3 is asked.
@@ -42,10 +40,6 @@ _ODD = 0x9E3779B97F4A7C15
 _MAX_DAMAGED = 10_000
 # How long the queue may take to be written after the last read.
 _CLOSES_WITHIN_S = 10.0
-
-
-# The extent that cannot be read, and why; None if all could be.
-_Failed = tuple[Extent, Exception] | None
 
 
 def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
@@ -84,7 +78,7 @@ class CachedReader:
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
         counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
-        self._threads = trio.CapacityLimiter(_THREADS)
+        self._threads = Receivers()
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         self._off_until_s = 0.0
@@ -196,19 +190,26 @@ class CachedReader:
         """Return a range of which all is kept or was `fetched`; None if what is kept cannot be read after all."""
         into = self._buffers.take(end - start)
         wanted = pieces(extents, start, end)
+        failed: list[tuple[Extent, Exception]] = []
 
-        def read() -> _Failed:
+        def read() -> int:
             for extent, piece_start, piece_end in wanted:
                 try:
                     piece = into[piece_start - start : piece_end - start]
                     self._segments.read(extent, seed + extent.start, piece_start, piece_end, piece)
                 except (DamagedError, OSError) as error:
-                    return extent, error
-            return None
+                    failed.append((extent, error))
+                    break
+            return 0
 
-        failed = await self._in_time(read, wanted[0][0])
-        if failed is not None:
-            self._lose(object_id, *failed)
+        try:
+            with trio.fail_after(self._patience_s):
+                await self._threads.run(read)
+        except (trio.TooSlowError, NoThreadError) as error:
+            self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
+            return None
+        if failed:
+            self._lose(object_id, *failed[0])
             return None
         for extent, piece_start, piece_end in wanted:
             self._writer.hit(extent.segment, piece_end - piece_start)
@@ -217,16 +218,9 @@ class CachedReader:
             into[at - start : at - start + len(data)] = data
         return into.toreadonly()
 
-    async def _in_time(self, read: Callable[[], _Failed], first: Extent) -> _Failed:
-        """Run `read` in a thread, for as long as a disk may take; else say that `first` cannot be read."""
-        with trio.move_on_after(self._patience_s):
-            return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._threads)
-        self._leave_alone("disk", f"it does not answer within {self._patience_s:g} s")
-        return first, TimeoutError()
-
     def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
         """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""
-        if isinstance(error, TimeoutError) or extent not in self._find(object_id, extent.start, extent.end):
+        if extent not in self._find(object_id, extent.start, extent.end):
             return
         if len(self._damaged) >= _MAX_DAMAGED:
             self._damaged.clear()

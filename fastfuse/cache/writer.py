@@ -25,7 +25,9 @@ from fastfuse.metrics import CACHE_EVENTS, Counters
 __all__ = ["Range", "Writer"]
 
 # What one transaction makes known: whoever waits for a claim waits for one of these.
-_BATCH_BYTES, _BATCH_RANGES = 16 << 20, 256
+_BATCH_BYTES, _BATCH_RANGES = 32 << 20, 256
+# Small files gather for as long as a GET takes: a transaction and a write cost more than adding a file to them.
+_GATHER_BYTES, _GATHER_S = 1 << 20, 0.02
 _TICK_S = 1.0
 # After an error: a disk that is full or failing is not asked for every range.
 _PAUSE_S = 5.0
@@ -94,6 +96,7 @@ class Writer:
         self._full: list[Filling] = []
         # Once the tier is full: the return that is expected of what would have to go.
         self._victim_bytes: int | None = None
+        self._pause = threading.Event()  # never set
         self._paused_until_s = 0.0
         self._ticked_s = 0.0
         # The directory was removed or replaced.
@@ -173,6 +176,8 @@ class Writer:
         size_bytes, goes_on = 0, True
         try:
             item = self._queue.get(timeout=_TICK_S)
+            if self._offered_bytes - self._done_bytes < _GATHER_BYTES:
+                self._pause.wait(_GATHER_S)
             while True:
                 if item is None:
                     goes_on = False
