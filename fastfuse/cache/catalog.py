@@ -33,6 +33,8 @@ BLOCK_BYTES = 256 << 10
 MAX_EXTENT_BYTES = 64 << 20
 # A process that commits holds others up for a millisecond. Only a program that does not belong here takes longer.
 _WRITER_WAITS_S = 5.0
+# A look-up waits only for whoever repairs what a killed process left; it holds up the loop.
+_READER_WAITS_S = 0.01
 
 _SCHEMA = """
 CREATE TABLE segments (
@@ -87,7 +89,7 @@ def connect(path: str) -> sqlite3.Connection:
     Raises:
         sqlite3.Error: it cannot be opened, or it is none.
     """
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         # Survives any death of a process, and a power failure but for the last seconds.
@@ -145,8 +147,7 @@ class Index:
     def __init__(self, connection: sqlite3.Connection, *, waits: bool = False) -> None:
         """Use `connection`. With `waits` a transaction waits for those of others."""
         self._connection = connection
-        if waits:
-            connection.execute(f"PRAGMA busy_timeout = {int(_WRITER_WAITS_S * 1000)}")
+        connection.execute(f"PRAGMA busy_timeout = {int((_WRITER_WAITS_S if waits else _READER_WAITS_S) * 1000)}")
 
     def close(self) -> None:
         self._connection.close()
@@ -208,9 +209,9 @@ class Index:
         row = self._connection.execute("SELECT id, size, filled FROM segments WHERE id = ?", (number,)).fetchone()
         return None if row is None else Segment(*row)
 
-    def segments(self) -> set[int]:
-        """Return the numbers of all segments."""
-        return {row[0] for row in self._connection.execute("SELECT id FROM segments")}
+    def segments(self) -> dict[int, int]:
+        """Return the bytes that are filled of each segment, by its number."""
+        return dict(self._connection.execute("SELECT id, filled FROM segments"))
 
     def add(self, size_bytes: int, limit_bytes: int) -> Segment | None:
         """Add a segment if all of them then have no more than `limit_bytes`; else return None."""

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +47,11 @@ class OpenCache:
 
     def index_bytes(self) -> int:
         """Return the size of the index."""
-        names = [name for name in os.listdir(self.directory_fd) if name in _OURS]
-        return sum(os.stat(name, dir_fd=self.directory_fd).st_size for name in names)
+        size_bytes = 0
+        for name in _OURS:
+            with suppress(FileNotFoundError):
+                size_bytes += os.stat(name, dir_fd=self.directory_fd).st_size
+        return size_bytes
 
     def close(self) -> None:
         """Close everything. The index may be in no other thread's use."""
@@ -149,9 +152,7 @@ def _make_index(path: Path, directory_fd: int) -> None:
     for name in (_CLAIMS, _INDEX):
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
         try:
-            there = os.fstat(fd)
-            if there.st_uid in (0, os.geteuid()):  # new, or ours
-                give_to_owner(fd, directory_fd)
+            give_to_owner(fd, directory_fd)
         finally:
             os.close(fd)
     try:

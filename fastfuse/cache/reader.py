@@ -4,8 +4,10 @@ It fetches only what is missing, and nothing that another task or process of the
 that, but not for ever. Nothing that goes wrong with the tier fails a read.
 """
 
+import errno
 import logging
 import sqlite3
+from contextlib import suppress
 from hashlib import blake2b
 
 import trio
@@ -84,10 +86,12 @@ class CachedReader:
         self._off_until_s = 0.0
         self._is_closed = False
         token = trio.lowlevel.current_trio_token()
-        self._writer = Writer(
-            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes,
-            tell=lambda kind, line: token.run_sync_soon(self._tell, kind, line),
-        )  # fmt: skip
+
+        def tell(kind: str, line: str) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._tell, kind, line)
+
+        self._writer = Writer(cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell)
         self._writer.start()
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
@@ -220,13 +224,15 @@ class CachedReader:
 
     def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
         """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""
+        is_lost = isinstance(error, DamagedError | FileNotFoundError)
         if extent not in self._find(object_id, extent.start, extent.end):
             return
-        if len(self._damaged) >= _MAX_DAMAGED:
-            self._damaged.clear()
-        self._damaged.add(extent)
-        self._writer.lose(object_id, extent)
-        if isinstance(error, DamagedError | FileNotFoundError):
+        if is_lost or (isinstance(error, OSError) and error.errno == errno.EIO):
+            if len(self._damaged) >= _MAX_DAMAGED:
+                self._damaged.clear()
+            self._damaged.add(extent)
+            self._writer.lose(object_id, extent)
+        if is_lost:
             self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
         else:
             self._leave_alone("disk", str(error))

@@ -250,8 +250,10 @@ def aligned(size_bytes: int) -> int:
 
 
 def give_to_owner(fd: int, directory_fd: int) -> None:
-    """Give a new file to the owner of its directory, with the rights that the directory has (but execution)."""
+    """Give a new file, of this process's user, to the owner of its directory, with the rights that that has."""
     there = os.fstat(directory_fd)
+    if os.fstat(fd).st_uid != os.geteuid():
+        return
     if os.geteuid() == 0:
         os.fchown(fd, there.st_uid, there.st_gid)
     os.fchmod(fd, there.st_mode & 0o660)

@@ -99,7 +99,7 @@ class Writer:
         self._pause = threading.Event()  # never set
         self._paused_until_s = 0.0
         self._ticked_s = 0.0
-        # The directory was removed or replaced.
+        # The directory was removed or replaced, or the thread has ended.
         self.is_gone = False
         self._thread = threading.Thread(target=self._run, name="cache writer", daemon=True)
 
@@ -156,6 +156,7 @@ class Writer:
                     self._ticked_s = time.monotonic()
                     self._guarded(self._tick)
         finally:
+            self.is_gone = True
             self._leave()
 
     def _guarded(self, work: Callable[[], None]) -> bool:
@@ -318,15 +319,16 @@ class Writer:
 
     def _begin(self) -> None:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
-        there = set(self._segments.numbers())
+        # In this order others may go on meanwhile: a segment is known before it is made, and made before it is filled.
+        before = set(self._segments.numbers())
         known = self._index.segments()
-        for number in there - known:
+        after = set(self._segments.numbers())
+        for number in before - known.keys():
             with self._segments.locked(number) as is_ours:
                 if is_ours:
                     self._segments.remove(number)
-        for number in known - there:
-            segment = self._index.segment(number)
-            if segment is not None and segment.filled_bytes:
+        for number in known.keys() - after:
+            if known[number]:
                 self._index.evict(number)
         self._tick()
 
