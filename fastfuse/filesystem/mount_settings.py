@@ -15,9 +15,9 @@ __all__ = ["MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse"]
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
 
-# A disk takes so much within a second or two.
+# A disk takes so much within a second. Parts that wait keep their memory, and those in flight take other pages.
 _QUEUE_DIVISOR: Final = 4
-_MAX_QUEUE_BYTES: Final = 512 << 20
+_MAX_QUEUE_BYTES: Final = 128 << 20
 _FLUSH_S: Final = 3.0
 
 
