@@ -24,7 +24,7 @@ def other_owner(path: Path) -> None:
 
 def world_writable(path: Path) -> None:
     path.mkdir()
-    os.chmod(path, 0o777)
+    os.chmod(path, 0o2777)
 
 
 def group_writable(path: Path) -> None:

@@ -146,6 +146,8 @@ def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
     serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     if task.channel.is_put_in_place:
         serve = _keep
+    if task.settings.cache is not None and serve is not _mount:
+        _log.warning("channel %s does not use --cache, which is for mounted channels", task.channel.name)
     try:
         return serve(task, counters, tell)
     except FastfuseError as error:
