@@ -88,6 +88,10 @@ def _measure(profile: str, name: str, scale: Scale, runs: int, room: Path) -> No
         rate, cpu_s = (statistics.median(getattr(one, field) for one in seen) for field in ("rate", "cpu_s_per_gb"))
         requests = [one.requests for one in seen]
         print(f"| {profile} {name} | {kind} | {rate:,.0f} {workload.unit} | {cpu_s:.2f} | {requests} |", flush=True)
+    ratio = statistics.median(
+        cold.rate / without.rate for cold, without in zip(epochs["cold"], epochs["without"], strict=True)
+    )
+    print(f"| {profile} {name} | cold, of without | {ratio:.2f} | | |")
     print(f"| {profile} {name} | fio | {statistics.median(fio):,.0f} {workload.unit} | | |", flush=True)
 
 
@@ -96,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.tier", description=__doc__)
     parser.add_argument("--room", type=Path, default=Path("/var/tmp"), help="where the tier is made")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--shard-mib", type=int, default=1024, help="what one reader reads")
     parser.add_argument("--profiles", default="s3")
     parser.add_argument("--workloads", default="sequential-1,sequential-4,small-16-shuffled")
     options = parser.parse_args(arguments)
@@ -103,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n| workload | epoch | rate | CPU s/GB | requests |\n|---|---|---:|---:|---:|")
     for profile in options.profiles.split(","):
         for name in options.workloads.split(","):
-            _measure(profile, name, Scale(), options.runs, options.room)
+            _measure(profile, name, Scale(shard_bytes=options.shard_mib << 20), options.runs, options.room)
 
 
 if __name__ == "__main__":
