@@ -153,10 +153,15 @@ class Index:
         self._connection.close()
 
     def find(self, object_id: int, start: int, end: int) -> list[Extent]:
-        """Return what is kept of ``[start, end)``, in order; extents may overlap, and reach beyond it."""
+        """Return what is kept of ``[start, end)``, in order; extents may overlap, and reach beyond it.
+
+        A row that damage has made none is left out. It is replaced as its range is fetched again.
+        """
         rows = self._connection.execute(
             "SELECT start, end, segment, offset, digests FROM extents"
-            " WHERE object = ? AND start > ? AND start < ? AND end > ? ORDER BY start",
+            " WHERE object = ? AND start > ? AND start < ? AND end > ? AND typeof(end) = 'integer'"
+            " AND typeof(segment) = 'integer' AND typeof(offset) = 'integer' AND offset BETWEEN 0 AND 1 << 40"
+            " AND typeof(digests) = 'blob' ORDER BY start",
             (object_id, start - MAX_EXTENT_BYTES, end, start),
         )
         return [Extent(*row) for row in rows]

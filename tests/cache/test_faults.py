@@ -77,6 +77,16 @@ def index_is(change: Callable[[bytes], bytes]) -> Callable[[Path], AbstractConte
     return write
 
 
+def rows_are(change: str) -> Callable[[Path], AbstractContextManager[None]]:
+    def write(directory: Path) -> AbstractContextManager[None]:
+        other = sqlite3.connect(directory / "index.db", isolation_level=None)
+        other.execute(f"UPDATE extents SET {change}")
+        other.close()
+        return nullcontext()
+
+    return write
+
+
 @contextmanager
 def locked_index(directory: Path) -> Iterator[None]:
     other = sqlite3.connect(directory / "index.db", isolation_level=None)
@@ -132,6 +142,10 @@ FAULTS = (
     Fault("the index is truncated", index_is(lambda data: data[: len(data) // 2]), None, None),
     Fault("the index is none", index_is(lambda data: b"no index" * (len(data) // 8)), "index", None, "begins anew"),
     Fault("the index is empty", index_is(lambda _: b""), None, None),
+    Fault("rows are of no type", rows_are("digests = 'x', offset = 'y', end = 'z'"), None, None),
+    Fault("rows lead nowhere", rows_are("offset = -1"), None, None),
+    Fault("rows lead beyond", rows_are("offset = offset + (1 << 39)"), "corrupt", "corrupt"),
+    Fault("rows are too long", rows_are("end = 1 << 62"), "corrupt", "corrupt"),
     Fault("the index is locked", locked_index, "index", "index"),
     Fault("the directory is removed", removed, None, None),
     Fault("the disk is full", full, None, None),
