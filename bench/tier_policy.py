@@ -139,7 +139,7 @@ def _next_set() -> list[int]:
     return [*_scan(0.9, 10), *(name + 10**6 for name in _scan(0.9, 10))]
 
 
-# What is asked for, and from which request on hits are counted.
+# The requests of each workload, and the request from which on hits are counted.
 WORKLOADS: Mapping[str, Callable[[], tuple[list[int], int]]] = {
     "epochs of 0.9 sizes": lambda: (_scan(0.9, 6), int(0.9 * _CAPACITY)),
     "epochs of 1.2 sizes": lambda: (_scan(1.2, 8), int(1.2 * _CAPACITY)),

@@ -69,7 +69,7 @@ RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "ot
 # How a check of an object's bytes against its checksum ended. "begun": a large one, which may be read only in part.
 CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
 
-# What became of bytes in the local tier (fastfuse.cache). Not kept were those that a full queue skipped, that the
+# The fates of bytes in the local tier (fastfuse.cache). Not kept were those that a full queue skipped, that the
 # disk or the index did not take (dropped), and that are not worth the place of others (declined).
 CACHE_EVENTS = ("served", "written", "skipped", "dropped", "declined", "evicted")
 

@@ -27,7 +27,7 @@ __all__ = [
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
 FORMAT = 1
 _APPLICATION_ID = 0x66667563
-# What one digest covers, and what the smallest read costs. 8 bytes for each add 0.003 % to what is kept.
+# One digest covers so much, and the smallest read costs it. 8 bytes for each add 0.003 % to what is kept.
 BLOCK_BYTES = 256 << 10
 # No part is longer (`--part-size`), so a look-up ends there.
 MAX_EXTENT_BYTES = 64 << 20

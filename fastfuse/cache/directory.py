@@ -29,7 +29,7 @@ _OURS = {_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal", _CLAIMS}
 
 @dataclass(frozen=True, slots=True)
 class OpenCache:
-    """What a process needs of the directory, and keeps open. The two connections are for two threads."""
+    """The descriptors and connections that a process keeps open. The two connections are for two threads."""
 
     settings: CacheSettings
     directory_fd: int

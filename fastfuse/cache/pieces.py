@@ -1,4 +1,4 @@
-"""Which pieces of a range are kept, and which are missing. Pure."""
+"""Divide a range into the pieces that are kept and those that are missing. Pure."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Which ranges are worth their room once the tier is full. Pure.
+"""Decide which ranges are worth their room once the tier is full. Pure.
 
 Time is counted in bytes asked for. A segment has a *return*: how long its bytes take to be asked for again. Its place
 goes to others if that is longer than anything takes to come back (nobody reads it any more), or twice as long as a
@@ -10,18 +10,18 @@ import numpy as np
 
 __all__ = ["Returns", "is_worth_it"]
 
-# How much longer than the long returns a segment may take; they decline by an eighth of what is asked for.
+# A segment may take so many times the long returns; those decline by an eighth of what is asked for.
 _PATIENCE = 1.5
 _DECLINE_DIVISOR = 8
-# How fast longer returns are believed: after some tens of them.
+# Longer returns are believed after some tens of them.
 _BELIEF_DIVISOR = 16
 # Before anything has come back: the sizes of the tier that may be asked for before its content makes room.
 _FIRST_PATIENCE_SIZES = 2.5
-# How much better than the victim a range has to be whose place is still read.
+# A range has to return so many times as fast as a segment that is still read.
 _MARGIN = 2
 # Ranges that are remembered: 16 MiB of memory, touched as it is used. With 39 KB files they cover 80 GB.
 _SLOTS = 1 << 21
-# Of 64 bits a slot has 16 to tell ranges apart, 24 for a time and 24 for a return, both in units of 4 MiB.
+# A slot has 16 bits to tell ranges apart, 24 for a time and 24 for a return, both in units of 4 MiB.
 _UNIT_BITS, _TIME_BITS, _TAG_BITS = 22, 24, 16
 _LONGEST = (1 << _TIME_BITS) - 1
 
@@ -42,7 +42,7 @@ class Returns:
     def __init__(self, slots: int = _SLOTS) -> None:
         self._slots = slots
         self._seen = np.zeros(slots, np.uint64)
-        # What long returns take.
+        # The length of long returns.
         self.long_bytes = 0
 
     def ask(self, name: int, now_bytes: int, size_bytes: int) -> int | None:

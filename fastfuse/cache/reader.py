@@ -30,7 +30,7 @@ __all__ = ["CachedReader", "identity"]
 
 _log = logging.getLogger(__name__)
 
-# How often to look whether a claim of somebody else is over: at first, and at last.
+# The pauses between looks whether somebody else's claim is over: the first, and the longest.
 _LOOK_S, _MAX_LOOK_S = 0.001, 0.02
 # The longest wait for somebody else's claim, and for the disk, before S3 is asked.
 _PATIENCE_S = 10.0
@@ -40,7 +40,7 @@ _OFF_S = 30.0
 _ODD = 0x9E3779B97F4A7C15
 # Each takes a few hundred bytes.
 _MAX_DAMAGED = 10_000
-# How long the queue may take to be written after the last read.
+# The queue may take so long to be written after the last read.
 _CLOSES_WITHIN_S = 10.0
 
 

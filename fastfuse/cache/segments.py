@@ -27,7 +27,7 @@ _MIB = 1 << 20
 _SEGMENTS_AT_LEAST, _MAX_SEGMENT_BYTES = 128, 64 * _MIB
 # Descriptors that stay open: of a tier of 16 GiB all of them.
 _MAX_OPEN = 256
-# What every device takes for direct I/O.
+# Every device takes multiples of this for direct I/O.
 _ALIGNMENT = 4096
 # Ranges from this size on go straight from and to the memory of their part, so they begin at such a multiple.
 _DIRECT_BYTES = 64 << 10

@@ -11,7 +11,7 @@ class CacheSettings:
     """The tier that a command uses; `directory` is absolute."""
 
     directory: Path
-    # What index and segments may take.
+    # The most that index and segments may take.
     size_bytes: int
-    # What stays free in the file system, whoever fills it.
+    # The room that stays free in the file system, whoever fills it.
     min_free_bytes: int

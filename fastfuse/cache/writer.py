@@ -24,7 +24,7 @@ from fastfuse.metrics import CACHE_EVENTS, Counters
 
 __all__ = ["Range", "Writer"]
 
-# What one transaction makes known: whoever waits for a claim waits for one of these.
+# The most that one transaction makes known: whoever waits for a claim waits for one of these.
 _BATCH_BYTES, _BATCH_RANGES = 32 << 20, 256
 # Small files gather for as long as a GET takes: a transaction and a write cost more than adding a file to them.
 _GATHER_BYTES, _GATHER_S = 1 << 20, 0.02
@@ -44,7 +44,7 @@ class Range(NamedTuple):
     seed: int
     start: int
     data: memoryview
-    # How long it takes to come back; None if that is not known.
+    # Its return (`policy`); None if that is not known.
     return_bytes: int | None
 
     @property
@@ -319,7 +319,7 @@ class Writer:
 
     def _begin(self) -> None:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
-        # In this order others may go on meanwhile: a segment is known before it is made, and made before it is filled.
+        # The order lets others go on meanwhile: a segment is known before it is made, and made before it is filled.
         before = set(self._segments.numbers())
         known = self._index.segments()
         after = set(self._segments.numbers())

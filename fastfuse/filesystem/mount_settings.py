@@ -72,12 +72,12 @@ class MountSettings:
 
     @property
     def queue_bytes(self) -> int:
-        """What of the memory target may wait to be written to the local tier; parts in use have the rest."""
+        """The share of the memory target that may wait to be written to the local tier; parts in use have the rest."""
         return min(self.memory_target_bytes // _QUEUE_DIVISOR, _MAX_QUEUE_BYTES) if self.cache else 0
 
     @property
     def cache_flush_s(self) -> float:
-        """How long a worker that ends may write to the local tier what it has fetched."""
+        """The time that a worker that ends has to write to the local tier what it has fetched."""
         return _FLUSH_S if self.cache else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Which directories are taken, and what is said of others; all before anything is mounted."""
+"""Directories that are taken, and what is said of others; all before anything is mounted."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""What may happen to a disk, and to what lies on it, in one table: reads go on with the right bytes, and it is told."""
+"""The faults of a disk, and of what lies on it, in one table: reads go on with the right bytes, and it is told."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def truncate(data: bytearray) -> None:
 
 
 def lose(data: bytearray) -> None:
-    """As a power failure does with what was not on the disk yet."""
+    """Do as a power failure does with what was not on the disk yet."""
     data[:] = bytes(len(data))
 
 
@@ -126,10 +126,10 @@ def failing(name: str) -> Callable[[Path], AbstractContextManager[None]]:
 class Fault:
     name: str
     happens: Callable[[Path], AbstractContextManager[None]]
-    # What is counted by those who have the tier open meanwhile, and by those who open it after it; None: it depends.
+    # The failure counted while the tier is open, and by those who open it later; None: it depends.
     live: str | None
     later: str | None
-    # What the log has to say, if it is not one of a count.
+    # A line that the log has to have.
     line: str = ""
 
 

@@ -1,4 +1,4 @@
-"""What a tier serves, what it fetches, and how tiers of one node share it."""
+"""Tiers serve what is kept, fetch what is missing, and share it on their node."""
 
 import os
 import subprocess

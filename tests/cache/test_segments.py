@@ -17,7 +17,7 @@ SIZES = st.sampled_from([1, 39_000, 64 * KIB - 1, 64 * KIB, 100_001, BLOCK_BYTES
 
 
 def aligned_memory(size_bytes: int) -> memoryview:
-    """As parts have it."""
+    """Return memory that is aligned, as that of parts is."""
     memory = np.empty(size_bytes + 4096, np.uint8)
     lead = -memory.ctypes.data % 4096
     return memory[lead : lead + size_bytes].data
