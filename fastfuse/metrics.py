@@ -29,6 +29,8 @@ from fastfuse.version import VERSION
 __all__ = [
     "ASKERS",
     "BUILD_INFO",
+    "CACHE_EVENTS",
+    "CACHE_FAILURES",
     "ERRNO_LABELS",
     "HISTOGRAMS",
     "MEMORY_USES",
@@ -71,6 +73,13 @@ CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
 
 # How a read that failed was answered.
 READ_ERRNOS = ("EIO", "ESTALE", "EACCES")
+
+# The fates of bytes in the local tier (fastfuse.cache). Not kept were those that a full queue skipped, that the
+# disk or the index did not take (dropped), and that are not worth the place of others (declined).
+CACHE_EVENTS = ("served", "written", "skipped", "dropped", "declined", "evicted")
+
+# Ranges that were not what was written; errors of the disk and of the index; the directory was removed.
+CACHE_FAILURES = ("corrupt", "disk", "index", "directory")
 
 # What readers were answered; anything not listed is counted as "other".
 ERRNO_LABELS = (
@@ -142,6 +151,10 @@ METRICS = (
         "fastfuse_read_source_bytes", "Bytes handed to readers, by whether they waited for them.", "source", SOURCES
     ),
     Counter("fastfuse_reads", "Reads that reached the mount, by whether they waited for bytes.", "outcome", READS),
+    Counter("fastfuse_cache_bytes", "Bytes of the local tier, by what became of them.", "event", CACHE_EVENTS),
+    Counter("fastfuse_cache_failures", "Failures of the local tier, by kind.", "kind", CACHE_FAILURES),
+    Counter("fastfuse_cache_used_bytes", "Bytes of the local tier's segments.", is_gauge=True),
+    Counter("fastfuse_cache_size_bytes", "The value of --cache-size, in bytes; 0 without a cache.", is_gauge=True),
     Counter("fastfuse_wasted_bytes", "Bytes fetched and dropped before anybody read them."),
     Counter("fastfuse_requests", "Requests of the kernel answered, errors included."),
     Counter("fastfuse_errors", "Requests answered with an errno, by its name.", "errno", ERRNO_LABELS),

@@ -6,7 +6,7 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["GIB", "KIB", "MIB", "format_size", "parse_size"]
+__all__ = ["GIB", "KIB", "MIB", "format_size", "parse_share", "parse_size"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -14,6 +14,7 @@ GIB: Final = 1024 * MIB
 
 # Twenty digits: more is no size of anything, and too much for a float.
 _SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
+_PERCENT: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*%", re.ASCII)
 # As in dd and rclone: a bare letter is binary; `MB` is decimal, as disks and networks are sold.
 _UNITS: Final = {"": 1, "b": 1} | {
     unit: factor
@@ -41,6 +42,16 @@ def parse_size(text: str, option: str = "") -> int:
             f"{option} {text!r} is not a size".lstrip(), hint="write it as 8MiB, 2GiB or a number of bytes"
         )
     return int(Fraction(match[1]) * factor)
+
+
+def parse_share(text: str, whole_bytes: int, option: str) -> int:
+    """Return the bytes of a size, or of a percentage of `whole_bytes`, rounded down.
+
+    Raises:
+        ConfigurationError: `text` is neither.
+    """
+    percent = _PERCENT.fullmatch(text.strip())
+    return int(whole_bytes * Fraction(percent[1]) / 100) if percent else parse_size(text, option)
 
 
 def format_size(size_bytes: int) -> str:

@@ -27,17 +27,18 @@ FLOORS: Mapping[str, set[str]] = {
     name: set(allowed.split())
     for name, allowed in {
         "__main__": "cli",
-        "cli": f"advise demo deploy doctor hints report sagemaker filesystem index s3 {LEAVES}",
+        "cli": f"advise cache demo deploy doctor hints report sagemaker filesystem index s3 {LEAVES}",
         "demo": f"cli filesystem index s3 testing {LEAVES}",
         "deploy": "errors version",
         "doctor": f"advise index filesystem s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
         "report": f"filesystem {LEAVES}",
-        "sagemaker": f"filesystem index readahead s3 {LEAVES}",
-        "filesystem": f"index readahead s3 {LEAVES}",
+        "sagemaker": f"cache filesystem index readahead s3 {LEAVES}",
+        "filesystem": f"cache index readahead s3 {LEAVES}",
         "hints": "errors filesystem",
         "testing": "errors objects sizes",
         "index": f"s3 {LEAVES}",
+        "cache": f"s3 {LEAVES}",
         "readahead": f"s3 {LEAVES}",
         "s3": LEAVES,
         "cgroup": "",
@@ -74,7 +75,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "botocore": "s3",
         "google_crc32c": "demo testing",
         "httpx2": "s3",
-        "numpy": "advise cli demo hints index filesystem readahead s3 sagemaker testing",
+        "numpy": "advise cache cli demo hints index filesystem readahead s3 sagemaker testing",
         "prometheus_client": "metrics demo",
         "psutil": "",
         "pyarrow": "index",
@@ -84,8 +85,9 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pyfuse3": "filesystem.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
-        "trio": "advise demo doctor index filesystem readahead repeats s3 sagemaker",
+        "trio": "advise cache demo doctor index filesystem readahead repeats s3 sagemaker",
         "typer": "cli",
+        "xxhash": "cache.segments",
     }.items()
 }
 
@@ -98,7 +100,8 @@ ASKED_FOR_BY_NAME = {"pyarrow", "pygal"}
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("doctor.rules", "report.intervals", "advise.model", "prices", "advise.recommend", "advise.shape"),
+    *("cache.policy", "cache.pieces", "doctor.rules", "report.intervals"),
+    *("advise.model", "prices", "advise.recommend", "advise.shape"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),

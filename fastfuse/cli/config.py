@@ -8,11 +8,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse
@@ -20,12 +20,13 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.sse import read_customer_key
-from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_size
+from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_share, parse_size
 
 __all__ = [
     "CHANNELS_ROOT",
     "DemoSettings",
     "channel_mountpoint",
+    "checked_cache",
     "connection_config",
     "demo_settings",
     "job_memory_bytes",
@@ -87,8 +88,7 @@ def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: in
     available_bytes = min(ram_bytes, cgroup_limit_bytes or ram_bytes)
     if text is None:
         return min(max(available_bytes // 4, MINIMUM_MEMORY_BYTES), MAXIMUM_DEFAULT_MEMORY_BYTES)
-    percent = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*%", text.strip(), re.ASCII)
-    size_bytes = int(available_bytes * Fraction(percent[1]) / 100) if percent else parse_size(text, "--memory-target")
+    size_bytes = parse_share(text, available_bytes, "--memory-target")
     if size_bytes < MINIMUM_MEMORY_BYTES:
         raise ConfigurationError(
             f"--memory-target {text} is {format_size(size_bytes)}, less than the minimum of "
@@ -261,6 +261,7 @@ def mount_settings(
     channel: str | None = None,
     connection: ConnectionConfig,
     origin: IndexOrigin | None = None,
+    cache: CacheSettings | None = None,
     memory_target: str | None = None,
     part_size: str = "8MiB",
     training: bool = False,
@@ -303,6 +304,7 @@ def mount_settings(
         mountpoint=place,
         connection=connection,
         origin=origin or IndexOrigin(),
+        cache=checked_cache(cache, connection),
         memory_target_bytes=memory_bytes,
         part_size_bytes=parse_part_size(part_size, memory_bytes),
         expects_whole_files=training,
@@ -324,6 +326,19 @@ def mount_settings(
         # Its sender is the service manager, so what is no number is none of its.
         watchdog_s=int(watchdog_usec) / 1e6 if watchdog_usec.isascii() and watchdog_usec.isdigit() else None,
     )
+
+
+def checked_cache(cache: CacheSettings | None, connection: ConnectionConfig) -> CacheSettings | None:
+    """Return `cache`, unless it would keep in the clear what is encrypted with a key of the user's.
+
+    Raises:
+        ConfigurationError: it would.
+    """
+    if cache is not None and connection.sse_c_key_file is not None:
+        raise ConfigurationError(
+            "--cache would keep objects in the clear that --sse-c-key-file decrypts", hint="give one of the two"
+        )
+    return cache
 
 
 def _ram_bytes() -> int:

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from fastfuse import log
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.cli import daemon, fstab, messages, mounted, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.advise_command import advise
+from fastfuse.cli.cache_options import cache
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import demo_settings, mount_settings
 from fastfuse.cli.doctor_command import doctor
@@ -65,7 +67,7 @@ def fastfuse(
     epilog="Options can be set in the environment, under the name that is shown with them. In fstab: "
     "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
 )
-@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
+@options.takes(origin=options.origin, cache=cache, connection=options.connection, logs=options.logs)
 def mount(
     source: Annotated[
         str,
@@ -149,6 +151,7 @@ def mount(
     training: options.Training = False,
     io: options.Io = PageCacheUse.AUTO,
     origin: IndexOrigin,
+    cache: CacheSettings | None,
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
@@ -162,6 +165,7 @@ def mount(
         channel=channel,
         connection=connection,
         origin=origin,
+        cache=cache,
         memory_target=memory_target,
         part_size=part_size,
         training=training,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastfuse import log
-from fastfuse.cli import messages, options, startup
-from fastfuse.cli.config import job_memory_bytes, parse_listen_address, parse_part_size
+from fastfuse.cache.settings import CacheSettings
+from fastfuse.cli import cache_options, messages, options, startup
+from fastfuse.cli.config import checked_cache, job_memory_bytes, parse_listen_address, parse_part_size
 from fastfuse.cli.index_options import by_channel, index_origin
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import PageCacheUse
@@ -30,7 +31,7 @@ EPILOG = (
 )
 
 
-@options.takes(connection=options.connection, logs=options.logs)
+@options.takes(cache=cache_options.cache, connection=options.connection, logs=options.logs)
 def run(
     command: Annotated[
         list[str] | None,
@@ -188,6 +189,7 @@ def run(
     index_max_age: options.IndexMaxAge = None,
     strict: options.Strict = False,
     allow_empty: options.AllowEmpty = False,
+    cache: CacheSettings | None,
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
@@ -245,6 +247,7 @@ def run(
         origins=origins,
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
+        cache=checked_cache(cache, connection),
         shard_by_bytes=shard_by is options.ShardBy.BYTES,
         addresses=parse_addresses(address or (), cluster.hosts),
         io=io,

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
@@ -13,6 +14,11 @@ __all__ = ["MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse"]
 
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
+
+# A disk takes so much within a second. Parts that wait keep their memory, and those in flight take other pages.
+_QUEUE_DIVISOR: Final = 4
+_MAX_QUEUE_BYTES: Final = 128 << 20
+_FLUSH_S: Final = 3.0
 
 
 class PageCacheUse(StrEnum):
@@ -32,6 +38,8 @@ class MountSettings:
     mountpoint: Path
     connection: ConnectionConfig
     origin: IndexOrigin
+    # The local tier, or None.
+    cache: CacheSettings | None = None
     # Bytes of object data held or in flight, over all readers (default: a quarter of the RAM or of the cgroup's
     # limit, at most 4 GiB, at least 128 MiB; `config` resolves it).
     memory_target_bytes: int
@@ -61,6 +69,16 @@ class MountSettings:
     notify_socket: str | None = None
     # The service manager ends a mount that it does not hear from for so long; None if it has not said.
     watchdog_s: float | None = None
+
+    @property
+    def queue_bytes(self) -> int:
+        """The share of the memory target that may wait to be written to the local tier; parts in use have the rest."""
+        return min(self.memory_target_bytes // _QUEUE_DIVISOR, _MAX_QUEUE_BYTES) if self.cache else 0
+
+    @property
+    def cache_flush_s(self) -> float:
+        """The time that a worker that ends has to write to the local tier what it has fetched."""
+        return _FLUSH_S if self.cache else 0.0
 
     @property
     def checked_origin(self) -> IndexOrigin:

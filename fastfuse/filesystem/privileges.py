@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fastfuse.s3.aws import S3Session
 
-__all__ = ["as_nobody", "become_nobody", "confine", "die_with", "keep_memory_private"]
+__all__ = ["as_nobody", "become_nobody", "confine", "die_with", "keep_memory_private", "worker_uid"]
 
 # <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_KILL. With the first two root uses the files of the
 # user who called sudo: AWS profiles, the cache of listings. With the third the kernel ends nobody's processes with it.
@@ -100,6 +100,14 @@ def become_nobody() -> None:
         die_with(parent)  # the kernel forgot it with the user (commit_creds)
     _keep_capabilities(())
     keep_memory_private()
+
+
+def worker_uid() -> int:
+    """Return the user that a process of this one's rights has after `become_nobody`."""
+    may_change = all(_permitted() >> capability & 1 for capability in _CHANGE_USER)
+    spans = (map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    has_nobody = any(first <= _NOBODY < first + count for first, _, count in spans)
+    return _NOBODY if os.geteuid() == 0 and may_change and has_nobody else os.geteuid()
 
 
 def _bound_capabilities(kept: Collection[int]) -> None:

@@ -50,9 +50,17 @@ class SmallFiles:
     """The small files of one worker."""
 
     def __init__(
-        self, operations: MountOperations, engine: ReadEngine, client: S3Client, gets: RecordedReader, session_fd: int
+        self,
+        operations: MountOperations,
+        engine: ReadEngine,
+        client: S3Client,
+        gets: RecordedReader,
+        session_fd: int,
+        *,
+        may_read: bool,
     ) -> None:
-        """Start nothing yet. A worker makes one, once it answers from a table."""
+        """Start nothing yet, and no thread ever unless they `may_read`. A worker makes one, with its first table."""
+        self._may_read = may_read
         self._operations = operations
         self._engine = engine
         self._client = client
@@ -85,7 +93,7 @@ class SmallFiles:
         """Let threads read if that is right now, and not otherwise."""
         table = self._operations.table
         metadata, way = table.metadata, None
-        if metadata.bucket:
+        if metadata.bucket and self._may_read:
             with suppress(FastfuseError):  # the client's own requests tell
                 way = self._client.direct(metadata.bucket, metadata.key_prefix)
         is_armed, now_s = small_reads.is_armed(), monotonic()

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.board import Board
@@ -33,7 +34,7 @@ from fastfuse.filesystem.mount_places import place_for
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
+from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
 from fastfuse.filesystem.refresh import NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session, tune_kernel
 from fastfuse.filesystem.status import Recent
@@ -101,7 +102,7 @@ class Supervisor:
             in_hand=self._in_hand,
         )
         self._readahead = ReadaheadConfig.within(
-            settings.memory_target_bytes,
+            settings.memory_target_bytes - settings.queue_bytes,
             part_size_bytes=settings.part_size_bytes,
             max_parts_in_flight=settings.connection.max_connections,
             expects_whole_files=settings.expects_whole_files,
@@ -131,6 +132,7 @@ class Supervisor:
         try:
             if settings.metrics_listen:
                 self._start_metrics(*settings.metrics_listen)
+            prepare(settings.cache, worker_uid())
             self._notifier.status(f"listing {settings.source}")
             self._index()
             # There is something to take down from here on, so signals wait for `_serve`. They stay blocked after it:
@@ -229,6 +231,8 @@ class Supervisor:
                 board=self._board,
                 session=self._s3,
                 readahead=self._readahead,
+                cache=self._settings.cache,
+                queue_bytes=self._settings.queue_bytes,
                 snapshot_fd=self._snapshot_fd,
                 session_fd=session_fd,
                 ready_fd=ready_fd,
@@ -438,6 +442,6 @@ class Supervisor:
         except FastfuseError as error:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
-        self._worker.close()
+        self._worker.close(self._settings.cache_flush_s)
         os.close(self._snapshot_fd)
         return exit_code

@@ -238,12 +238,12 @@ def _small_files(it: Figures) -> Verdict | None:
 
 
 def _again(it: Figures) -> Verdict | None:
-    if not it.total_bytes or it.served_bytes < _TOO_MUCH * it.total_bytes:
+    if not it.total_bytes or min(it.served_bytes, it.fetched_bytes) < _TOO_MUCH * it.total_bytes:
         return None
     return Verdict(
         "page cache too small",
         f"{format_size(it.served_bytes)} were read of {format_size(it.total_bytes)}: later epochs came from S3 again",
-        "use a host with more memory than the data, shard the data over hosts, or File mode on a local disk",
+        "keep it on a local disk (--cache DIR), use a host with more memory than the data, or shard it over hosts",
     )
 
 

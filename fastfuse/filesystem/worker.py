@@ -24,6 +24,9 @@ from typing import Any
 import trio
 
 from fastfuse import log
+from fastfuse.cache.directory import OpenCache, open_or_none
+from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
@@ -45,6 +48,7 @@ from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import ASKERS, MEMORY_USES, READ_ERRNOS, READS, SOURCES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
@@ -97,6 +101,9 @@ class WorkerTask:
     # Its files are read.
     session: S3Session
     readahead: ReadaheadConfig
+    # The local tier, and what may wait to be written to it.
+    cache: CacheSettings | None
+    queue_bytes: int
     snapshot_fd: int
     # The connection to the kernel.
     session_fd: int
@@ -161,22 +168,29 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
+    cache = open_or_none(task.cache)  # first: nobody may not open it
     become_nobody()
     ask_for_keys(task.session, task.keys)
-    trio.run(_serve, task)
+    trio.run(_serve, task, cache)
 
 
-async def _serve(task: WorkerTask) -> None:
+async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     operations, counters, readahead = task.operations, task.counters, task.readahead
     limit_bytes = readahead.memory_limit_bytes
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
     retries = Retries(counters)
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
+    reader: RangeReader = client
+    if cache is not None:
+        url = task.session.endpoint_url or ""
+        reader = CachedReader(client, cache, buffers, counters, endpoint_url=url, queue_bytes=task.queue_bytes)
     async with trio.open_nursery() as nursery:
-        gets = RecordedReader(MadeReader(client, lambda: operations.table))
+        gets = RecordedReader(MadeReader(reader, lambda: operations.table))
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, small_reads)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
-        small_files = SmallFiles(operations, engine, client, gets, task.session_fd)
+        # They read from S3, not from the local tier.
+        may_read = cache is None
+        small_files = SmallFiles(operations, engine, client, gets, task.session_fd, may_read=may_read)
         nursery.start_soon(small_files.run)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
@@ -191,6 +205,7 @@ async def _serve(task: WorkerTask) -> None:
         with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), task.session_fd):
             await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
+    await gets.aclose()
 
 
 def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> list[str]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem.children import wait_child
+from fastfuse.filesystem.children import is_over_within, wait_child
 from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
 from fastfuse.filesystem.heartbeat import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
 from fastfuse.filesystem.sockets import raise_no_sigio
@@ -122,8 +122,10 @@ class WorkerProcess:
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Kill the worker, if one lives, and wait until it is gone."""
+    def close(self, within_s: float = 0.0) -> None:
+        """Wait until the worker, if one lives, is gone; kill it if that takes longer than `within_s`."""
+        if self.pid and within_s:
+            is_over_within(self.pid, within_s)
         self.kill()
         if self.pid:
             wait_child(self.pid)

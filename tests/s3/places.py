@@ -1,11 +1,16 @@
 """Each implementation of the seam together with the server that it talks to, for the contract tests."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import pytest
 
+from fastfuse.cache.directory import open_cache, prepare
+from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.settings import CacheSettings
+from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, PageSource, RangeReader
@@ -17,7 +22,7 @@ from tests.servers import S3Server, create_chain
 
 __all__ = ["PLACES", "Place", "client_of", "open_place", "opened"]
 
-PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls")
+PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls", "cached-memory")
 
 
 def client_of(config: ConnectionConfig) -> S3Client:
@@ -41,6 +46,18 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
         case "memory":
             store = MemoryStore()
             yield Place(store.put, store.delete, store, store)
+        case "cached-memory":
+            store = MemoryStore()
+            settings = CacheSettings(
+                directory=request.getfixturevalue("tmp_path") / "cache", size_bytes=64 << 20, min_free_bytes=0
+            )
+            prepare(settings, os.geteuid())
+            cache = open_cache(settings)
+            reader = CachedReader(
+                store, cache, PartBuffers(part_bytes=0, limit_bytes=0), Counters(), endpoint_url="",
+                queue_bytes=8 << 20,
+            )  # fmt: skip
+            yield Place(store.put, store.delete, reader, store)
         case ("loopback" | "tls") as kind:
             objects = MemoryObjects({})
             authority, issued = create_chain(request.getfixturevalue("tmp_path")) if kind == "tls" else (None, None)

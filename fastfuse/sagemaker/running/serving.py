@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.children import error_message
@@ -59,6 +60,8 @@ class RunSettings:
     # By name of channel (`budget`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
+    # The local tier of mounted channels, or None.
+    cache: CacheSettings | None = None
     shard_by_bytes: bool = False
     # The settings of mounted channels.
     io: PageCacheUse = PageCacheUse.AUTO
@@ -144,6 +147,8 @@ def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
     serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     if task.channel.is_put_in_place:
         serve = _keep
+    if task.settings.cache is not None and serve is not _mount:
+        _log.warning("channel %s does not use --cache, which is for mounted channels", task.channel.name)
     try:
         return serve(task, counters, tell)
     except FastfuseError as error:
@@ -315,6 +320,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         mountpoint=place,
         connection=task.settings.connection,
         origin=task.origin,
+        cache=task.settings.cache,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
         expects_whole_files=True,

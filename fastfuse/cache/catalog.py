@@ -1,0 +1,260 @@
+"""The index of a tier: which range of which object lies where. SQLite keeps it, for all processes of the node.
+
+One transaction makes ranges known after their bytes were written, so an index never names bytes that no process wrote.
+A power failure may still lose them, so each block has a digest, and nothing is synchronised for the sake of the data.
+WAL lets readers go on while others write; a reader never waits, a writer for a moment.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+__all__ = [
+    "BLOCK_BYTES",
+    "FORMAT",
+    "MAX_EXTENT_BYTES",
+    "Extent",
+    "Index",
+    "Segment",
+    "Totals",
+    "connect",
+    "create",
+    "create_in",
+]
+
+# Raise it with any change of the schema, of the digests, or of what object IDs are made of.
+FORMAT = 1
+_APPLICATION_ID = 0x66667563
+# One digest covers so much, and the smallest read costs it. 8 bytes for each add 0.003 % to what is kept.
+BLOCK_BYTES = 256 << 10
+# No part is longer (`--part-size`), so a look-up ends there.
+MAX_EXTENT_BYTES = 64 << 20
+# A process that commits holds others up for a millisecond. Only a program that does not belong here takes longer.
+_WRITER_WAITS_S = 5.0
+# A look-up waits only for whoever repairs what a killed process left; it holds up the loop.
+_READER_WAITS_S = 0.01
+
+_SCHEMA = """
+CREATE TABLE segments (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, size INTEGER NOT NULL, filled INTEGER NOT NULL DEFAULT 0,
+    pinned INTEGER NOT NULL DEFAULT 0, born INTEGER NOT NULL, hit_at INTEGER NOT NULL, hits INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE extents (
+    object INTEGER NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, segment INTEGER NOT NULL,
+    offset INTEGER NOT NULL, digests BLOB NOT NULL, PRIMARY KEY (object, start)
+) WITHOUT ROWID;
+CREATE INDEX extents_of_segment ON extents (segment);
+CREATE TABLE clock (asked INTEGER NOT NULL);
+INSERT INTO clock VALUES (0);
+"""
+# The return of a segment's bytes: how long it has gone without a hit, or how long they take on average, counted as if
+# all of them had been hit once when they came.
+_RETURN = "max(now - hit_at, (now - born) * size / (hits + size))"
+
+
+class Extent(NamedTuple):
+    """A kept range ``[start, end)`` of an object, at `offset` of a segment, with a digest for each block."""
+
+    start: int
+    end: int
+    segment: int
+    offset: int
+    digests: bytes
+
+
+class Segment(NamedTuple):
+    """A file of a fixed size that is filled from its start."""
+
+    id: int
+    size_bytes: int
+    filled_bytes: int
+
+
+class Totals(NamedTuple):
+    """The content of a tier."""
+
+    segments: int
+    room_bytes: int
+    filled_bytes: int
+    extents: int
+    objects: int
+    pinned_bytes: int
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open the index at `path`, which exists, for any thread, in transactions that the caller begins.
+
+    Raises:
+        sqlite3.Error: it cannot be opened, or it is none.
+    """
+    connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # Survives any death of a process, and a power failure but for the last seconds.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("SELECT asked FROM clock").fetchone()  # opens the files while this process may
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def create(path: str) -> int:
+    """Make an empty file at `path` an index; return the format of what is there then, 0 if it is no index of ours.
+
+    Raises:
+        sqlite3.Error: it cannot be opened, or it is damaged.
+    """
+    connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None)
+    try:
+        create_in(connection)
+        is_ours = connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
+        return int(connection.execute("PRAGMA user_version").fetchone()[0]) if is_ours else 0
+    finally:
+        connection.close()
+
+
+def create_in(connection: sqlite3.Connection) -> None:
+    """Make an empty database an index."""
+    with _transaction(connection):
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return
+        for statement in _SCHEMA.split(";\n"):
+            connection.execute(statement)
+        # A number is never given again, also not by an index that takes this one's place.
+        connection.execute("INSERT INTO sqlite_sequence VALUES ('segments', ?)", (time.time_ns() >> 10,))
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+class Index:
+    """One connection to the index; one thread at a time uses it. Every method may raise `sqlite3.Error`."""
+
+    def __init__(self, connection: sqlite3.Connection, *, waits: bool = False) -> None:
+        """Use `connection`. With `waits` a transaction waits for those of others."""
+        self._connection = connection
+        connection.execute(f"PRAGMA busy_timeout = {int((_WRITER_WAITS_S if waits else _READER_WAITS_S) * 1000)}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def find(self, object_id: int, start: int, end: int) -> list[Extent]:
+        """Return what is kept of ``[start, end)``, in order; extents may overlap, and reach beyond it.
+
+        A row that damage has made none is left out. It is replaced as its range is fetched again.
+        """
+        rows = self._connection.execute(
+            "SELECT start, end, segment, offset, digests FROM extents"
+            " WHERE object = ? AND start > ? AND start < ? AND end > ? AND typeof(end) = 'integer'"
+            " AND typeof(segment) = 'integer' AND typeof(offset) = 'integer' AND offset BETWEEN 0 AND 1 << 40"
+            " AND typeof(digests) = 'blob' ORDER BY start",
+            (object_id, start - MAX_EXTENT_BYTES, end, start),
+        )
+        return [Extent(*row) for row in rows]
+
+    def commit(
+        self,
+        extents: Iterable[tuple[int, Extent]],
+        filled: Mapping[int, int],
+        hits: Mapping[int, int],
+        asked_bytes: int,
+    ) -> int:
+        """Make extents known, by object, whose bytes are in their segments; return the time, in bytes asked for.
+
+        `filled` and `hits` are bytes by segment; `asked_bytes` is what this process asked for since its last commit.
+        """
+        run = self._connection.execute
+        with _transaction(self._connection):
+            run("UPDATE clock SET asked = asked + ?", (asked_bytes,))
+            now = int(run("SELECT asked FROM clock").fetchone()[0])
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO extents (object, start, end, segment, offset, digests) VALUES (?,?,?,?,?,?)",
+                [(object_id, *extent) for object_id, extent in extents],
+            )
+            self._connection.executemany(
+                "UPDATE segments SET filled = ? WHERE id = ?", [(size, segment) for segment, size in filled.items()]
+            )
+            self._connection.executemany(
+                "UPDATE segments SET hit_at = ?, hits = hits + ? WHERE id = ?",
+                [(now, size, segment) for segment, size in hits.items()],
+            )
+        return now
+
+    def drop(self, object_id: int, extent: Extent) -> None:
+        """Forget an extent, unless another one has taken its place."""
+        with _transaction(self._connection):
+            self._connection.execute(
+                "DELETE FROM extents WHERE object = ? AND start = ? AND segment = ? AND offset = ?",
+                (object_id, extent.start, extent.segment, extent.offset),
+            )
+
+    def unfilled(self) -> list[Segment]:
+        """Return the segments that have room, with the most of it first."""
+        rows = self._connection.execute(
+            "SELECT id, size, filled FROM segments WHERE filled < size AND NOT pinned ORDER BY size - filled DESC"
+        )
+        return [Segment(*row) for row in rows]
+
+    def segment(self, number: int) -> Segment | None:
+        """Return a segment, or None if there is none of this number any more."""
+        row = self._connection.execute("SELECT id, size, filled FROM segments WHERE id = ?", (number,)).fetchone()
+        return None if row is None else Segment(*row)
+
+    def segments(self) -> dict[int, int]:
+        """Return the bytes that are filled of each segment, by its number."""
+        return dict(self._connection.execute("SELECT id, filled FROM segments"))
+
+    def add(self, size_bytes: int, limit_bytes: int) -> Segment | None:
+        """Add a segment if all of them then have no more than `limit_bytes`; else return None."""
+        with _transaction(self._connection):
+            if self.room_bytes() + size_bytes > limit_bytes:
+                return None
+            row = self._connection.execute(
+                "INSERT INTO segments (size, born, hit_at) SELECT ?, asked, asked FROM clock", (size_bytes,)
+            )
+            assert row.lastrowid is not None
+            return Segment(row.lastrowid, size_bytes, 0)
+
+    def room_bytes(self) -> int:
+        """Return the bytes of all segments."""
+        return int(self._connection.execute("SELECT coalesce(sum(size), 0) FROM segments").fetchone()[0])
+
+    def victims(self, most: int) -> list[tuple[int, int]]:
+        """Return segments that may go, with the return that is expected of each: the longest first."""
+        return self._connection.execute(
+            f"SELECT id, {_RETURN} AS returns FROM segments, (SELECT asked AS now FROM clock) WHERE NOT pinned"
+            " ORDER BY returns DESC, id LIMIT ?",
+            (most,),
+        ).fetchall()
+
+    def evict(self, number: int) -> int:
+        """Forget a segment and what lies in it; return the bytes that were in it."""
+        with _transaction(self._connection):
+            segment = self.segment(number)
+            self._connection.execute("DELETE FROM extents WHERE segment = ?", (number,))
+            self._connection.execute("DELETE FROM segments WHERE id = ?", (number,))
+        return 0 if segment is None else segment.filled_bytes
+
+    def totals(self) -> Totals:
+        """Count everything; takes a second for a million extents."""
+        query = self._connection.execute
+        segments = query(
+            "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(filled), 0), coalesce(sum(size * pinned), 0)"
+            " FROM segments"
+        ).fetchone()
+        extents = query("SELECT count(*), count(DISTINCT object) FROM extents").fetchone()
+        return Totals(segments[0], segments[1], segments[2], extents[0], extents[1], segments[3])

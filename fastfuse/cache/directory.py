@@ -1,0 +1,189 @@
+"""The directory of a tier: whom it belongs to, and what a process opens before it gives up its rights.
+
+Whoever can write into the directory decides which bytes readers get: digests are against accidents, not against
+attackers. A directory that others own, or can write to, is therefore refused.
+"""
+
+import fcntl
+import logging
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfuse.cache.catalog import FORMAT, connect, create
+from fastfuse.cache.segments import give_to_owner
+from fastfuse.cache.settings import CacheSettings
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["OpenCache", "open_cache", "open_or_none", "prepare"]
+
+_log = logging.getLogger(__name__)
+
+_INDEX, _CLAIMS = "index.db", "claims"
+_OURS = {_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal", _CLAIMS}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCache:
+    """The descriptors and connections that a process keeps open. The two connections are for two threads."""
+
+    settings: CacheSettings
+    directory_fd: int
+    claims_fd: int
+    reading: sqlite3.Connection
+    writing: sqlite3.Connection
+
+    def is_there(self) -> bool:
+        """Return whether the directory and its index are still those that were opened."""
+        try:
+            there = os.stat(_CLAIMS, dir_fd=self.directory_fd)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self.claims_fd))
+
+    def index_bytes(self) -> int:
+        """Return the size of the index."""
+        size_bytes = 0
+        for name in _OURS:
+            with suppress(FileNotFoundError):
+                size_bytes += os.stat(name, dir_fd=self.directory_fd).st_size
+        return size_bytes
+
+    def close(self) -> None:
+        """Close everything. The index may be in no other thread's use."""
+        self.reading.close()
+        self.writing.close()
+        os.close(self.claims_fd)
+        os.close(self.directory_fd)
+
+
+def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
+    """Make the directory, and an empty index in it, for processes of the user `owner_uid`, if there are `settings`.
+
+    An index that is damaged, and that no process uses, is cleared. What is wrong with the disk is only logged.
+
+    Raises:
+        ConfigurationError: it is not a directory that this user's processes may trust and use.
+    """
+    if settings is None:
+        return
+    path = settings.directory
+    try:
+        if not path.exists():
+            path.mkdir(0o700)
+            os.chown(path, owner_uid, -1)
+        directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--cache {str(path)!r} cannot be used: {error.strerror}", hint="name a directory, or one to be made"
+        ) from error
+    try:
+        _check(path, directory_fd, owner_uid)
+        _make_index(path, directory_fd)
+    except (OSError, sqlite3.Error) as error:
+        _log.warning("the cache %s cannot be used; reads come from S3: %s", path, error)
+    finally:
+        os.close(directory_fd)
+
+
+def open_cache(settings: CacheSettings) -> OpenCache:
+    """Open the directory that was prepared, as a process does before it gives up its rights.
+
+    Raises:
+        OSError, sqlite3.Error: it cannot be used now.
+    """
+    with ExitStack() as opened:
+        directory_fd = os.open(settings.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, directory_fd)
+        claims_fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+        opened.callback(os.close, claims_fd)
+        # Whoever clears a damaged index takes it alone.
+        fcntl.flock(claims_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        reading = connect(_index_path(directory_fd))
+        opened.callback(reading.close)
+        writing = connect(_index_path(directory_fd))
+        opened.pop_all()
+        return OpenCache(settings, directory_fd, claims_fd, reading, writing)
+
+
+def open_or_none(settings: CacheSettings | None) -> OpenCache | None:
+    """Return the open cache; None if there is none, or, with a line in the log, if it cannot be used."""
+    if settings is None:
+        return None
+    try:
+        return open_cache(settings)
+    except (OSError, sqlite3.Error) as error:
+        _log.warning("the cache %s cannot be used; reads come from S3: %s", settings.directory, error)
+        return None
+
+
+def _index_path(directory_fd: int) -> str:
+    return f"/proc/self/fd/{directory_fd}/{_INDEX}"
+
+
+def _check(path: Path, directory_fd: int, owner_uid: int) -> None:
+    there, names = os.fstat(directory_fd), set(os.listdir(directory_fd))
+    foreign = next((name for name in sorted(names - _OURS) if not name.endswith(".segment")), None)
+    if foreign is not None:
+        raise ConfigurationError(
+            f"--cache {str(path)!r} holds {foreign!r}, which is not of a cache", hint="name an empty directory"
+        )
+    if there.st_uid != owner_uid and not names and os.geteuid() in (0, there.st_uid):
+        os.fchown(directory_fd, owner_uid, -1)
+        there = os.fstat(directory_fd)
+    is_shared = there.st_mode & stat.S_ISGID and there.st_mode & stat.S_IWGRP
+    if there.st_uid != owner_uid and not (is_shared and there.st_gid in (os.getegid(), *os.getgroups())):
+        raise ConfigurationError(
+            f"--cache {str(path)!r} belongs to the user {there.st_uid}, and is used here by {owner_uid}",
+            hint="name a directory of its own for this user, or share one with a group (see docs/CACHE.md)",
+        )
+    if there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not is_shared):
+        raise ConfigurationError(
+            f"--cache {str(path)!r} can be written to by others, who could put any bytes into it",
+            hint="chmod 700, or 2770 to share it with its group",
+        )
+
+
+def _make_index(path: Path, directory_fd: int) -> None:
+    for name in (_CLAIMS, _INDEX):
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
+        try:
+            give_to_owner(fd, directory_fd)
+        finally:
+            os.close(fd)
+    try:
+        found = create(_index_path(directory_fd))
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        _clear(path, directory_fd, error)
+        found = create(_index_path(directory_fd))
+    if found != FORMAT:
+        raise ConfigurationError(
+            f"--cache {str(path)!r} was made by another version of fastfuse (format {found}, this one has {FORMAT})",
+            hint="remove the directory, or name another one",
+        )
+
+
+def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:
+    with _alone(directory_fd):
+        _log.warning("the index of the cache %s is damaged (%s); the cache begins anew", path, why)
+        for name in (_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal"):
+            if os.path.lexists(f"/proc/self/fd/{directory_fd}/{name}"):
+                os.unlink(name, dir_fd=directory_fd)
+        os.close(os.open(_INDEX, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory_fd))
+
+
+@contextmanager
+def _alone(directory_fd: int) -> Iterator[None]:
+    """Hold the directory for this process; raise `BlockingIOError` if another one uses it."""
+    fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)

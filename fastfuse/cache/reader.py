@@ -1,0 +1,247 @@
+"""The `RangeReader` that looks into the tier first, and keeps there what it has to fetch from another one.
+
+It fetches only what is missing, and nothing that another task or process of the node fetches already: it waits for
+that, but not for ever. Nothing that goes wrong with the tier fails a read.
+"""
+
+import errno
+import logging
+import sqlite3
+from contextlib import suppress
+from hashlib import blake2b
+
+import trio
+
+from fastfuse.cache.catalog import Extent, Index
+from fastfuse.cache.claims import Claims
+from fastfuse.cache.directory import OpenCache
+from fastfuse.cache.pieces import gaps, pieces
+from fastfuse.cache.segments import DamagedError, Segments
+from fastfuse.cache.writer import Range, Writer
+from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.repeats import RepeatedFailures
+from fastfuse.s3.base import RangeReader
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.checks import check_range_arguments
+from fastfuse.s3.receivers import NoThreadError, Receivers
+
+__all__ = ["CachedReader", "identity"]
+
+_log = logging.getLogger(__name__)
+
+# The pauses between looks whether somebody else's claim is over: the first, and the longest.
+_LOOK_S, _MAX_LOOK_S = 0.001, 0.02
+# The longest wait for somebody else's claim, and for the disk, before S3 is asked.
+_PATIENCE_S = 10.0
+# After that, or after an error of the index, the tier is left alone for so long.
+_OFF_S = 30.0
+# Spreads the ranges of an object over 64 bits (2^64 divided by the golden ratio).
+_ODD = 0x9E3779B97F4A7C15
+# Each takes a few hundred bytes.
+_MAX_DAMAGED = 10_000
+# The queue may take so long to be written after the last read.
+_CLOSES_WITHIN_S = 10.0
+
+
+def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
+    """Return 63 bits that name this version of an object, and 64 others that its digests begin with."""
+    text = "\0".join((endpoint_url, ref.bucket, ref.key, ref.etag, str(ref.size_bytes)))
+    digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:])
+
+
+class CachedReader:
+    """Reads ranges from the tier `cache`, and from `reader` what it does not have."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        cache: OpenCache,
+        buffers: PartBuffers,
+        counters: Counters,
+        *,
+        endpoint_url: str,
+        queue_bytes: int,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        """Start the thread that writes; `queue_bytes` bounds what waits for it. Construct it in a trio run."""
+        self._reader = reader
+        self._cache = cache
+        self._buffers = buffers
+        self._counters = counters
+        self._endpoint_url = endpoint_url
+        self._where = f"the cache {cache.settings.directory}"
+        self._patience_s = patience_s
+        self._index = Index(cache.reading)
+        self._segments = Segments(cache.directory_fd)
+        self._claims = Claims(cache.claims_fd)
+        self._repeats = RepeatedFailures(_log)
+        self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
+        self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
+        counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
+        self._threads = Receivers()
+        # Extents that could not be read, until the index forgets them.
+        self._damaged: set[Extent] = set()
+        self._off_until_s = 0.0
+        self._is_closed = False
+        token = trio.lowlevel.current_trio_token()
+
+        def tell(kind: str, line: str) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._tell, kind, line)
+
+        self._writer = Writer(cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell)
+        self._writer.start()
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """Read a range as `RangeReader.get` does."""
+        if not ref.etag or self._writer.is_gone or trio.current_time() < self._off_until_s:
+            return await self._reader.get(ref, start, end)
+        check_range_arguments(ref, start, end)
+        object_id, seed = identity(self._endpoint_url, ref)
+        return_bytes = self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
+        extents = self._find(object_id, start, end)
+        if not gaps(((one.start, one.end) for one in extents), start, end):
+            data = await self._read(object_id, seed, extents, start, end, {})
+            if data is not None:
+                return data
+            extents = self._find(object_id, start, end)
+        return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
+
+    async def aclose(self) -> None:
+        """Write what is queued, and close the tier and the other reader. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            if await trio.to_thread.run_sync(self._writer.close, _CLOSES_WITHIN_S):
+                self._cache.close()
+        await self._reader.aclose()
+
+    async def _fetch(
+        self,
+        ref: ObjectRef,
+        object_id: int,
+        seed: int,
+        start: int,
+        end: int,
+        extents: list[Extent],
+        return_bytes: int | None,
+    ) -> Buffer:
+        """Return a range of which some is missing in `extents`: fetch that, or wait for whoever fetches it."""
+        keeps = self._writer.takes(return_bytes)
+        fetched: dict[int, memoryview] = {}
+        look_s, waits_until_s = _LOOK_S, trio.current_time() + self._patience_s
+
+        def missing() -> list[tuple[int, int]]:
+            there = ((one.start, one.end) for one in extents)
+            return gaps([*there, *((at, at + len(data)) for at, data in fetched.items())], start, end)
+
+        while wanted := missing():
+            first, behind = wanted[0]
+            keeps = keeps and trio.current_time() >= self._off_until_s
+            if keeps and not self._claim(object_id, first, behind):
+                if trio.current_time() < waits_until_s:
+                    await trio.sleep(look_s)
+                    look_s = min(2 * look_s, _MAX_LOOK_S)
+                    extents = self._find(object_id, start, end)
+                    continue
+                keeps = False  # whoever fetches it is slow, and will keep it
+            elif keeps:
+                extents = self._find(object_id, start, end)
+                if missing() != wanted:  # somebody was faster, and has given up the claim
+                    self._claims.release(object_id, first, behind)
+                    continue
+            fetched[first] = await self._get(ref, object_id, seed, first, behind, return_bytes, keeps=keeps)
+        if len(fetched.get(start, b"")) == end - start:
+            return fetched[start]
+        joined = await self._read(object_id, seed, extents, start, end, fetched)
+        return await self._reader.get(ref, start, end) if joined is None else joined
+
+    async def _get(
+        self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int, return_bytes: int | None, *, keeps: bool
+    ) -> memoryview:
+        """Fetch ``[start, end)``; if it is claimed (`keeps`), have it kept, or give up the claim."""
+        is_handed_over = False
+        try:
+            data = memoryview(await self._reader.get(ref, start, end))
+            if keeps:
+                is_handed_over = self._writer.offer(Range(object_id, seed, start, data, return_bytes))
+            else:
+                self._counters.add(self._events["declined"], end - start)
+            return data
+        finally:
+            if keeps and not is_handed_over:
+                self._claims.release(object_id, start, end)
+
+    def _claim(self, object_id: int, start: int, end: int) -> bool:
+        try:
+            return self._claims.take(object_id, start, end)
+        except OSError as error:
+            self._leave_alone("disk", f"ranges cannot be claimed: {error}")
+            return False
+
+    def _find(self, object_id: int, start: int, end: int) -> list[Extent]:
+        try:
+            found = self._index.find(object_id, start, end)
+        except sqlite3.Error as error:
+            self._leave_alone("index", f"its index cannot be read: {error}")
+            return []
+        return [one for one in found if one not in self._damaged] if self._damaged else found
+
+    async def _read(
+        self, object_id: int, seed: int, extents: list[Extent], start: int, end: int, fetched: dict[int, memoryview]
+    ) -> memoryview | None:
+        """Return a range of which all is kept or was `fetched`; None if what is kept cannot be read after all."""
+        into = self._buffers.take(end - start)
+        wanted = pieces(extents, start, end)
+        failed: list[tuple[Extent, Exception]] = []
+
+        def read() -> int:
+            for extent, piece_start, piece_end in wanted:
+                try:
+                    piece = into[piece_start - start : piece_end - start]
+                    self._segments.read(extent, seed + extent.start, piece_start, piece_end, piece)
+                except (DamagedError, OSError) as error:
+                    failed.append((extent, error))
+                    break
+            return 0
+
+        try:
+            with trio.fail_after(self._patience_s):
+                await self._threads.run(read)
+        except (trio.TooSlowError, NoThreadError) as error:
+            self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
+            return None
+        if failed:
+            self._lose(object_id, *failed[0])
+            return None
+        for extent, piece_start, piece_end in wanted:
+            self._writer.hit(extent.segment, piece_end - piece_start)
+            self._counters.add(self._events["served"], piece_end - piece_start)
+        for at, data in fetched.items():
+            into[at - start : at - start + len(data)] = data
+        return into.toreadonly()
+
+    def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
+        """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""
+        is_lost = isinstance(error, DamagedError | FileNotFoundError)
+        if extent not in self._find(object_id, extent.start, extent.end):
+            return
+        if is_lost or (isinstance(error, OSError) and error.errno == errno.EIO):
+            if len(self._damaged) >= _MAX_DAMAGED:
+                self._damaged.clear()
+            self._damaged.add(extent)
+            self._writer.lose(object_id, extent)
+        if is_lost:
+            self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
+        else:
+            self._leave_alone("disk", str(error))
+
+    def _leave_alone(self, kind: str, why: str) -> None:
+        self._off_until_s = trio.current_time() + _OFF_S
+        self._tell(kind, f"{self._where} is not used for {_OFF_S:g} s: {why}")
+
+    def _tell(self, kind: str, line: str) -> None:
+        """Count a failure, and log one of each kind every 30 s."""
+        self._counters.add(self._failures[kind])
+        self._repeats.tell(kind, str(self._cache.settings.directory), line)

@@ -1,0 +1,302 @@
+"""The files of a tier: segments, each filled from its start by one process at a time, and read by all.
+
+Reads and writes go past the page cache (``O_DIRECT``), between the disk and the memory of a part: the kernel keeps what
+readers of the mount get already, and pages for a second copy cost more than the disk does (docs/MEASUREMENTS.md,
+"Local tier"). What is not aligned takes the way over aligned memory. The lock (``flock``) on a segment says that a
+process fills it; it ends with that process.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import xxhash
+
+from fastfuse.cache.catalog import BLOCK_BYTES, Extent
+
+__all__ = ["DamagedError", "Filling", "Segments", "aligned", "digests_of", "give_to_owner", "place_of", "segment_bytes"]
+
+_MIB = 1 << 20
+# One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
+_SEGMENTS_AT_LEAST, _MAX_SEGMENT_BYTES = 128, 64 * _MIB
+# Descriptors that stay open: of a tier of 16 GiB all of them.
+_MAX_OPEN = 256
+# Every device takes multiples of this for direct I/O.
+_ALIGNMENT = 4096
+# Ranges from this size on go straight from and to the memory of their part, so they begin at such a multiple.
+_DIRECT_BYTES = 64 << 10
+_SCRATCH_BYTES = BLOCK_BYTES + 2 * _ALIGNMENT
+_STAGE_BYTES = _MIB
+_SUFFIX = ".segment"
+
+
+class DamagedError(Exception):
+    """A kept range does not have the bytes that were written: torn, truncated, foreign or rotten."""
+
+
+def segment_bytes(limit_bytes: int) -> int:
+    """Return the size of a segment of a tier of `limit_bytes`."""
+    return max(_MIB, min(_MAX_SEGMENT_BYTES, limit_bytes // _SEGMENTS_AT_LEAST // _MIB * _MIB))
+
+
+def digests_of(data: memoryview, seed: int) -> bytes:
+    """Return a digest for each block of `data`; the `seed` ties them to their place in their object."""
+    starts = range(0, len(data), BLOCK_BYTES)
+    return b"".join(_digest(data[start : start + BLOCK_BYTES], seed, number) for number, start in enumerate(starts))
+
+
+def _digest(block: memoryview, seed: int, number: int) -> bytes:
+    return xxhash.xxh3_64_digest(block, (seed + number) & 0xFFFFFFFFFFFFFFFF)
+
+
+class _File:
+    """A segment that is open for reading. It is closed when the last thread has let go of it."""
+
+    def __init__(self, directory_fd: int, name: str) -> None:
+        self.fd = -1
+        self.fd = _open_direct(directory_fd, name, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Segments:
+    """The segments below the directory `directory_fd`; for any thread."""
+
+    def __init__(self, directory_fd: int) -> None:
+        self._directory_fd = directory_fd
+        self._open: OrderedDict[int, _File] = OrderedDict()
+        self._mutex = threading.Lock()
+        self._local = threading.local()
+
+    def read(self, extent: Extent, seed: int, start: int, end: int, into: memoryview) -> None:
+        """Read ``[start, end)``, which lies in `extent`, and check it.
+
+        Raises:
+            DamagedError: it is not what was written.
+            OSError: it cannot be read.
+        """
+        file = self._file(extent.segment)
+        first, last = (start - extent.start) // BLOCK_BYTES, -(-(end - extent.start) // BLOCK_BYTES)
+        if len(extent.digests) != 8 * -(-(extent.end - extent.start) // BLOCK_BYTES):
+            raise DamagedError("its row in the index is damaged")
+        whole_from = start if start == extent.start + first * BLOCK_BYTES else extent.start + (first + 1) * BLOCK_BYTES
+        whole_to = (
+            end
+            if end == min(extent.end, extent.start + last * BLOCK_BYTES)
+            else (extent.start + (last - 1) * BLOCK_BYTES)
+        )
+        if whole_from < whole_to:
+            self._fill(file, extent.offset + whole_from - extent.start, into[whole_from - start : whole_to - start])
+        for number in range(first, last):
+            block_start = extent.start + number * BLOCK_BYTES
+            block_end = min(extent.end, block_start + BLOCK_BYTES)
+            if whole_from <= block_start and block_end <= whole_to:
+                block = into[block_start - start : block_end - start]
+            else:  # only a piece of it is wanted
+                block = memoryview(bytearray(block_end - block_start))
+                self._fill(file, extent.offset + block_start - extent.start, block)
+                piece_start, piece_end = max(start, block_start), min(end, block_end)
+                into[piece_start - start : piece_end - start] = block[
+                    piece_start - block_start : piece_end - block_start
+                ]
+            if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
+                raise DamagedError("its bytes are not those that were written")
+
+    @contextmanager
+    def locked(self, number: int) -> Iterator[bool]:
+        """Keep others from filling a segment meanwhile; yield False if one fills it now. The block may `remove` it."""
+        try:
+            fd = os.open(_name(number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory_fd)
+        except FileNotFoundError:
+            yield True
+            return
+        try:
+            yield _try_lock(fd)
+        finally:
+            os.close(fd)
+
+    def remove(self, number: int) -> None:
+        """Remove a segment, if it is there, and free its room at once, also if readers have it open."""
+        with self._mutex:
+            self._open.pop(number, None)
+        with suppress(FileNotFoundError):
+            fd = os.open(_name(number), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory_fd)
+            try:
+                os.unlink(_name(number), dir_fd=self._directory_fd)
+                os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of the segments that are there."""
+        for name in os.listdir(self._directory_fd):
+            stem, dot, suffix = name.partition(".")
+            if dot + suffix == _SUFFIX:
+                with suppress(ValueError):
+                    yield int(stem, 16)
+
+    def fill(self, number: int) -> "Filling | None":
+        """Open a segment to be filled; None if another process fills it.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        fd = _open_direct(self._directory_fd, _name(number), os.O_WRONLY | os.O_CREAT)
+        try:
+            if _try_lock(fd):
+                give_to_owner(fd, self._directory_fd)
+                return Filling(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
+
+    def _file(self, number: int) -> _File:
+        with self._mutex:
+            file = self._open.get(number)
+            if file is None:
+                file = self._open[number] = _File(self._directory_fd, _name(number))
+                if len(self._open) > _MAX_OPEN:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(number)
+            return file
+
+    def _fill(self, file: _File, offset: int, into: memoryview) -> None:
+        """Fill `into` from `offset` on."""
+        done = _aligned_bytes(offset, into)
+        _read_all(file.fd, offset, into[:done])
+        while done < len(into):
+            done += self._read_by_scratch(file, offset + done, into[done:])
+
+    def _read_by_scratch(self, file: _File, offset: int, into: memoryview) -> int:
+        """Read the begin of `into` by aligned memory of this thread; return how much."""
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = memoryview(mmap.mmap(-1, _SCRATCH_BYTES))
+        lead = offset % _ALIGNMENT
+        size_bytes = min(len(into), _SCRATCH_BYTES - _ALIGNMENT - lead)
+        padded = self._local.scratch[: -(-(lead + size_bytes) // _ALIGNMENT) * _ALIGNMENT]
+        if os.preadv(file.fd, [padded], offset - lead) < lead + size_bytes:
+            raise DamagedError("its segment is too short")
+        into[:size_bytes] = padded[lead : lead + size_bytes]
+        return size_bytes
+
+
+class Filling:
+    """A segment that this process fills: `put` ranges, `flush`, and then make them known in the catalog."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        # Holds what comes at `_staged_from`, which is aligned, and is not on the disk yet.
+        self._stage = memoryview(mmap.mmap(-1, _STAGE_BYTES))
+        self._staged_from = self._staged_bytes = 0
+
+    def close(self) -> None:
+        """Let others fill it, or remove it. What was not flushed is lost."""
+        os.close(self._fd)
+
+    def put(self, offset: int, data: memoryview) -> None:
+        """Write `data` at `offset`: where the range before it ends, or at the `place_of` this one behind it.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        if offset != self._staged_from + self._staged_bytes:
+            self.flush()
+        done = 0 if self._staged_bytes else _aligned_bytes(offset, data)
+        _write_all(self._fd, offset, data[:done])
+        self._put_on_stage(offset + done, data[done:])
+
+    def flush(self) -> None:
+        """Write what is staged, and zeros up to a multiple of the alignment. The next range has to come behind them.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        end = aligned(self._staged_bytes)
+        self._stage[self._staged_bytes : end] = bytes(end - self._staged_bytes)
+        _write_all(self._fd, self._staged_from, self._stage[:end])
+        self._staged_bytes = 0
+
+    def _put_on_stage(self, offset: int, data: memoryview) -> None:
+        while data:
+            if not self._staged_bytes:
+                self._staged_from = offset
+            count = min(len(data), _STAGE_BYTES - self._staged_bytes)
+            self._stage[self._staged_bytes : self._staged_bytes + count] = data[:count]
+            self._staged_bytes += count
+            data, offset = data[count:], offset + count
+            if self._staged_bytes == _STAGE_BYTES:
+                self.flush()
+
+
+def place_of(filled_bytes: int, size_bytes: int) -> int:
+    """Return where a range of `size_bytes` goes in a segment that is filled so far."""
+    return filled_bytes if size_bytes < _DIRECT_BYTES else aligned(filled_bytes)
+
+
+def aligned(size_bytes: int) -> int:
+    """Return the next multiple of what direct I/O takes."""
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def give_to_owner(fd: int, directory_fd: int) -> None:
+    """Give a new file, of this process's user, to the owner of its directory, with the rights that that has."""
+    there = os.fstat(directory_fd)
+    if os.fstat(fd).st_uid != os.geteuid():
+        return
+    if os.geteuid() == 0:
+        os.fchown(fd, there.st_uid, there.st_gid)
+    os.fchmod(fd, there.st_mode & 0o660)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _name(number: int) -> str:
+    return f"{number:x}{_SUFFIX}"
+
+
+def _read_all(fd: int, offset: int, into: memoryview) -> None:
+    while into:
+        count = os.preadv(fd, [into], offset)
+        if not count:
+            raise DamagedError("its segment is too short")
+        into, offset = into[count:], offset + count
+
+
+def _write_all(fd: int, offset: int, data: memoryview) -> None:
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _open_direct(directory_fd: int, name: str, flags: int) -> int:
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags | os.O_DIRECT, 0o600, dir_fd=directory_fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(name, flags, 0o600, dir_fd=directory_fd)  # a file system in memory, of an older kernel
+
+
+def _aligned_bytes(offset: int, data: memoryview) -> int:
+    """Return how much from the begin of `data` can go straight to or from `offset` of a file."""
+    if len(data) < _DIRECT_BYTES or offset % _ALIGNMENT or np.frombuffer(data, np.uint8).ctypes.data % _ALIGNMENT:
+        return 0
+    return len(data) - len(data) % _ALIGNMENT

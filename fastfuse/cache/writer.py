@@ -1,0 +1,347 @@
+"""Puts ranges into the tier, behind the readers: one thread, with a bounded queue of what is still to be written.
+
+A range is written first, then made known by a transaction, then its claim is given up, so whoever waited for it finds
+it. What does not fit into the queue, because the disk is slower than the network, is not kept. The thread also lets
+segments go: for better ranges once the tier is full, and for whoever else fills the disk.
+"""
+
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from fastfuse.cache.catalog import Extent, Index, Segment
+from fastfuse.cache.claims import Claims
+from fastfuse.cache.directory import OpenCache
+from fastfuse.cache.policy import Returns, is_worth_it
+from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, place_of, segment_bytes
+from fastfuse.metrics import CACHE_EVENTS, Counters
+
+__all__ = ["Range", "Writer"]
+
+# The most that one transaction makes known: whoever waits for a claim waits for one of these.
+_BATCH_BYTES, _BATCH_RANGES = 32 << 20, 256
+# Small files gather for as long as a GET takes: a transaction and a write cost more than adding a file to them.
+_GATHER_BYTES, _GATHER_S = 1 << 20, 0.02
+_TICK_S = 1.0
+# After an error: a disk that is full or failing is not asked for every range.
+_PAUSE_S = 5.0
+# Another process may begin with a segment before the one that has added it.
+_TRIES = 8
+# Segments that others fill are passed over.
+_VICTIMS = 16
+
+
+class Range(NamedTuple):
+    """Bytes of an object that were fetched, and are claimed until they are written or dropped."""
+
+    object_id: int
+    seed: int
+    start: int
+    data: memoryview
+    # Its return (`policy`); None if that is not known.
+    return_bytes: int | None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+
+@dataclass(slots=True)
+class _Open:
+    """The segment that this process fills."""
+
+    segment: Segment
+    filling: Filling
+    filled_bytes: int
+
+
+class Writer:
+    """The thread and its queue. Methods with a name without underscore belong to the loop, and never wait."""
+
+    def __init__(
+        self,
+        cache: OpenCache,
+        segments: Segments,
+        claims: Claims,
+        counters: Counters,
+        *,
+        queue_bytes: int,
+        tell: Callable[[str, str], None],
+    ) -> None:
+        """`tell` logs a failure by its kind, once in a while; the thread calls it, too."""
+        self._cache = cache
+        self._index = Index(cache.writing, waits=True)
+        self._segments = segments
+        self._claims = claims
+        self._counters = counters
+        self._slots = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
+        self._queue_bytes = queue_bytes
+        self._tell = tell
+        self._queue: queue.SimpleQueue[Range | tuple[int, Extent] | None] = queue.SimpleQueue()
+        # Each is counted by one thread only.
+        self._offered_bytes = self._done_bytes = 0
+        self._asked_bytes = self._committed_bytes = 0
+        self._hits: dict[int, int] = {}
+        self._returns = Returns()
+        # The time of the node at the last commit.
+        self._now_bytes = 0
+        self._open: _Open | None = None
+        # Segments that are full, but not yet in the catalog.
+        self._full: list[Filling] = []
+        # Once the tier is full: the return that is expected of what would have to go.
+        self._victim_bytes: int | None = None
+        self._pause = threading.Event()  # never set
+        self._paused_until_s = 0.0
+        self._ticked_s = 0.0
+        # The directory was removed or replaced, or the thread has ended.
+        self.is_gone = False
+        self._thread = threading.Thread(target=self._run, name="cache writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, patience_s: float) -> bool:
+        """Write what is queued, and end; return False if that takes longer than `patience_s`."""
+        self._queue.put(None)
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
+
+    def ask(self, name: int, size_bytes: int) -> int | None:
+        """Note that the range `name` is asked for; return how long it takes to come back, if that is known."""
+        self._asked_bytes += size_bytes
+        now_bytes = self._now_bytes + self._asked_bytes - self._committed_bytes
+        return self._returns.ask(name, now_bytes, size_bytes)
+
+    def hit(self, segment: int, size_bytes: int) -> None:
+        """Note that so many bytes of a segment were served."""
+        hits = self._hits
+        hits[segment] = hits.get(segment, 0) + size_bytes
+
+    def takes(self, return_bytes: int | None) -> bool:
+        """Return whether a range with this return is worth keeping, and may be written now."""
+        victim_bytes = self._victim_bytes
+        if self.is_gone or (self._paused_until_s and time.monotonic() < self._paused_until_s):
+            return False
+        limit_bytes = self._cache.settings.size_bytes
+        return victim_bytes is None or is_worth_it(return_bytes, victim_bytes, self._returns.long_bytes, limit_bytes)
+
+    def offer(self, fetched: Range) -> bool:
+        """Queue a range that is claimed; return False if the queue is full."""
+        if self._offered_bytes - self._done_bytes + len(fetched.data) > self._queue_bytes:
+            self._count("skipped", len(fetched.data))
+            return False
+        self._offered_bytes += len(fetched.data)
+        self._queue.put(fetched)
+        return True
+
+    def lose(self, object_id: int, extent: Extent) -> None:
+        """Have an extent forgotten that cannot be read."""
+        self._queue.put((object_id, extent))
+
+    def _count(self, what: str, size_bytes: int) -> None:
+        self._counters.add(self._slots[what], size_bytes)
+
+    def _run(self) -> None:
+        try:
+            self._guarded(self._begin)
+            while self._step():
+                if time.monotonic() - self._ticked_s >= _TICK_S:
+                    self._ticked_s = time.monotonic()
+                    self._guarded(self._tick)
+        finally:
+            self.is_gone = True
+            self._leave()
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
+        """Do `work`, which may use disk and index. After a failure nothing is written for a while."""
+        try:
+            work()
+        except (OSError, sqlite3.Error) as error:
+            self._paused_until_s = time.monotonic() + _PAUSE_S
+            self._leave()
+            kind = "index" if isinstance(error, sqlite3.Error) else "disk"
+            self._tell(kind, f"the cache {self._cache.settings.directory} takes nothing for now: {error}")
+            return False
+        return True
+
+    def _step(self) -> bool:
+        """Write what is queued; return False if that was all there will be."""
+        ranges: list[Range] = []
+        size_bytes, goes_on = 0, True
+        try:
+            item = self._queue.get(timeout=_TICK_S)
+            if self._offered_bytes - self._done_bytes < _GATHER_BYTES:
+                self._pause.wait(_GATHER_S)
+            while True:
+                if item is None:
+                    goes_on = False
+                    break
+                if isinstance(item, Range):
+                    ranges.append(item)
+                    size_bytes += len(item.data)
+                else:
+                    self._guarded(partial(self._index.drop, *item))
+                if size_bytes >= _BATCH_BYTES or len(ranges) >= _BATCH_RANGES:
+                    break
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        if ranges:
+            self._put(ranges, size_bytes)
+        return goes_on
+
+    def _put(self, ranges: list[Range], size_bytes: int) -> None:
+        written: list[tuple[int, Extent]] = []
+        if time.monotonic() < self._paused_until_s or not self._guarded(lambda: self._write(ranges, written)):
+            written.clear()
+        kept_bytes = sum(extent.end - extent.start for _, extent in written)
+        self._count("written", kept_bytes)
+        self._count("dropped", size_bytes - kept_bytes)
+        for one in ranges:
+            self._claims.release(one.object_id, one.start, one.end)
+        self._done_bytes += size_bytes
+
+    def _write(self, ranges: list[Range], written: list[tuple[int, Extent]]) -> None:
+        filled: dict[int, int] = {}
+        for one in ranges:
+            at, data = one.start, one.data
+            while data and (self._has_room() or self._roll(one.return_bytes, filled)):
+                assert self._open is not None
+                room = self._open
+                place = place_of(room.filled_bytes, len(data))
+                count = min(len(data), room.segment.size_bytes - place)
+                if count > 0:
+                    room.filling.put(place, data[:count])
+                    digests = digests_of(data[:count], one.seed + at)
+                    written.append((one.object_id, Extent(at, at + count, room.segment.id, place, digests)))
+                    at, data = at + count, data[count:]
+                room.filled_bytes = filled[room.segment.id] = min(place + max(0, count), room.segment.size_bytes)
+        if self._open is not None:
+            self._open.filling.flush()
+            self._open.filled_bytes = aligned(self._open.filled_bytes)
+            filled[self._open.segment.id] = self._open.filled_bytes
+        self._commit(written, filled)
+
+    def _commit(self, written: list[tuple[int, Extent]], filled: dict[int, int]) -> None:
+        hits, self._hits = self._hits, {}
+        asked_bytes = self._asked_bytes
+        self._now_bytes = self._index.commit(written, filled, hits, asked_bytes - self._committed_bytes)
+        self._committed_bytes = asked_bytes
+        while self._full:
+            self._full.pop().close()
+
+    def _has_room(self) -> bool:
+        return self._open is not None and self._open.filled_bytes < self._open.segment.size_bytes
+
+    def _leave(self) -> None:
+        """Let go of the segments that were filled: others believe what the catalog says of them."""
+        for filling in (*self._full, *([self._open.filling] if self._open is not None else [])):
+            filling.close()
+        self._full.clear()
+        self._open = None
+
+    def _roll(self, return_bytes: int | None, filled: dict[int, int]) -> bool:
+        """Open another segment to fill, if need be in the place of one that is worth less; False if there is none."""
+        if self._open is not None:
+            self._open.filling.flush()
+            self._full.append(self._open.filling)
+            self._open = None
+        for _ in range(_TRIES):
+            if any(segment.id not in filled and self._take(segment) for segment in self._index.unfilled()):
+                return True
+            size_bytes = segment_bytes(self._cache.settings.size_bytes)
+            added = self._add(size_bytes)
+            if added is None:
+                self._look_for_victim(size_bytes)
+                if not self.takes(return_bytes) or not self._evict():
+                    return False
+                added = self._add(size_bytes)
+            if added is not None and self._take(added):
+                return True
+        return False
+
+    def _take(self, segment: Segment) -> bool:
+        """Fill `segment` from now on; False if another process does, or if it is gone."""
+        filling = self._segments.fill(segment.id)
+        if filling is None:
+            return False
+        now = self._index.segment(segment.id)  # as it is with the lock on it
+        if now is None or now.filled_bytes >= now.size_bytes:
+            filling.close()
+            if now is None:
+                self._segments.remove(segment.id)
+            return False
+        self._open = _Open(now, filling, now.filled_bytes)
+        return True
+
+    def _add(self, size_bytes: int) -> Segment | None:
+        settings = self._cache.settings
+        if self._free_bytes() < settings.min_free_bytes + size_bytes:
+            return None
+        return self._index.add(size_bytes, settings.size_bytes - self._cache.index_bytes())
+
+    def _free_bytes(self) -> int:
+        there = os.statvfs(self._cache.directory_fd)
+        return there.f_bavail * there.f_frsize
+
+    def _is_too_large(self) -> bool:
+        settings = self._cache.settings
+        used_bytes = self._index.room_bytes() + self._cache.index_bytes()
+        return used_bytes > settings.size_bytes or self._free_bytes() < settings.min_free_bytes
+
+    def _evict(self) -> bool:
+        """Let the segment go that is worth least, of those that no process fills; False if there is none."""
+        for number, _ in self._index.victims(_VICTIMS):
+            with self._segments.locked(number) as is_ours:
+                if is_ours:
+                    self._count("evicted", self._index.evict(number))
+                    self._segments.remove(number)
+                    return True
+        return False
+
+    def _look_for_victim(self, size_bytes: int) -> None:
+        """Note what would have to go for more; nothing as long as there is room."""
+        settings = self._cache.settings
+        limit_bytes = settings.size_bytes - self._cache.index_bytes()
+        is_full = (
+            self._index.room_bytes() + size_bytes > limit_bytes
+            or self._free_bytes() < settings.min_free_bytes + size_bytes
+        )
+        victims = self._index.victims(1) if is_full else []
+        self._victim_bytes = (victims[0][1] if victims else 0) if is_full else None
+
+    def _begin(self) -> None:
+        """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
+        # The order lets others go on meanwhile: a segment is known before it is made, and made before it is filled.
+        before = set(self._segments.numbers())
+        known = self._index.segments()
+        after = set(self._segments.numbers())
+        for number in before - known.keys():
+            with self._segments.locked(number) as is_ours:
+                if is_ours:
+                    self._segments.remove(number)
+        for number in known.keys() - after:
+            if known[number]:
+                self._index.evict(number)
+        self._tick()
+
+    def _tick(self) -> None:
+        if not self._cache.is_there():
+            if not self.is_gone:
+                self.is_gone = True
+                self._tell("directory", f"the cache {self._cache.settings.directory} was removed; reads come from S3")
+            return
+        if self._hits or self._asked_bytes > self._committed_bytes:
+            self._commit([], {})
+        while self._is_too_large() and self._evict():
+            pass
+        size_bytes = segment_bytes(self._cache.settings.size_bytes)
+        self._look_for_victim(size_bytes)
+        self._counters.set(self._counters.slot("fastfuse_cache_used_bytes"), self._index.room_bytes())

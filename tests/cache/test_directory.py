@@ -1,0 +1,134 @@
+"""Directories that are taken, and what is said of others; all before anything is mounted."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fastfuse.cache.directory import prepare
+from fastfuse.cli.cache_options import cache
+from fastfuse.cli.config import mount_settings
+from fastfuse.errors import ConfigurationError
+from fastfuse.s3.base import ConnectionConfig
+from tests.cache.node import MIB, settings_of
+
+NOBODY = 65534
+
+
+def other_owner(path: Path) -> None:
+    prepare(settings_of(path), os.geteuid())
+    os.chown(path, 12345, 12345)
+
+
+def world_writable(path: Path) -> None:
+    path.mkdir()
+    os.chmod(path, 0o2777)
+
+
+def group_writable(path: Path) -> None:
+    path.mkdir()
+    os.chmod(path, 0o770)
+
+
+def foreign_files(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.tex").write_text("all of it")
+
+
+def other_format(path: Path) -> None:
+    prepare(settings_of(path), os.geteuid())
+    with sqlite3.connect(path / "index.db") as index:
+        index.execute("PRAGMA user_version = 99")
+    index.close()
+
+
+def other_database(path: Path) -> None:
+    prepare(settings_of(path), os.geteuid())
+    (path / "index.db").unlink()
+    with sqlite3.connect(path / "index.db") as index:
+        index.execute("CREATE TABLE bank (accounts)")
+    index.close()
+
+
+def link_to_a_file_of_root(path: Path) -> None:
+    path.mkdir()
+    (path.parent / "precious").write_text("precious")
+    (path / "index.db").symlink_to(path.parent / "precious")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (other_owner, "belongs to the user 12345, and is used here by"),
+        (world_writable, "can be written to by others"),
+        (group_writable, "can be written to by others"),
+        (foreign_files, "holds 'thesis.tex', which is not of a cache"),
+        (other_format, r"made by another version of fastfuse \(format 99"),
+        (other_database, r"made by another version of fastfuse \(format 0"),
+        (Path.touch, "Not a directory"),
+        (lambda path: path.symlink_to("/nonexistent/x"), "cannot be used"),
+    ],
+)
+def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], None], why: str, tmp_path: Path) -> None:
+    make(tmp_path / "cache")
+    with pytest.raises(ConfigurationError, match=why) as refused:
+        prepare(settings_of(tmp_path / "cache"), os.geteuid())
+    assert refused.value.hint
+
+
+def test_no_link_in_it_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    link_to_a_file_of_root(tmp_path / "cache")
+    prepare(settings_of(tmp_path / "cache"), os.geteuid())
+    assert "cannot be used" in caplog.text
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(0o700)
+    prepare(settings_of(tmp_path / "cache"), NOBODY)
+    assert {path.stat().st_uid for path in (tmp_path / "cache", *(tmp_path / "cache").iterdir())} == {NOBODY}
+    prepare(settings_of(tmp_path / "cache"), NOBODY)
+
+
+def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    os.chown(tmp_path / "cache", 12345, os.getegid())
+    os.chmod(tmp_path / "cache", 0o2770)
+    prepare(settings_of(tmp_path / "cache"), os.geteuid())
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "cache").iterdir()} == {0o660}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"cache_size": "1GiB"}, "take --cache"),
+        ({"cache": Path("/dev/shm/x"), "cache_size": "63MiB"}, "at least 64 MiB"),
+        ({"cache": Path("/dev/shm/x"), "cache_size": "101%"}, "its file system has"),
+        ({"cache": Path("/dev/shm/x"), "cache_size": "much"}, "--cache-size 'much' is not a size"),
+        ({"cache": Path("/dev/shm/x"), "cache_min_free": "-1"}, "--cache-min-free '-1' is not a size"),
+        ({"cache": Path("/dev/shm/no/such/x")}, "No such file or directory"),
+    ],
+)
+def test_an_option_that_cannot_be_right_is_refused(arguments: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        cache(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_percentage_is_one_of_the_file_system(tmp_path: Path) -> None:
+    there = os.statvfs(tmp_path)
+    found = cache(tmp_path / "new", "50%", "10GiB")
+    assert found is not None
+    assert found.size_bytes == there.f_blocks * there.f_frsize // 2
+    assert found.min_free_bytes == 10 << 30
+    assert cache() is None
+
+
+def test_what_a_key_of_the_user_decrypts_is_not_kept_in_the_clear(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="in the clear"):
+        mount_settings(
+            source="s3://bucket",
+            connection=ConnectionConfig(sse_c_key_file=str(tmp_path / "key")),
+            cache=settings_of(tmp_path / "cache", size_bytes=64 * MIB),
+        )

@@ -1,0 +1,226 @@
+"""The faults of a disk, and of what lies on it, in one table: reads go on with the right bytes, and it is told."""
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import trio
+
+from fastfuse.cache import writer
+from fastfuse.metrics import CACHE_FAILURES, Counters
+from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
+
+DATA = {f"{n}": content(f"{n}", 700 * KIB if n % 4 == 0 else 39_000) for n in range(20)}
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.segment"))
+
+
+def each_segment(change: Callable[[bytearray], object]) -> Callable[[Path], AbstractContextManager[None]]:
+    def change_all(directory: Path) -> AbstractContextManager[None]:
+        for path in segments(directory):
+            data = bytearray(path.read_bytes())
+            change(data)
+            path.write_bytes(data)
+        return nullcontext()
+
+    return change_all
+
+
+def flip(data: bytearray) -> None:
+    data[5000] ^= 4
+
+
+def truncate(data: bytearray) -> None:
+    del data[len(data) // 3 :]
+
+
+def lose(data: bytearray) -> None:
+    """Do as a power failure does with what was not on the disk yet."""
+    data[:] = bytes(len(data))
+
+
+def swap(directory: Path) -> AbstractContextManager[None]:
+    first, second = segments(directory)[:2]
+    first.rename(directory / "x")
+    second.rename(first)
+    (directory / "x").rename(second)
+    return nullcontext()
+
+
+def unlink_segments(directory: Path) -> AbstractContextManager[None]:
+    for path in segments(directory):
+        path.unlink()
+    return nullcontext()
+
+
+def index_is(change: Callable[[bytes], bytes]) -> Callable[[Path], AbstractContextManager[None]]:
+    def write(directory: Path) -> AbstractContextManager[None]:
+        path = directory / "index.db"
+        fd = os.open(path, os.O_RDWR)  # the same file, for those who have it open
+        data = change(path.read_bytes())
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, data, 0)
+        os.close(fd)
+        return nullcontext()
+
+    return write
+
+
+def rows_are(change: str) -> Callable[[Path], AbstractContextManager[None]]:
+    def write(directory: Path) -> AbstractContextManager[None]:
+        other = sqlite3.connect(directory / "index.db", isolation_level=None)
+        other.execute(f"UPDATE extents SET {change}")
+        other.close()
+        return nullcontext()
+
+    return write
+
+
+@contextmanager
+def locked_index(directory: Path) -> Iterator[None]:
+    other = sqlite3.connect(directory / "index.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    yield
+    other.close()
+
+
+def removed(directory: Path) -> AbstractContextManager[None]:
+    shutil.rmtree(directory)
+    return nullcontext()
+
+
+def full(directory: Path) -> AbstractContextManager[None]:
+    fd = os.open(directory.parent / "others", os.O_WRONLY | os.O_CREAT)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        fill(fd)
+    os.close(fd)
+    return nullcontext()
+
+
+def fill(fd: int) -> None:
+    while True:
+        os.write(fd, bytes(4096))
+
+
+def failing(name: str) -> Callable[[Path], AbstractContextManager[None]]:
+    @contextmanager
+    def fail(_: Path) -> Iterator[None]:
+        with patch.object(os, name, side_effect=OSError(errno.EIO, os.strerror(errno.EIO))):
+            yield
+
+    return fail
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    happens: Callable[[Path], AbstractContextManager[None]]
+    # The failure counted while the tier is open, and by those who open it later; None: it depends.
+    live: str | None
+    later: str | None
+    # A line that the log has to have.
+    line: str = ""
+
+
+FAULTS = (
+    Fault("a bit is flipped", each_segment(flip), "corrupt", "corrupt"),
+    Fault("segments are truncated", each_segment(truncate), "corrupt", "corrupt"),
+    Fault("segments are lost in a power failure", each_segment(lose), "corrupt", "corrupt"),
+    Fault("segments are those of others", swap, None, "corrupt"),
+    Fault("segments are removed", unlink_segments, None, None),
+    Fault("the index is truncated", index_is(lambda data: data[: len(data) // 2]), None, None),
+    Fault("the index is none", index_is(lambda data: b"no index" * (len(data) // 8)), "index", None, "begins anew"),
+    Fault("the index is empty", index_is(lambda _: b""), None, None),
+    Fault("rows are of no type", rows_are("digests = 'x', offset = 'y', end = 'z'"), None, None),
+    Fault("rows lead nowhere", rows_are("offset = -1"), None, None),
+    Fault("rows lead beyond", rows_are("offset = offset + (1 << 39)"), "corrupt", "corrupt"),
+    Fault("rows are too long", rows_are("end = 1 << 62"), "corrupt", "corrupt"),
+    Fault("the index is locked", locked_index, "index", "index"),
+    Fault("the directory is removed", removed, None, None),
+    Fault("the disk is full", full, None, None),
+    Fault("the disk cannot be read", failing("preadv"), "disk", "disk"),
+    Fault("the disk cannot be written", failing("pwrite"), "disk", "disk"),
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A place in a small file system of its own."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tier-test", str(tmp_path)], check=True)
+    try:
+        yield tmp_path / "cache"
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastfuse.cache.catalog._WRITER_WAITS_S", 0.05)
+    monkeypatch.setattr(writer, "_PAUSE_S", 0.0)
+
+
+async def read(directory: Path, counters: Counters, *, step: int = 1, fault: Fault | None = None) -> None:
+    """Read every `step`-th object twice, and before `fault` happens every second one."""
+    store = CountingStore(DATA)
+    async with tier(store, settings_of(directory, size_bytes=20 * MIB), counters) as reader:
+        for key in [*DATA][::2] if fault is not None else ():
+            await reader.get(store.ref(key), 0, len(DATA[key]))
+        with nullcontext() if fault is None else await trio.to_thread.run_sync(fault.happens, directory):
+            for key in 2 * [*DATA][::step]:
+                assert bytes(await reader.get(store.ref(key), 0, len(DATA[key]))) == DATA[key]
+
+
+def told(counters: Counters) -> dict[str, int]:
+    counts = {kind: counters.get("fastfuse_cache_failures", kind) for kind in CACHE_FAILURES}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+async def test_reads_go_on_through_a_fault(fault: Fault, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    counters = Counters()
+    await read(directory, Counters(), step=2)
+    await read(directory, counters, fault=fault)
+    if fault.live is not None:
+        assert [*told(counters)] == [fault.live]
+    assert len(caplog.messages) == len(told(counters)), caplog.messages  # one line each
+    await read(directory, Counters())  # and whoever comes later
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+async def test_a_tier_that_had_a_fault_is_used_again(
+    fault: Fault, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await read(directory, Counters(), step=2)
+    counters = Counters()
+    with fault.happens(directory):
+        await read(directory, counters)
+    if fault.later is not None:
+        assert [*told(counters)] == [fault.later]
+    assert fault.line in caplog.text
+    if fault.happens is full:
+        (directory.parent / "others").unlink()
+    await read(directory, Counters())
+    counters = Counters()
+    await read(directory, counters)
+    assert counters.get("fastfuse_cache_bytes", "served") == 2 * sum(map(len, DATA.values()))
+    assert told(counters) == {}
+
+
+def test_a_disk_that_cannot_be_written_at_all_is_no_reason_to_fail(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trio.run(partial(read, directory, Counters()))
+    subprocess.run(["mount", "-o", "remount,ro", str(directory.parent)], check=True)
+    trio.run(partial(read, directory, Counters()))
+    assert "cannot be used; reads come from S3" in caplog.text

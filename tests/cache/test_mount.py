@@ -1,0 +1,46 @@
+"""The tier behind real mounts: shared by two, warm for a third, in a directory that root may open, and nobody not."""
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.cache.node import MIB
+from tests.mounting import Mount, mounted
+
+pytestmark = pytest.mark.fuse
+
+DATA = {f"d/{n}": random.Random(n).randbytes(5 * MIB + n if n < 2 else 39_000 + n) for n in range(60)}
+
+
+def wrong_files(mount: Mount) -> list[str]:
+    return [key for key, data in DATA.items() if Path(mount.path, key[2:]).read_bytes() != data]
+
+
+def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
+    """`tmp_path` lies below a directory that only root may enter; a worker is nobody, and dies in between."""
+    os.chmod(tmp_path, 0o700)
+    options = ("--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0")
+    with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
+
+        def fetched_bytes() -> int:
+            return sum(one.sent_bytes for one in server.requests if one.operation == "GetObject")
+
+        with (
+            mounted("s3://bucket/d/", server.endpoint_url, *options) as one,
+            mounted("s3://bucket/d/", server.endpoint_url, *options) as other,
+            ThreadPoolExecutor() as readers,
+        ):
+            assert [*readers.map(wrong_files, (one, other))] == [[], []]
+            assert fetched_bytes() == sum(map(len, DATA.values()))
+            assert one.log.count("WARNING") == other.log.count("WARNING") == 0
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
+            assert wrong_files(later) == []
+        assert fetched_bytes() == sum(map(len, DATA.values()))
+    owner = (tmp_path / "cache").stat()
+    assert (owner.st_uid, owner.st_mode & 0o777) == (65534, 0o700)
+    assert {path.stat().st_uid for path in (tmp_path / "cache").iterdir()} == {65534}
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "cache").iterdir()} == {0}

@@ -1,0 +1,203 @@
+"""Tiers serve what is kept, fetch what is missing, and share it on their node."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from fastfuse.cache.claims import Claims
+from fastfuse.cache.directory import open_cache
+from fastfuse.cache.reader import identity
+from fastfuse.errors import UnavailableError
+from fastfuse.metrics import Counters
+from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
+
+BIG = content("big", 3 * MIB + 12_345)
+
+
+async def test_a_later_process_fetches_nothing_again(tmp_path: Path) -> None:
+    store = CountingStore({"big": BIG, **{f"{n}": content(f"{n}", 39_000) for n in range(50)}})
+    refs = [store.ref(key) for key in ("big", *map(str, range(50)))]
+    for _ in range(2):
+        counters = Counters()
+        async with tier(store, settings_of(tmp_path / "cache"), counters) as reader:
+            for ref in refs:
+                assert bytes(await reader.get(ref, 0, ref.size_bytes)) == bytes(
+                    await super(CountingStore, store).get(ref, 0, ref.size_bytes)
+                )
+    assert store.fetched_bytes == sum(ref.size_bytes for ref in refs) == counters.get("fastfuse_cache_bytes", "served")
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked", "missing"),
+    [
+        ([(0, 1 * MIB)], (512 * KIB, 2 * MIB), [(1 * MIB, 2 * MIB)]),
+        ([(1 * MIB, 2 * MIB)], (0, len(BIG)), [(0, 1 * MIB), (2 * MIB, len(BIG))]),
+        ([(0, 4 * KIB), (8 * KIB, 300 * KIB)], (100, 9000), [(4 * KIB, 8 * KIB)]),
+        ([(3 * MIB, len(BIG))], (3 * MIB + 5, len(BIG) - 1), []),
+        ([(0, 700 * KIB), (600 * KIB, 1 * MIB)], (1, 1 * MIB), [(700 * KIB, 1 * MIB)]),
+    ],
+)
+async def test_only_what_is_missing_of_a_range_is_fetched(
+    tmp_path: Path, kept: list[tuple[int, int]], asked: tuple[int, int], missing: list[tuple[int, int]]
+) -> None:
+    store = CountingStore({"big": BIG})
+    ref = store.ref("big")
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        for start, end in kept:
+            await reader.get(ref, start, end)
+    if kept[0][1] > kept[-1][0] and len(kept) > 1:  # the second of two that overlap adds only its own
+        missing = []
+    store.fetched.clear()
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        assert bytes(await reader.get(ref, *asked)) == BIG[slice(*asked)]
+    assert store.fetched == [("big", start, end) for start, end in missing]
+
+
+async def test_another_version_is_another_object(tmp_path: Path) -> None:
+    store = CountingStore({"a": b"old" * 1000})
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        await reader.get(store.ref("a"), 0, 3000)
+        new = store.put("a", b"new" * 1000)
+        assert bytes(await reader.get(new, 0, 3000)) == b"new" * 1000
+
+
+async def test_an_object_without_an_etag_is_not_kept(tmp_path: Path) -> None:
+    store = CountingStore({"a": b"a" * 1000})
+    ref = replace(store.ref("a"), etag="")
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        await reader.get(ref, 0, 1000)
+        await reader.get(ref, 0, 1000)
+    assert len(store.fetched) == 2
+
+
+async def test_two_processes_that_ask_at_once_fetch_each_range_once(tmp_path: Path) -> None:
+    store = CountingStore({"big": BIG, **{f"{n}": content(f"{n}", 39_000) for n in range(100)}})
+    refs = [store.ref(key) for key in ("big", *map(str, range(100)))]
+    settings = settings_of(tmp_path / "cache")
+    async with tier(store, settings) as one, tier(store, settings) as other, trio.open_nursery() as nursery:
+        for reader in (one, other, one):
+            for ref in refs:
+                nursery.start_soon(reader.get, ref, 0, ref.size_bytes)
+    assert store.fetched_bytes == sum(ref.size_bytes for ref in refs)
+
+
+async def test_whoever_waits_for_a_fetch_that_fails_fetches_itself(tmp_path: Path) -> None:
+    store = CountingStore({"big": BIG})
+    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
+    fetching, failing = trio.Event(), trio.Event()
+
+    async def fail_the_first() -> None:
+        if len(store.fetched) == 1:
+            fetching.set()
+            await failing.wait()
+            raise UnavailableError("the service is away")
+
+    store.hold = fail_the_first
+    got: list[bytes] = []
+
+    async def read_and_fail() -> None:
+        with pytest.raises(UnavailableError):
+            await one.get(ref, 0, MIB)
+
+    async def read() -> None:
+        await fetching.wait()
+        with trio.CancelScope() as looked:
+            looked.cancel()
+            await other.get(ref, 0, MIB)  # it waits
+        assert looked.cancelled_caught
+        failing.set()
+        got.append(bytes(await other.get(ref, 0, MIB)))
+
+    async with tier(store, settings) as one, tier(store, settings) as other, trio.open_nursery() as nursery:
+        nursery.start_soon(read_and_fail)
+        nursery.start_soon(read)
+    assert got == [BIG[:MIB]]
+    assert len(store.fetched) == 2
+
+
+async def test_nobody_waits_longer_than_the_bound_for_a_claim(tmp_path: Path) -> None:
+    store = CountingStore({"big": BIG})
+    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
+    async with tier(store, settings, patience_s=0.05) as reader:
+        claims = Claims(open_cache(settings).claims_fd)
+        assert claims.take(identity("http://s3.test", ref)[0], 0, 4096)
+        assert bytes(await reader.get(ref, 0, MIB)) == BIG[:MIB]
+        assert bytes(await reader.get(ref, MIB, 2 * MIB)) == BIG[MIB : 2 * MIB]  # is nobody's
+
+
+HOLDER = """
+import os, sys
+from fastfuse.cache.claims import Claims
+claims = Claims(os.open(sys.argv[1], os.O_RDWR))
+assert claims.take(int(sys.argv[2]), 0, 1 << 20)
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_claim_dies_with_its_holder(tmp_path: Path) -> None:
+    store = CountingStore({"big": BIG})
+    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
+    async with tier(store, settings) as reader:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "cache" / "claims")]
+        command.append(str(identity("http://s3.test", ref)[0]))
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:  # noqa: ASYNC220
+            assert holder.stdout is not None
+            assert await trio.to_thread.run_sync(holder.stdout.readline) == b"claimed\n"
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reader.get, ref, 0, MIB)
+                await trio.testing.wait_all_tasks_blocked()
+                assert store.fetched == []
+                holder.kill()
+    assert store.fetched == [("big", 0, MIB)]
+
+
+async def test_what_the_queue_cannot_take_is_not_kept_and_counted(tmp_path: Path) -> None:
+    store, counters = CountingStore({"big": BIG}), Counters()
+    ref = store.ref("big")
+    async with tier(store, settings_of(tmp_path / "cache"), counters, queue_bytes=MIB) as reader:
+        assert bytes(await reader.get(ref, 0, 2 * MIB)) == BIG[: 2 * MIB]
+        await reader.get(ref, 0, 2 * MIB)  # no claim is left
+    assert counters.get("fastfuse_cache_bytes", "skipped") == 4 * MIB
+    assert counters.get("fastfuse_cache_bytes", "written") == 0
+
+
+def used_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+async def test_the_size_is_held_and_a_share_of_a_larger_epoch_is_kept(tmp_path: Path) -> None:
+    """Ranges of many sizes; 0.45 is what the stable share of a scan of twice the size has to bring."""
+    store = CountingStore({f"{n}": content(f"{n}", 40_000 + 7919 * (n % 100)) for n in range(300)})
+    refs = [store.ref(f"{n}") for n in range(300)]
+    total_bytes = sum(ref.size_bytes for ref in refs)
+    settings, counters = settings_of(tmp_path / "cache", size_bytes=total_bytes // 2), Counters()
+    async with tier(store, settings, counters) as reader:
+        for _ in range(4):
+            for ref in refs:
+                await reader.get(ref, 0, ref.size_bytes)
+            assert used_bytes(tmp_path / "cache") <= settings.size_bytes
+    served_bytes = counters.get("fastfuse_cache_bytes", "served")
+    assert served_bytes >= 0.45 * 3 * total_bytes
+    assert served_bytes + store.fetched_bytes == 4 * total_bytes
+
+
+async def test_what_others_fill_is_given_back(tmp_path: Path) -> None:
+    store, counters = CountingStore({"big": BIG}), Counters()
+    ref = store.ref("big")
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        await reader.get(ref, 0, ref.size_bytes)
+    there = os.statvfs(tmp_path)
+    wants_more = settings_of(tmp_path / "cache", min_free_bytes=there.f_blocks * there.f_frsize)
+    async with tier(store, wants_more, counters) as reader:
+        pass  # its thread looks when it begins
+    assert counters.get("fastfuse_cache_bytes", "evicted") >= len(BIG)
+    assert not [*(tmp_path / "cache").glob("*.segment")]
+    async with tier(store, wants_more, counters) as reader:
+        assert bytes(await reader.get(ref, 0, MIB)) == BIG[:MIB]
+    assert counters.get("fastfuse_cache_bytes", "written") == 0
