@@ -29,7 +29,7 @@ _KERNEL_READAHEAD_KIB = 128
 _READAHEAD_REQUEST_BYTES = 256 << 10
 # Bytes dropped unread for each byte that was read (MEASUREMENTS.md, "verdicts"): with too little memory some, although
 # the mount then fetches less ahead; where files are read only here and there, more.
-_SOME_WASTE, _MUCH_WASTE = 0.1, 0.5
+_SOME_WASTE, _MUCH_WASTE = 0.05, 0.5
 # Bytes read for each byte of the source.
 _TOO_MUCH = 1.3
 # Readers that wait at the same time, of those that wait at all.
