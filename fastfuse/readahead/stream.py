@@ -112,7 +112,7 @@ class Stream:
     def is_done(self) -> bool:
         """True if no reader has anything left to read, and no read is under way."""
         # A reader at random may come to the end at any time, and goes on.
-        return not (self.file.reads or self._rest.was_due) and self._window.is_done
+        return not (self.file.reads or self._rest.times_due) and self._window.is_done
 
     def fetch_whole(self) -> None:
         """Fetch all of a small file, unless some of it is there or others need what it takes."""
@@ -172,7 +172,7 @@ class Stream:
             else:
                 piece = await self._join_pieces(cursor, offset, end)
             self._window.came(cursor, trio.current_time())
-            if missing_bytes:
+            if missing_bytes and self._cursor is not None:  # the stream was not closed meanwhile
                 self._weigh_rest(cursor)
             counts.waited_bytes += missing_bytes
             return piece

@@ -33,24 +33,28 @@ class Waits:
     def goes_on(self, now_s: float) -> None:
         """Note that a read that waited does so no more."""
         self._reads -= 1
-        if not self._reads:
-            self.lost_s += now_s - self.began_s
+        self.lost_s += now_s - self.began_s
+        self.began_s = now_s
 
 
 class Rest(Waits):
     """The waits of reads at random places of one file. What is before `asked_until` is not wanted, or asked for."""
 
-    __slots__ = ("asked_until", "was_due")
+    __slots__ = ("asked_until", "times_due")
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
         self.asked_until = size_bytes
-        self.was_due = False
+        self.times_due = 0
 
     def is_due(self, fetch_s: float) -> bool:
-        """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew."""
-        if self.lost_s < fetch_s:
+        """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew.
+
+        A rest that is due again was evicted. Each time costs twice as much as the time before: otherwise files that do
+        not fit into the memory together would evict one another without end.
+        """
+        if self.lost_s < fetch_s * (1 << self.times_due):
             return False
         self.lost_s = 0.0
-        self.asked_until, self.was_due = 0, True
+        self.asked_until, self.times_due = 0, self.times_due + 1
         return True

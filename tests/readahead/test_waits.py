@@ -41,7 +41,7 @@ def test_reads_that_wait_at_the_same_time_lose_that_time_once() -> None:
     waits.waits(2.0)
     assert waits
     waits.goes_on(3.0)
-    assert (bool(waits), waits.lost_s) == (True, 0.0)
+    assert (bool(waits), waits.lost_s) == (True, 2.0)
     waits.goes_on(5.0)
     assert (bool(waits), waits.lost_s) == (False, 4.0)
 
@@ -54,3 +54,24 @@ def test_after_the_rest_was_asked_for_the_count_begins_anew() -> None:
     assert rest.asked_until == 100
     assert rest.is_due(2.0)
     assert (rest.asked_until, rest.is_due(0.1)) == (0, False)
+
+
+def test_a_rest_that_was_evicted_costs_twice_as_much_each_time() -> None:
+    rest, now_s, due_s = Rest(100), 0.0, []
+    while len(due_s) < 4:
+        rest.waits(now_s)
+        now_s += 1.0
+        rest.goes_on(now_s)
+        if rest.is_due(2.0):
+            due_s.append(now_s)
+    assert due_s == [2.0, 6.0, 14.0, 30.0]
+
+
+def test_readers_that_always_overlap_lose_time_too() -> None:
+    rest = Rest(100)
+    rest.waits(0.0)
+    for now_s in (1.0, 2.0, 3.0):
+        rest.waits(now_s - 0.5)
+        rest.goes_on(now_s)
+    assert rest
+    assert rest.is_due(3.0)
