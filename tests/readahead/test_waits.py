@@ -57,7 +57,8 @@ def test_after_the_rest_was_asked_for_the_count_begins_anew() -> None:
 
 
 def test_a_rest_that_was_evicted_costs_twice_as_much_each_time() -> None:
-    rest, now_s, due_s = Rest(100), 0.0, []
+    rest, now_s = Rest(100), 0.0
+    due_s: list[float] = []
     while len(due_s) < 4:
         rest.waits(now_s)
         now_s += 1.0
