@@ -71,7 +71,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "doctor": Page(("fastfuse doctor", "fastfuse doctor s3://BUCKET/PREFIX"), ("--json", *_ACCESS, "--ca-bundle")),
     "deploy": Page(
         (
-            "fastfuse deploy kubernetes s3://BUCKET/PREFIX --daemonset | kubectl apply -f -",
+            "fastfuse deploy kubernetes s3://BUCKET/PREFIX --daemonset",
             "fastfuse deploy kubernetes s3://BUCKET/PREFIX --sidecar --training-image IMAGE",
             "fastfuse deploy grafana > dashboard.json",
             "fastfuse deploy prometheus > alerts.yml",

@@ -1,5 +1,6 @@
 """Defines the options of ``fastfuse deploy`` and prints what it is asked for."""
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
@@ -7,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from fastfuse.cli.messages import say
-from fastfuse.deploy.manifests import Deployment, Kind, manifest, shipped
+from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest, shipped
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
 from fastfuse.index.sources.uri import S3Uri
@@ -37,9 +38,9 @@ def deploy(
     product: Annotated[
         Product,
         typer.Argument(
-            metavar="kubernetes|grafana|prometheus",
-            help="Manifests for 'kubectl apply -f -'; a dashboard; alert rules for mounts that are scraped as the job "
-            "'fastfuse'.",
+            metavar="WHAT",
+            help="'kubernetes': manifests for 'kubectl apply -f -'; 'grafana': a dashboard; 'prometheus': alert rules "
+            "for mounts that are scraped as the job 'fastfuse'.",
         ),
     ],
     source: Annotated[
@@ -85,9 +86,9 @@ def deploy(
         str | None, typer.Option(metavar="NAME", help="A secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")
     ] = None,
 ) -> int:
-    """Print what a fleet needs beside the program: manifests for Kubernetes, a dashboard, alert rules.
+    """Print manifests, a dashboard, or alert rules.
 
-    Of the manifests a small privileged container mounts. The one that reads S3 and the one that trains have no rights.
+    In Kubernetes a small privileged container mounts. The one that reads S3 and the one that trains have no rights.
     """
     if product in _SHIPPED:
         if given := [one.opts[0] for one in context.command.params if _is_given(context, one)]:
@@ -96,18 +97,7 @@ def deploy(
         return 0
     if source is None:
         raise ConfigurationError("kubernetes takes an S3_URI", hint="write it as s3://BUCKET/PREFIX")
-    asked = {Kind.SIDECAR: sidecar, Kind.JOB: job, Kind.DAEMONSET: daemonset}
-    kinds = [kind for kind, is_asked in asked.items() if is_asked]
-    if len(kinds) != 1:
-        raise ConfigurationError("kubernetes takes one of --sidecar, --job and --daemonset", hint="give one of them")
-    trains = kinds[0] is not Kind.DAEMONSET
-    if trains != (training_image is not None) or (command and not trains):
-        raise ConfigurationError(
-            "--training-image and COMMAND go with --sidecar and --job, which need the image",
-            hint="with --daemonset, pods of your own use the mount",
-        )
-    if hosts > 1 and not job:
-        raise ConfigurationError("--hosts says how many pods --job starts", hint="give --job, or leave it out")
+    kind = _kind({Kind.SIDECAR: sidecar, Kind.JOB: job, Kind.DAEMONSET: daemonset}, training_image, command, hosts)
     uri, options = S3Uri.parse(source), [] if mount_option is None else [f"-o{mount_option}"]
     _check_mount(context, str(uri), options)
     target_bytes = parse_size(memory_target, "--memory-target")
@@ -119,7 +109,7 @@ def deploy(
     say(
         manifest(
             Deployment(
-                kind=kinds[0],
+                kind=kind,
                 source=str(uri),
                 name=name,
                 namespace=namespace,
@@ -138,6 +128,23 @@ def deploy(
         ).rstrip("\n")
     )
     return 0
+
+
+def _kind(asked: Mapping[Kind, bool], training_image: str | None, command: Sequence[str] | None, hosts: int) -> Kind:
+    """Return the one kind that is `asked` for, if the other options go with it."""
+    kinds = [kind for kind, is_asked in asked.items() if is_asked]
+    if len(kinds) != 1:
+        raise ConfigurationError("kubernetes takes one of --sidecar, --job and --daemonset", hint="give one of them")
+    [kind] = kinds
+    trains = kind is not Kind.DAEMONSET
+    if trains != (training_image is not None) or (command and not trains):
+        raise ConfigurationError(
+            "--training-image and COMMAND go with --sidecar and --job, which need the image",
+            hint="with --daemonset, pods of your own use the mount",
+        )
+    if hosts > 1 and kind is not Kind.JOB:
+        raise ConfigurationError("--hosts says how many pods --job starts", hint="give --job, or leave it out")
+    return kind
 
 
 def _check_mount(context: typer.Context, source: str, options: list[str]) -> None:

@@ -65,7 +65,7 @@ def _mistakes_of(one: Selector) -> Iterator[str]:
 
 def _selectors(node: Any, function: str | None, groups: set[str]) -> Iterator[Selector]:  # noqa: ANN401
     if isinstance(node, promql_parser.VectorSelector):
-        yield Selector(node.name, {one.name: one.value for one in node.matchers.matchers}, function, groups)
+        yield Selector(node.name or "", {one.name: one.value for one in node.matchers.matchers}, function, groups)
     elif isinstance(node, promql_parser.MatrixSelector):
         yield from _selectors(node.vector_selector, function, groups)
     elif isinstance(node, promql_parser.Call):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fastfuse.cli.main import app
 from fastfuse.cli.messages import variables_of
-from fastfuse.deploy.manifests import Deployment, Kind, manifest
+from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import LoopbackServer, MemoryObjects
