@@ -32,7 +32,8 @@ FROM debian:bookworm-slim
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates fuse3 libssl3 python3 \
     && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
-    && useradd --uid 65532 --no-create-home --home-dir / --shell /usr/sbin/nologin fastfuse
+    && groupadd --gid 65532 fastfuse \
+    && useradd --uid 65532 --gid 65532 --no-create-home --home-dir / --shell /usr/sbin/nologin fastfuse
 # At the path it was built for: the scripts of a virtual environment name their interpreter.
 COPY --from=build /opt/fastfuse /opt/fastfuse
 ENV PATH=/opt/fastfuse/bin:$PATH
