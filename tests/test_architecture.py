@@ -251,6 +251,7 @@ def purity_violations(modules: Mapping[str, Module]) -> list[str]:
 OPTION_LISTS = {
     "cli.main.mount",
     "cli.config.mount_settings",
+    "cli.deploy_command.deploy",
     "cli.main.demo",
     "cli.run_command.run",
     "cli.options.connection",

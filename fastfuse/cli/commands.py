@@ -69,6 +69,18 @@ PAGES: Final[Mapping[str, Page]] = {
         ("--hosts", "--epochs", "--hours", "--readers", "--access", "--json", *_ACCESS),
     ),
     "doctor": Page(("fastfuse doctor", "fastfuse doctor s3://BUCKET/PREFIX"), ("--json", *_ACCESS, "--ca-bundle")),
+    "deploy": Page(
+        (
+            "fastfuse deploy kubernetes s3://BUCKET/PREFIX --daemonset",
+            "fastfuse deploy kubernetes s3://BUCKET/PREFIX --sidecar --training-image IMAGE",
+            "fastfuse deploy grafana > dashboard.json",
+            "fastfuse deploy prometheus > alerts.yml",
+        ),
+        (
+            *("--sidecar", "--job", "--daemonset", "--training-image", "--hosts", "--mountpoint"),
+            *("--memory-target", "--mount-option", "--service-account"),
+        ),
+    ),
     "status": Page(("fastfuse status", "fastfuse status /mnt/data --json")),
     "report": Page(("fastfuse report", "fastfuse report /mnt/data -o report.html", "fastfuse report /opt/ml")),
     "trace": Page(("fastfuse trace /mnt/data", "fastfuse trace /mnt/data --path '*.tar' --json")),

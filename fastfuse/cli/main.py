@@ -17,6 +17,7 @@ from fastfuse.cli.advise_command import advise
 from fastfuse.cli.cache_options import cache
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import demo_settings, mount_settings
+from fastfuse.cli.deploy_command import deploy
 from fastfuse.cli.doctor_command import doctor
 from fastfuse.cli.index_options import parse_index_place
 from fastfuse.cli.install_command import install
@@ -272,6 +273,7 @@ app.command(cls=Command)(advise)
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(install)
 app.command(cls=Command)(report)
+app.command(cls=Command)(deploy)
 
 
 @app.command(cls=Command)

@@ -79,6 +79,7 @@ def serve(mountpoint: Path, listener: socket.socket, uid: int) -> None:
     with _listening(listener), _told_to_stop() as stop:
         while True:
             if stop in _readable(stop, listener):
+                Helper(mountpoint, uid).close()  # of a process that outlived the helper before this one
                 return
             connection, _ = listener.accept()
             with connection:
@@ -155,23 +156,27 @@ class Helper:
         return json.dumps({"fastfuse": PROTOCOL, **found}).encode(), fd
 
     def close(self) -> None:
-        """Take the mount away; whoever reads from it still gets an error, for nobody serves it."""
+        """Take the mount away, and one that died; whoever reads from it still gets an error, for nobody serves it."""
         try:
             if self._is_there():
                 unmount(self.mountpoint, lazy=True, device=self._device)
                 _log.info("unmounted %s", self.mountpoint)
+            self._take_dead_away()
         except FastfuseError as error:
             _log.error("%s", error)
+
+    def _take_dead_away(self) -> None:
+        """Take away a mount whose process died with the helper before this one, or after it."""
+        left = find_mount(self.mountpoint)
+        if left is not None and left.is_ours and is_dead(self.mountpoint):
+            unmount(self.mountpoint, lazy=True, device=left.device)
 
     def _is_there(self) -> bool:
         return bool(self._device) and is_mounted(self.mountpoint, self._device)
 
     def _mount(self, source: str) -> tuple[int, dict[str, Any]]:
         """Mount, and return the descriptor and what the client is told."""
-        left = find_mount(self.mountpoint)
-        if left is not None and left.is_ours and is_dead(self.mountpoint):
-            # The process died with the helper before this one.
-            unmount(self.mountpoint, lazy=True, device=left.device)
+        self._take_dead_away()
         self.mountpoint = prepare_mountpoint(self.mountpoint, create_parents=False)
         try:
             fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)

@@ -10,7 +10,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse"]
+__all__ = ["EXCESS_MEMORY_BYTES", "MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse", "most_worker_bytes"]
 
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
@@ -19,6 +19,20 @@ MINIMUM_MEMORY_BYTES: Final = 128 << 20
 _QUEUE_DIVISOR: Final = 4
 _MAX_QUEUE_BYTES: Final = 128 << 20
 _FLUSH_S: Final = 3.0
+
+# All processes of a mount may have this beside their target and the inode table (docs/MEASUREMENTS.md,
+# `limits._CLIENT_OVERHEAD_BYTES`).
+EXCESS_MEMORY_BYTES: Final = 64 << 20
+# With a target of 512 MiB `python -m bench` sees 412 to 527 MiB.
+_SPARE_BYTES: Final = 512 << 20
+
+
+def most_worker_bytes(limit_bytes: int) -> int:
+    """Return how much memory of its own ends a worker whose limit is `limit_bytes`: something keeps what it should not.
+
+    The kernel would end more than the worker.
+    """
+    return 2 * limit_bytes + _SPARE_BYTES
 
 
 class PageCacheUse(StrEnum):

@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import struct
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -303,7 +302,8 @@ def _mount_error(mountpoint: Path, reason: str) -> MountError:
 def _captured_stderr() -> Iterator[Callable[[], str]]:
     """Capture standard error, where libfuse and fusermount3 explain a refusal."""
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as file:
+    # In memory: a container may have no place to write to.
+    with os.fdopen(os.memfd_create("fastfuse-stderr")) as file:
         os.dup2(file.fileno(), 2)
         try:
             yield lambda: os.pread(file.fileno(), 1 << 16, 0).decode("utf-8", "replace")

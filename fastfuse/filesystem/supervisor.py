@@ -35,7 +35,7 @@ from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
-from fastfuse.filesystem.refresh import NewTable, Refresher, run_lister
+from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session, tune_kernel
 from fastfuse.filesystem.status import Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
@@ -134,13 +134,15 @@ class Supervisor:
                 self._start_metrics(*settings.metrics_listen)
             prepare(settings.cache, worker_uid())
             self._notifier.status(f"listing {settings.source}")
-            self._index()
+            report = self._index()
             # There is something to take down from here on, so signals wait for `_serve`. They stay blocked after it:
             # a late signal must not replace the exit code.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self._mount()
                 self._start_worker()
+                # /healthz says "ok" from here on: whoever waits for that finds the mount.
+                self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
                 assert self._session is not None
                 self._recent.begin(self._session.device)
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
@@ -164,11 +166,11 @@ class Supervisor:
             _log.info("metrics are served at %s", endpoint_url(listener))
             self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
 
-    def _index(self) -> None:
+    def _index(self) -> IndexReport:
         settings, origin = self._settings, self._settings.checked_origin
         self._snapshot_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
         _log.info("listed %s: %s", settings.source, report)
-        self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
+        return report
 
     def _count_table(self, files: int, refused: int, requests: int, listed_at_ns: int) -> None:
         counters = self._counters

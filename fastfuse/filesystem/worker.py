@@ -37,6 +37,7 @@ from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
 from fastfuse.filesystem.hint_taker import HintTaker
 from fastfuse.filesystem.key_finder import ask_for_keys
+from fastfuse.filesystem.mount_settings import most_worker_bytes
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.filesystem.replies import threads_for
@@ -81,10 +82,6 @@ _MOST_MESSAGE_BYTES = 8192
 # With all tasks busy pyfuse3 serves no other file (D6). This is more than the kernel's background requests
 # (filesystem/session.py) and a thread for each reader of any sane data loader.
 _MAX_TASKS = 2048
-
-# A worker ends when it has more memory of its own than twice its target and this: something keeps what it should not,
-# and the kernel would end more than the worker. With a target of 512 MiB `python -m bench` sees 412 to 527 MiB.
-_SPARE_BYTES = 512 << 20
 
 # Idle tasks that stay, because starting one for each request that waits for a fetch costs 10 to 20 µs of CPU. Each
 # holds a request buffer of 1 MiB, of which a request touches a page.
@@ -197,7 +194,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
             nursery.start_soon(taker.run, task.hints)
         nursery.start_soon(_beat, _Report(counters, engine, operations), operations, counters)
         nursery.start_soon(_show, task.board, operations, retries, counters)
-        nursery.start_soon(_end_when_too_large, 2 * limit_bytes + _SPARE_BYTES, counters, nursery.cancel_scope)
+        nursery.start_soon(_end_when_too_large, most_worker_bytes(limit_bytes), counters, nursery.cancel_scope)
         nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets, small_files)
         os.write(task.ready_fd, READY)
@@ -356,8 +353,8 @@ async def _end_when_too_large(most_bytes: int, counters: Counters, scope: trio.C
             break
         await trio.sleep(BEAT_EVERY_S)
     _log.warning(
-        "the worker has %d MiB of memory, more than twice its target and %d MiB; another one takes over",
+        "the worker has %d MiB of memory, more than the %d MiB that --memory-target allows; another takes over",
         used_bytes >> 20,
-        _SPARE_BYTES >> 20,
+        most_bytes >> 20,
     )
     scope.cancel()

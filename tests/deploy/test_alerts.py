@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 import fastfuse.deploy
-from fastfuse.metrics import METRICS
+from tests.deploy.queries import mistakes
 
 RULES = Path(fastfuse.deploy.__file__).parent / "prometheus/alerts.yml"
 OPERATIONS = Path(__file__).parents[2] / "docs/OPERATIONS.md"
-NAMES = {metric.name + ("" if metric.is_gauge else "_total"): metric for metric in METRICS}
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -23,12 +22,25 @@ def alerts() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_an_alert_asks_for_what_there_is(rule: dict[str, Any]) -> None:
-    selectors = re.findall(r"(\w+\()?(fastfuse_\w+)(?:\{(\w+)=~?\"([\w|]+)\"\})?(\[\w+\])?", rule["expr"])
-    assert selectors or rule["expr"].startswith('up{job="fastfuse"}')
-    for function, name, label, values, span in selectors:
-        metric = NAMES[name]
-        assert metric.is_gauge == (not span) == (function not in {"rate(", "increase("})
-        assert not label or (label == metric.label and set(values.split("|")) <= {*metric.values})
+    assert mistakes(rule["expr"]) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "mistake"),
+    [
+        ("fastfuse_hits", "there is no fastfuse_hits"),
+        ("fastfuse_retries > 0", "there is no fastfuse_retries"),
+        ("rate(fastfuse_waiting_reads[5m])", "rate of fastfuse_waiting_reads"),
+        ("fastfuse_retries_total", "None of fastfuse_retries_total"),
+        ('rate(fastfuse_retries_total{why="x"}[5m])', "fastfuse_retries_total has no label why"),
+        ("sum by (mount) (fastfuse_waiting_reads)", "fastfuse_waiting_reads has no label mount"),
+        ('rate(fastfuse_retries_total{cause=~"throttled|slow"}[$__rate_interval])', "cause is never slow"),
+        ("histogram_quantile(0.5, rate(fastfuse_get_seconds_bucket[5m]))", "fastfuse_get_seconds_bucket without le"),
+        ("time() - 1", "it asks for nothing"),
+    ],
+)
+def test_a_query_for_what_there_is_not_is_found(query: str, mistake: str) -> None:
+    assert mistakes(query) == [mistake]
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])

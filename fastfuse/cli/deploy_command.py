@@ -1,0 +1,157 @@
+"""Defines the options of ``fastfuse deploy`` and prints what it is asked for."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final
+
+import typer
+
+from fastfuse.cli.messages import say
+from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest, shipped
+from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sizes import format_size, parse_size
+from fastfuse.version import VERSION
+
+__all__ = ["deploy"]
+
+# docs/MEASUREMENTS.md, "Throughput": 56 bytes an object in the table, and 135 while it is listed.
+_OBJECT_BYTES: Final = 56 + 135
+
+
+class Product(StrEnum):
+    """What `fastfuse deploy` prints."""
+
+    KUBERNETES = "kubernetes"
+    GRAFANA = "grafana"
+    PROMETHEUS = "prometheus"
+
+
+# Files that nothing is put into.
+_SHIPPED: Final = {Product.GRAFANA: "grafana/dashboard.json", Product.PROMETHEUS: "prometheus/alerts.yml"}
+
+
+def deploy(
+    context: typer.Context,
+    product: Annotated[
+        Product,
+        typer.Argument(
+            metavar="WHAT",
+            help="'kubernetes': manifests for 'kubectl apply -f -'; 'grafana': a dashboard; 'prometheus': alert rules "
+            "for mounts that are scraped as the job 'fastfuse'.",
+        ),
+    ],
+    source: Annotated[
+        str | None, typer.Argument(metavar="S3_URI", help="s3://BUCKET/PREFIX, as Kubernetes is to mount it.")
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="What the training container runs; left out, what its image says."),
+    ] = None,
+    *,
+    sidecar: Annotated[bool, typer.Option("--sidecar", help="A pod that trains, with a mount of its own.")] = False,
+    job: Annotated[bool, typer.Option("--job", help="An indexed job, each pod of which gets its shard.")] = False,
+    daemonset: Annotated[bool, typer.Option("--daemonset", help="A mount on each node, for all its pods.")] = False,
+    training_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="The image that trains, of --sidecar and --job.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Pods of --job, and shards.")] = 1,
+    mountpoint: Annotated[
+        str, typer.Option(metavar="PATH", help="Where the training container, or the node, has the data.")
+    ] = "/opt/ml/input/data/training",
+    memory_target: Annotated[
+        str, typer.Option(metavar="SIZE", help="As of 'fastfuse mount'. The pod requests what goes with it, too.")
+    ] = "1GiB",
+    objects: Annotated[
+        int, typer.Option(min=1, max=10**10, metavar="N", help="Objects of the source, for the memory of their table.")
+    ] = 1_000_000,
+    mount_option: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--mount-option",
+            metavar="OPTIONS",
+            help="More options of the mount, as in fstab: region=eu-west-1,training.",
+        ),
+    ] = None,
+    image: Annotated[str, typer.Option(metavar="IMAGE", help="The image of fastfuse.")] = f"fastfuse:{VERSION}",
+    name: Annotated[str, typer.Option(metavar="NAME", help="What it is called in the cluster.")] = "fastfuse",
+    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="The namespace; left out, kubectl's.")] = None,
+    service_account: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The service account, whose role may read the source.")
+    ] = None,
+    secret: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")
+    ] = None,
+) -> int:
+    """Print manifests, a dashboard, or alert rules.
+
+    In Kubernetes a small privileged container mounts. The one that reads S3 and the one that trains have no rights.
+    """
+    if product in _SHIPPED:
+        if given := [one.opts[0] for one in context.command.params if _is_given(context, one)]:
+            raise ConfigurationError(f"{product} takes no {given[0]}", hint="it goes with kubernetes")
+        say(shipped(_SHIPPED[product]).rstrip("\n"))
+        return 0
+    if source is None:
+        raise ConfigurationError("kubernetes takes an S3_URI", hint="write it as s3://BUCKET/PREFIX")
+    kind = _kind({Kind.SIDECAR: sidecar, Kind.JOB: job, Kind.DAEMONSET: daemonset}, training_image, command, hosts)
+    uri, options = S3Uri.parse(source), [] if mount_option is None else [f"-o{mount_option}"]
+    _check_mount(context, str(uri), options)
+    target_bytes = parse_size(memory_target, "--memory-target")
+    if target_bytes < MINIMUM_MEMORY_BYTES:
+        raise ConfigurationError(
+            f"--memory-target {memory_target} is less than {format_size(MINIMUM_MEMORY_BYTES)}", hint="give more"
+        )
+    table_bytes = objects * _OBJECT_BYTES
+    say(
+        manifest(
+            Deployment(
+                kind=kind,
+                source=str(uri),
+                name=name,
+                namespace=namespace,
+                image=image,
+                mountpoint=PurePosixPath(mountpoint),
+                memory_target=memory_target,
+                memory_request_bytes=target_bytes + EXCESS_MEMORY_BYTES + table_bytes,
+                memory_limit_bytes=most_worker_bytes(target_bytes) + table_bytes,
+                mount_options=mount_option,
+                service_account=service_account,
+                secret=secret,
+                training_image=training_image,
+                training_command=command or (),
+                hosts=hosts,
+            )
+        ).rstrip("\n")
+    )
+    return 0
+
+
+def _kind(asked: Mapping[Kind, bool], training_image: str | None, command: Sequence[str] | None, hosts: int) -> Kind:
+    """Return the one kind that is `asked` for, if the other options go with it."""
+    kinds = [kind for kind, is_asked in asked.items() if is_asked]
+    if len(kinds) != 1:
+        raise ConfigurationError("kubernetes takes one of --sidecar, --job and --daemonset", hint="give one of them")
+    [kind] = kinds
+    trains = kind is not Kind.DAEMONSET
+    if trains != (training_image is not None) or (command and not trains):
+        raise ConfigurationError(
+            "--training-image and COMMAND go with --sidecar and --job, which need the image",
+            hint="with --daemonset, pods of your own use the mount",
+        )
+    if hosts > 1 and kind is not Kind.JOB:
+        raise ConfigurationError("--hosts says how many pods --job starts", hint="give --job, or leave it out")
+    return kind
+
+
+def _check_mount(context: typer.Context, source: str, options: list[str]) -> None:
+    """Parse the mount's command line now: a pod would say what is wrong with it where nobody looks."""
+    mount: Any = context.find_root().command.commands["mount"]  # type: ignore[attr-defined]
+    mount.make_context("mount", [source, *options])
+
+
+def _is_given(context: typer.Context, parameter: Any) -> bool:  # noqa: ANN401 -- typer keeps the type to itself
+    return parameter.name != "product" and context.params.get(parameter.name) not in (parameter.default, None, ())

@@ -1,0 +1,272 @@
+"""The manifests for Kubernetes: what they say, what they allow, and a pod that does what one of them says."""
+
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer.main
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fastfuse.cli.main import app
+from fastfuse.cli.messages import variables_of
+from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest
+from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.deploy.cluster import Node, expanded, variables
+from tests.filesystem.waiting import PATIENCE_S, wait_until
+from tests.mounting import run_fastfuse
+
+MIB = 1 << 20
+# The first with native sidecars, and the newest that the validator knows.
+VERSIONS = ("1.29", kubernetes_validate.latest_version())
+TRAINS = ("--training-image", "repo/train:1")
+EVERYTHING = (
+    *("--name", "data-1", "--namespace", "team", "--image", "host:5000/fastfuse@sha256:0", "--mountpoint", "/data/a b"),
+    *("--memory-target", "2GiB", "--objects", "10000000", "-o", "region=eu-west-1,training", "--secret", "s3"),
+    *("--service-account", "reader"),
+)
+KINDS = {
+    "sidecar": ("--sidecar", *TRAINS),
+    "job": ("--job", "--hosts", "4", *TRAINS),
+    "daemonset": ("--daemonset",),
+}
+
+
+def printed(*words: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["deploy", "kubernetes", "s3://bucket/train", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    [found] = yaml.safe_load_all(done.output)
+    return dict(found)
+
+
+def pod_of(made: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = made["spec"] if made["kind"] == "Pod" else made["spec"]["template"]["spec"]
+    return spec
+
+
+def containers(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    pod = pod_of(made)
+    return {one["name"]: one for one in (*pod["initContainers"], *pod["containers"])}
+
+
+@pytest.mark.parametrize("options", [(), EVERYTHING], ids=["least", "everything"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_manifest_is_what_kubernetes_publishes_a_schema_of(kind: str, options: tuple[str, ...]) -> None:
+    made = printed(*KINDS[kind], *options)
+    for version in VERSIONS:
+        kubernetes_validate.validate(made, version, strict=True)
+    assert made["metadata"]["name"] == ("data-1" if options else "fastfuse")
+    assert made["metadata"].get("namespace") == ("team" if options else None)
+    # What a schema does not say: volumes and what selects pods are named twice.
+    volumes = {one["name"] for one in pod_of(made)["volumes"]}
+    assert {mount["name"] for one in containers(made).values() for mount in one["volumeMounts"]} == volumes
+    if kind == "daemonset":
+        labels = made["spec"]["template"]["metadata"]["labels"]
+        assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_helper_has_rights_and_only_the_mount_has_credentials(kind: str) -> None:
+    found = containers(printed(*KINDS[kind], *EVERYTHING))
+    helper = found.pop("fuse-helper")
+    assert helper["securityContext"] == {"privileged": True, "runAsUser": 0, "readOnlyRootFilesystem": True}
+    assert "envFrom" not in helper
+    for container in found.values():
+        rights = container["securityContext"]
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        assert rights["allowPrivilegeEscalation"] is False
+        assert rights["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert "privileged" not in rights
+    mount = found.pop("fastfuse")
+    assert mount["securityContext"]["runAsNonRoot"] is True
+    assert mount["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    # Whoever has the socket could have the helper mount, and only the helper shows its mounts to others.
+    assert [one["name"] for one in mount["volumeMounts"]] == ["socket"]
+    for training in found.values():
+        assert "envFrom" not in training
+        [volume] = training["volumeMounts"]
+        assert (volume["name"], volume["mountPropagation"]) == ("mounts", "HostToContainer")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_helper_mount_and_training_agree_on_the_place(kind: str) -> None:
+    made = printed(*KINDS[kind], *EVERYTHING)
+    found = containers(made)
+    shared = {one["name"]: one["mountPath"] for one in found["fuse-helper"]["volumeMounts"]}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    helper = commands["fuse-helper"].make_context("fuse-helper", [*found["fuse-helper"]["args"][1:]]).params
+    arguments = [expanded(word, {"POD_IP": "fd00::1"}) for word in found["fastfuse"]["args"]]
+    mount = commands["mount"].make_context("mount", arguments[1:]).params
+    assert (found["fuse-helper"]["args"][0], arguments[0]) == ("fuse-helper", "mount")
+    assert helper["mountpoint"] == Path(shared["mounts"]) / "a b"
+    assert helper["uid"] == found["fastfuse"]["securityContext"]["runAsUser"]
+    assert helper["path"] == mount["fuse_socket"]
+    assert helper["path"].is_relative_to(shared["socket"])
+    assert (mount["source"], mount["region"], mount["training"]) == ("s3://bucket/train", "eu-west-1", True)
+    assert mount["metrics_listen"] == f"fd00::1:{found['fastfuse']['ports'][0]['containerPort']}"
+    if kind == "daemonset":
+        assert pod_of(made)["volumes"][0]["hostPath"]["path"] == "/data"
+    else:
+        assert found["training"]["volumeMounts"][0]["mountPath"] == "/data"
+
+
+def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
+    table_mib = 191 * 10**6 / MIB
+    for target, objects, target_mib in ("1GiB", "1000000", 1024), ("128MiB", "3000000", 128):
+        mount = containers(printed("--daemonset", "--memory-target", target, "--objects", objects))["fastfuse"]
+        requested = int(mount["resources"]["requests"]["memory"].removesuffix("Mi"))
+        limit = int(mount["resources"]["limits"]["memory"].removesuffix("Mi"))
+        assert 0 <= requested - (target_mib + 64 + int(objects) // 10**6 * table_mib) < 1
+        assert 0 <= limit - (2 * target_mib + 512 + int(objects) // 10**6 * table_mib) < 1
+        assert f"--memory-target={target}" in mount["args"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "one of --sidecar, --job and --daemonset"),
+        (("--sidecar", "--job", *TRAINS), "one of --sidecar, --job and --daemonset"),
+        (("--sidecar",), "--training-image and COMMAND go with"),
+        (("--daemonset", *TRAINS), "--training-image and COMMAND go with"),
+        (("--daemonset", "--", "python"), "--training-image and COMMAND go with"),
+        (("--sidecar", *TRAINS, "--hosts", "2"), "--hosts says how many pods --job starts"),
+        (("--daemonset", "--name", "Data"), "--name 'Data' cannot be a name in Kubernetes"),
+        (("--daemonset", "--name", "a" * 53), "cannot be a name in Kubernetes"),
+        (("--daemonset", "--namespace", "a\n"), r"--namespace 'a\n' cannot be a name"),
+        (("--daemonset", "--service-account", ""), "--service-account '' cannot be a name"),
+        (("--daemonset", "--secret", "a: b"), "--secret 'a: b' cannot be a name"),
+        (("--daemonset", "--image", 'x" y'), "is not an image"),
+        (("--job", "--training-image", "-x"), "--training-image '-x' is not an image"),
+        (("--daemonset", "--mountpoint", "data/x"), "--mountpoint 'data/x' is not a directory in a directory"),
+        (("--daemonset", "--mountpoint", "/data"), "is not a directory in a directory"),
+        (("--daemonset", "--mountpoint", "/a/../b"), "is not a directory in a directory"),
+        (("--daemonset", "--mountpoint", "/a/b:c"), "is not a directory in a directory"),
+        (("--daemonset", "--mountpoint", "/a/b\x1b"), r"'/a/b\x1b' cannot stand in a manifest"),
+        (("--sidecar", *TRAINS, "--", "x" * 8193), "cannot stand in a manifest"),
+        (("--daemonset", "--memory-target", "25%"), "--memory-target '25%' is not a size"),
+        (("--daemonset", "--memory-target", "1MiB"), "less than 128 MiB"),
+        (("--daemonset", "-o", "regio=eu-west-1"), "-o regio is not a mount option"),
+        (("--daemonset", "-o", "io=fast"), "Invalid value for '--io'"),
+    ],
+)
+def test_what_no_pod_could_start_with_is_one_line(words: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(app, ["deploy", "kubernetes", "s3://bucket/train", *words])
+    shown = str(done.exception) if isinstance(done.exception, ConfigurationError) else done.output
+    assert message in shown
+    assert done.exit_code != 0
+
+
+# Everything that means something to YAML, to a template, to Kubernetes, to a shell or to JSON.
+HOSTILE = st.text(st.sampled_from("\"'\\:#-{}[]&*!|>%@`$()/ ,=?~\n\té😀xyz") | st.characters(), max_size=30) | (
+    st.sampled_from(
+        ['"', "'", "{{ source }}", "$(POD_IP)", "$$(POD_IP)", "\\", "\\u0022", "- x", "\n  privileged: true"]
+    )
+)
+
+
+def deployment(kind: Kind, source: str, place: str, options: str, words: list[str]) -> Deployment:
+    return Deployment(
+        kind=kind, source=f"s3://bucket/{source}", name="n", namespace=None, image="i", mountpoint=PurePosixPath(place),
+        memory_target="1GiB", memory_request_bytes=1, memory_limit_bytes=1, mount_options=options,
+        service_account=None, secret=None, training_image="t", training_command=words, hosts=1,
+    )  # fmt: skip
+
+
+@given(kind=st.sampled_from(Kind), values=st.tuples(HOSTILE, HOSTILE, HOSTILE), words=st.lists(HOSTILE, min_size=1))
+def test_no_value_becomes_anything_but_itself(kind: Kind, values: tuple[str, str, str], words: list[str]) -> None:
+    source, name, options = values
+    place = f"/data/x{name}y"
+    try:
+        wanted = deployment(kind, source, place, options, words)
+    except ConfigurationError:
+        return
+    made = yaml.safe_load(manifest(wanted))
+    plain = yaml.safe_load(manifest(deployment(kind, "source", "/plain/x", "options", ["words"])))
+    found, expected = containers(made), containers(plain)
+    environment = {"POD_IP": "1.2.3.4", "source": "replaced"}
+    said = [expanded(word, environment) for word in found["fastfuse"]["args"]]
+    assert (said[1], said[-1]) == (wanted.source, f"-o{options}")
+    path = PurePosixPath("/mnt/fastfuse", wanted.mountpoint.name)
+    assert expanded(found["fuse-helper"]["args"][-1], environment) == str(path)
+    if kind is not Kind.DAEMONSET:
+        assert [expanded(word, environment) for word in found["training"]["command"]] == words
+        expected["training"]["command"] = found["training"]["command"]
+        assert found["training"]["volumeMounts"][0]["mountPath"] == str(wanted.mountpoint.parent)
+        expected["training"]["volumeMounts"][0]["mountPath"] = str(wanted.mountpoint.parent)
+    else:
+        pod_of(plain)["volumes"][0]["hostPath"]["path"] = str(wanted.mountpoint.parent)
+    expected["fastfuse"]["args"][1], expected["fastfuse"]["args"][-1] = found["fastfuse"]["args"][1:8:6]
+    expected["fuse-helper"]["args"][-1] = found["fuse-helper"]["args"][-1]
+    assert made == plain
+
+
+@pytest.mark.parametrize(("index", "shown"), [("0", "1/4"), ("3", "4/4"), (None, None)])
+def test_the_shard_of_a_pod_counts_from_one(tmp_path: Path, index: str | None, shown: str | None) -> None:
+    (tmp_path / "fastfuse").write_text('#!/bin/sh\necho "$FASTFUSE_SHARD $*"\n')
+    (tmp_path / "fastfuse").chmod(0o755)
+    mount = containers(printed(*KINDS["job"]))["fastfuse"]
+    assert "FASTFUSE_SHARD" in variables_of(typer.main.get_group(app))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "POD_IP": "1.2.3.4"}
+    environment |= {} if index is None else {"JOB_COMPLETION_INDEX": index}
+    words = [expanded(word, environment) for word in (*mount["command"], *mount["args"])]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if shown is None:
+        assert done.returncode != 0
+        assert not done.stdout
+    else:
+        assert done.stdout.startswith(f"{shown} mount s3://bucket/train --fuse-socket=/run/fastfuse/socket ")
+
+
+@pytest.mark.parametrize(("what", "begins"), [("grafana", "{"), ("prometheus", "# Alerts on mounts")])
+def test_what_is_not_made_is_printed_as_it_is(what: str, begins: str) -> None:
+    done = run_fastfuse("deploy", what)
+    assert (done.returncode, done.stdout.startswith(begins)) == (0, True)
+
+
+@pytest.mark.fuse
+def test_a_pod_trains_as_soon_as_its_probes_let_it(tmp_path: Path) -> None:
+    """Start the containers one after the other, as their probes allow, and end them in the opposite order."""
+    tmp_path.chmod(0o755)
+    # An address of its own: the port is the manifest's.
+    pod_ip = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
+    objects = MemoryObjects({"train/a": b"content of a"})
+    with LoopbackServer({"bucket": objects}) as server, Node(tmp_path).working() as node:
+        options = f"endpoint-url={server.endpoint_url},region=us-east-1,force-path-style"
+        script = "cat /opt/ml/input/data/training/a && ! touch /opt/ml/input/data/b 2>&-"
+        made = printed("--sidecar", *TRAINS, "--secret", "s3", "-o", options, "--", "sh", "-c", script)
+        helper, mount, training = containers(made).values()
+        address = f"http://{pod_ip}:{mount['ports'][0]['containerPort']}{mount['startupProbe']['httpGet']['path']}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+        def is_ready() -> bool:
+            with suppress(urllib.error.URLError), opener.open(address, timeout=PATIENCE_S) as reply:
+                return bool(reply.status == 200)
+            return serving.poll() is not None
+
+        with node.running(helper, variables(helper)) as helping:
+            wait_until(lambda: node.has(helper, helper["startupProbe"]["exec"]["command"][-1]))
+            with node.running(mount, variables(mount, podIP=pod_ip)) as serving:
+                wait_until(is_ready)
+                assert serving.poll() is None, serving.communicate()[0]
+                with node.running(training, variables(training)) as trained:
+                    output, _ = trained.communicate(timeout=PATIENCE_S)
+                status = Path(f"/proc/{serving.pid}/status").read_text()
+                serving.send_signal(signal.SIGTERM)
+                log, _ = serving.communicate(timeout=PATIENCE_S)
+            assert (trained.returncode, output) == (0, "content of a"), log
+            assert "\nCapEff:\t0000000000000000\n" in status
+            assert serving.returncode == 0, log
+            helping.send_signal(signal.SIGTERM)
+            assert helping.wait(PATIENCE_S) == 0
+        assert find_mount(node.volume("mounts") / "training") is None
