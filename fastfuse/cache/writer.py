@@ -73,8 +73,12 @@ class Writer:
         *,
         queue_bytes: int,
         tell: Callable[[str, str], None],
+        takes_places: bool = False,
     ) -> None:
-        """`tell` logs a failure by its kind, once in a while; the thread calls it, too."""
+        """`tell` logs a failure by its kind, once in a while; the thread calls it, too.
+
+        With `takes_places` a range takes the place of whatever nobody has asked for since this process began.
+        """
         self._cache = cache
         self._index = Index(cache.writing, waits=True)
         self._segments = segments
@@ -91,6 +95,9 @@ class Writer:
         self._returns = Returns()
         # The time of the node at the last commit.
         self._now_bytes = 0
+        self._takes_places = takes_places
+        # The time of the node at the begin.
+        self._began_bytes = 0
         self._open: _Open | None = None
         # Segments that are full, but not yet in the catalog.
         self._full: list[Filling] = []
@@ -117,6 +124,9 @@ class Writer:
         """Note that the range `name` is asked for; return how long it takes to come back, if that is known."""
         self._asked_bytes += size_bytes
         now_bytes = self._now_bytes + self._asked_bytes - self._committed_bytes
+        if self._takes_places:
+            # The victim has to have gone for twice as long.
+            return max(0, now_bytes - self._began_bytes) // 2
         return self._returns.ask(name, now_bytes, size_bytes)
 
     def hit(self, segment: int, size_bytes: int) -> None:
@@ -132,9 +142,14 @@ class Writer:
         limit_bytes = self._cache.settings.size_bytes
         return victim_bytes is None or is_worth_it(return_bytes, victim_bytes, self._returns.long_bytes, limit_bytes)
 
+    @property
+    def queued_bytes(self) -> int:
+        """The bytes that wait to be written."""
+        return self._offered_bytes - self._done_bytes
+
     def offer(self, fetched: Range) -> bool:
         """Queue a range that is claimed; return False if the queue is full."""
-        if self._offered_bytes - self._done_bytes + len(fetched.data) > self._queue_bytes:
+        if self.queued_bytes + len(fetched.data) > self._queue_bytes:
             self._count("skipped", len(fetched.data))
             return False
         self._offered_bytes += len(fetched.data)
@@ -177,7 +192,7 @@ class Writer:
         size_bytes, goes_on = 0, True
         try:
             item = self._queue.get(timeout=_TICK_S)
-            if self._offered_bytes - self._done_bytes < _GATHER_BYTES:
+            if self.queued_bytes < _GATHER_BYTES:
                 self._pause.wait(_GATHER_S)
             while True:
                 if item is None:
@@ -220,7 +235,8 @@ class Writer:
                 if count > 0:
                     room.filling.put(place, data[:count])
                     digests = digests_of(data[:count], one.seed + at)
-                    written.append((one.object_id, Extent(at, at + count, room.segment.id, place, digests)))
+                    extent = Extent(at, at + count, room.segment.id, place, digests, one.seed)
+                    written.append((one.object_id, extent))
                     at, data = at + count, data[count:]
                 room.filled_bytes = filled[room.segment.id] = min(place + max(0, count), room.segment.size_bytes)
         if self._open is not None:
@@ -319,6 +335,9 @@ class Writer:
 
     def _begin(self) -> None:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
+        if self._takes_places:
+            self._commit([], {})
+            self._began_bytes = self._now_bytes
         # In this order others may go on meanwhile: a segment is known before it is made, and made before it is filled.
         before = set(self._segments.numbers())
         known = self._index.segments()
