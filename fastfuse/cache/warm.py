@@ -5,15 +5,14 @@ range takes the place of what nobody has asked for since the warm-up began. When
 the tier has no room, and nothing more is fetched.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 import trio
 
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.reader import CachedReader
-from fastfuse.errors import ReadError
+from fastfuse.errors import ReadError, first_of
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
@@ -23,9 +22,9 @@ from fastfuse.s3.concurrency import Pace
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.room import Room
 
-__all__ = ["PART_BYTES", "WarmState", "warm", "warm_with"]
+__all__ = ["WarmState", "Warming", "warm"]
 
-PART_BYTES = 8 << 20
+_PART_BYTES = 8 << 20
 # After so many failures it is not about single objects.
 _MOST_FAILURES = 100
 # So many ranges that are kept are looked up in one turn of the loop: 1 ms.
@@ -64,21 +63,29 @@ def warm(
 
     With `checks`, what is kept is read, too, and fetched again if it is damaged. A second call continues one that was
     ended in any way.
+
+    Raises:
+        FastfuseError: S3 cannot be asked at all.
     """
 
     async def run() -> WarmState:
         counters = Counters()
-        buffers = PartBuffers(part_bytes=PART_BYTES, limit_bytes=memory_bytes)
+        buffers = PartBuffers(part_bytes=_PART_BYTES, limit_bytes=memory_bytes)
         client = S3Client(session, buffers=buffers, counters=counters, retries=Retries(counters))
         reader = CachedReader(
             client, cache, buffers, counters,
             endpoint_url=session.endpoint_url or "", queue_bytes=memory_bytes, takes_places=True,
         )  # fmt: skip
+        warming = Warming(
+            reader, most_gets=session.config.max_connections, memory_bytes=memory_bytes,
+            bytes_per_s=bytes_per_s, checks=checks,
+        )  # fmt: skip
+        state = warming.state
         try:
-            state = await warm_with(
-                reader, refs, tell, most_gets=session.config.max_connections, memory_bytes=memory_bytes,
-                bytes_per_s=bytes_per_s, checks=checks,
-            )  # fmt: skip
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_tell_often, lambda: tell(state))
+                await warming.run(refs)
+                nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await reader.aclose()
@@ -86,78 +93,91 @@ def warm(
         state.damaged = counters.get("fastfuse_cache_failures", "corrupt")
         return state
 
-    return trio.run(run)
+    try:
+        return trio.run(run)
+    except ExceptionGroup as error:
+        raise first_of(error) from error
 
 
-async def warm_with(
-    reader: CachedReader,
-    refs: Callable[[], Iterable[ObjectRef]],
-    tell: Callable[[WarmState], None] = lambda _: None,
-    *,
-    most_gets: int = 64,
-    memory_bytes: int = 256 << 20,
-    bytes_per_s: float | None = None,
-    checks: bool = False,
-) -> WarmState:
-    """Do as `warm` through `reader`, which must take places."""
-    state = WarmState()
-    # Half for what is being fetched, half for what waits to be written.
-    room = Room(Pace(most_gets), most_fetches=most_gets, memory_bytes=memory_bytes // 2)
-    begins_s = 0.0
+class Warming:
+    """One warm-up through a reader that takes places; `state` says how far it is."""
 
-    async def fetch(ref: ObjectRef, start: int, end: int, *, is_there: bool) -> None:
+    def __init__(
+        self,
+        reader: CachedReader,
+        *,
+        most_gets: int = 64,
+        memory_bytes: int = 256 << 20,
+        bytes_per_s: float | None = None,
+        checks: bool = False,
+    ) -> None:
+        self.state = WarmState()
+        self._reader = reader
+        self._checks = checks
+        self._bytes_per_s = bytes_per_s
+        self._begins_s = 0.0
+        # Half for what is being fetched, half for what waits to be written.
+        self._room = Room(Pace(most_gets), most_fetches=most_gets, memory_bytes=memory_bytes // 2)
+        self._queue_bytes = memory_bytes // 2
+
+    async def run(self, refs: Callable[[], Iterable[ObjectRef]]) -> None:
+        """Fetch what is missing of `refs`, have it written, and count what is not kept then."""
+        state = self.state
+        async with trio.open_nursery() as nursery:
+            async for ref, start, end in _in_turns(refs()):
+                is_there = self._reader.keeps(ref, start, end)
+                if is_there and not self._checks:
+                    state.there_bytes += end - start
+                elif ref.etag:
+                    await self._enter(end - start)
+                    state.has_no_room = not is_there and not self._reader.takes_more()
+                    if state.has_no_room or len(state.failures) >= _MOST_FAILURES:
+                        break
+                    nursery.start_soon(self._fetch, ref, start, end, is_there)
+                elif not start:
+                    state.failures.append((ref.uri, "it has no ETag, so no version of it can be kept"))
+        await self._queue_within(0)
+        async for ref, start, end in _in_turns(refs()):
+            state.missing_bytes += 0 if self._reader.keeps(ref, start, end) else end - start
+
+    async def _enter(self, size_bytes: int) -> None:
+        """Wait until network, disk and limit have room for a fetch of so many bytes."""
+        await self._room.enter(size_bytes)
+        await self._queue_within(self._queue_bytes)
+        if self._bytes_per_s is not None:
+            self._begins_s = max(self._begins_s, trio.current_time())
+            await trio.sleep_until(self._begins_s)
+            self._begins_s += size_bytes / self._bytes_per_s
+
+    async def _queue_within(self, size_bytes: int) -> None:
+        while self._reader.queued_bytes > size_bytes:  # noqa: ASYNC110 - a thread that knows no loop writes them
+            await trio.sleep(_LOOK_S)
+
+    async def _fetch(self, ref: ObjectRef, start: int, end: int, is_there: bool) -> None:
         began_s = trio.current_time()
         try:
-            await reader.get(ref, start, end)
-            if is_there:
-                state.there_bytes += end - start
-            else:
-                state.fetched_bytes += end - start
+            await self._reader.get(ref, start, end)
         except ReadError as error:
-            state.failures.append((ref.uri, str(error)))
-        finally:
-            room.landed(began_s)
-            room.leave(end - start)
+            self.state.failures.append((ref.uri, str(error)))
+        else:
+            self.state.there_bytes += is_there * (end - start)
+            self.state.fetched_bytes += (not is_there) * (end - start)
+        self._room.landed(began_s)
+        self._room.leave(end - start)
 
-    async with trio.open_nursery() as telling:
-        telling.start_soon(_tell_often, partial(tell, state))
-        async with trio.open_nursery() as nursery:
-            for number, (ref, start, end) in enumerate(_ranges(refs())):
-                is_there = reader.keeps(ref, start, end)
-                if is_there and not checks:
-                    state.there_bytes += end - start
-                    if number % _TURN_RANGES == 0:
-                        await trio.lowlevel.checkpoint()
-                    continue
-                if not ref.etag:
-                    if start == 0:
-                        state.failures.append((ref.uri, "it has no ETag, so it is not kept"))
-                    continue
-                await room.enter(end - start)
-                while reader.queued_bytes > memory_bytes // 2:
-                    await trio.sleep(_LOOK_S)
-                state.has_no_room = not is_there and not reader.takes_more()
-                if state.has_no_room or len(state.failures) >= _MOST_FAILURES:
-                    break
-                if bytes_per_s is not None:
-                    begins_s = max(begins_s, trio.current_time())
-                    await trio.sleep_until(begins_s)
-                    begins_s += (end - start) / bytes_per_s
-                nursery.start_soon(partial(fetch, ref, start, end, is_there=is_there))
-        while reader.queued_bytes:
-            await trio.sleep(_LOOK_S)
-        for number, (ref, start, end) in enumerate(_ranges(refs())):
-            state.missing_bytes += 0 if reader.keeps(ref, start, end) else end - start
-            if number % _TURN_RANGES == 0:
-                await trio.lowlevel.checkpoint()
-        telling.cancel_scope.cancel()
-    return state
+
+async def _in_turns(refs: Iterable[ObjectRef]) -> AsyncIterator[tuple[ObjectRef, int, int]]:
+    """Yield the ranges of `refs`, and let others run every now and then."""
+    for number, one in enumerate(_ranges(refs)):
+        if number % _TURN_RANGES == 0:
+            await trio.lowlevel.checkpoint()
+        yield one
 
 
 def _ranges(refs: Iterable[ObjectRef]) -> Iterator[tuple[ObjectRef, int, int]]:
     for ref in refs:
-        for start in range(0, ref.size_bytes, PART_BYTES):
-            yield ref, start, min(start + PART_BYTES, ref.size_bytes)
+        for start in range(0, ref.size_bytes, _PART_BYTES):
+            yield ref, start, min(start + _PART_BYTES, ref.size_bytes)
 
 
 async def _tell_often(tell: Callable[[], None]) -> None:

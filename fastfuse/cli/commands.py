@@ -69,6 +69,21 @@ PAGES: Final[Mapping[str, Page]] = {
         ("--hosts", "--epochs", "--hours", "--readers", "--access", "--json", *_ACCESS),
     ),
     "doctor": Page(("fastfuse doctor", "fastfuse doctor s3://BUCKET/PREFIX"), ("--json", *_ACCESS, "--ca-bundle")),
+    "warm": Page(
+        (
+            "fastfuse warm s3://BUCKET/PREFIX --cache /nvme/fastfuse",
+            "fastfuse warm s3://BUCKET/PREFIX --cache /nvme/fastfuse --shard 2/8 --limit 1GiB/s",
+            "fastfuse warm /mnt/data",
+        ),
+        ("--cache", "--cache-size", "--shard", "--limit", "--check", *_ACCESS),
+    ),
+    "cache": Page(
+        (
+            "fastfuse cache status --cache /nvme/fastfuse",
+            "fastfuse cache pin s3://BUCKET/PREFIX --cache /nvme/fastfuse",
+        ),
+        ("--cache", "--cache-size", "--json", *_ACCESS),
+    ),
     "status": Page(("fastfuse status", "fastfuse status /mnt/data --json")),
     "trace": Page(("fastfuse trace /mnt/data", "fastfuse trace /mnt/data --path '*.tar' --json")),
     "top": Page(("fastfuse top", "fastfuse top /mnt/data")),

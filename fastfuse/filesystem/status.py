@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import Any, Final
 
 from fastfuse.filesystem.board import Board
@@ -84,6 +85,7 @@ class Recent:
 
 def status_of(
     settings: MountSettings,
+    endpoint_url: str | None,
     mountpoint: str,
     counters: Counters,
     recent: Recent,
@@ -95,7 +97,7 @@ def status_of(
 
     ``state`` is ``ok``, ``in trouble`` (requests to S3 are being tried again), ``stopping`` or ``no worker``.
     """
-    shown = board.read()
+    shown, cache = board.read(), settings.cache
     trouble = shown.get("trouble")
     if counters.get("fastfuse_draining"):
         state = "stopping"
@@ -115,6 +117,8 @@ def status_of(
         "trouble": trouble,
         "errors": shown.get("errors", []),
         "memory_target_bytes": settings.memory_target_bytes,
+        "connection": asdict(settings.connection) | {"endpoint_url": endpoint_url},
+        "cache": cache and asdict(cache) | {"directory": str(cache.directory)},
         "rates": recent.rates(),
         "summary": recent.summary(),
         "counters": counters.as_json(),

@@ -266,7 +266,7 @@ class Supervisor:
 
     def _answer_requests(self) -> None:
         for asked, asking in self._control.requests() if self._control is not None else ():
-            if is_answered(asked, asking, self._worker, self._status):
+            if is_answered(asked, asking, self._worker, self._status, self._snapshot_fd):
                 continue
             if self._is_stopping:
                 send_answer(asking, error_message(MountError("the mount stops")))
@@ -274,8 +274,8 @@ class Supervisor:
                 self._refresher.want(self._snapshot_fd, asking)
 
     def _status(self) -> dict[str, Any]:
-        mountpoint, pid = str(self._place.mountpoint), self._worker.pid
-        return status_of(self._settings, mountpoint, self._counters, self._recent, self._board, worker_pid=pid)
+        url, place, pid = self._s3.endpoint_url, str(self._place.mountpoint), self._worker.pid
+        return status_of(self._settings, url, place, self._counters, self._recent, self._board, worker_pid=pid)
 
     def _has_lost_its_terminal(self) -> bool:
         """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""

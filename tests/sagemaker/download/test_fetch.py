@@ -13,8 +13,8 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
-from fastfuse.s3.memory import MemoryStore
 from fastfuse.s3.concurrency import Pace
+from fastfuse.s3.memory import MemoryStore
 from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from tests.descriptors import open_descriptors
