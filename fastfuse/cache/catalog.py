@@ -35,6 +35,7 @@ MAX_EXTENT_BYTES = 64 << 20
 _WRITER_WAITS_S = 5.0
 # A look-up waits only for whoever repairs what a killed process left; it holds up the loop.
 _READER_WAITS_S = 0.01
+_NEVER = (1 << 63) - 1
 
 _SCHEMA = """
 CREATE TABLE segments (
@@ -93,6 +94,7 @@ class Totals(NamedTuple):
     objects: int
     pinned_bytes: int
     hit_bytes: int
+    kept_bytes: int
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -250,12 +252,15 @@ class Index:
         """Return the bytes of all segments."""
         return int(self._connection.execute("SELECT coalesce(sum(size), 0) FROM segments").fetchone()[0])
 
-    def victims(self, most: int) -> list[tuple[int, int]]:
-        """Return segments that may go, with the return that is expected of each: the longest first."""
+    def victims(self, most: int, unasked_since: int = _NEVER) -> list[tuple[int, int]]:
+        """Return segments that may go, with the return that is expected of each: the longest first.
+
+        Segments that were asked for since the time `unasked_since` are left out.
+        """
         return self._connection.execute(
             f"SELECT id, {_RETURN} AS returns FROM segments, (SELECT asked AS now FROM clock) WHERE NOT pinned"
-            " ORDER BY returns DESC, id LIMIT ?",
-            (most,),
+            " AND hit_at < ? ORDER BY returns DESC, id LIMIT ?",
+            (unasked_since, most),
         ).fetchall()
 
     def evict(self, number: int) -> int:
@@ -280,8 +285,12 @@ class Index:
             "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(filled), 0), coalesce(sum(size * pinned), 0),"
             " coalesce(sum(hits), 0) FROM segments"
         ).fetchone()
-        extents = query("SELECT count(*), count(DISTINCT object) FROM extents").fetchone()
-        return Totals(segments[0], segments[1], segments[2], extents[0], extents[1], segments[3], segments[4])
+        extents = query(
+            "SELECT count(*), count(DISTINCT object), coalesce(sum(end - start), 0) FROM extents"
+        ).fetchone()
+        return Totals(
+            segments[0], segments[1], segments[2], extents[0], extents[1], segments[3], segments[4], extents[2]
+        )
 
 
 def _extent(row: tuple[int, int, int, int, bytes, int]) -> Extent:

@@ -116,8 +116,10 @@ class CachedReader:
         return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
 
     def keeps(self, ref: ObjectRef, start: int, end: int) -> bool:
-        """Return whether all of a range is kept, without reading it."""
+        """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""
         extents = self._find(identity(self._endpoint_url, ref)[0], start, end)
+        for one in extents:
+            self._writer.hit(one.segment, 0)
         return bool(ref.etag) and not gaps(((one.start, one.end) for one in extents), start, end)
 
     def takes_more(self) -> bool:

@@ -48,7 +48,7 @@ def status(cache: OpenCache) -> dict[str, int]:
     return {
         "used_bytes": found.room_bytes + cache.index_bytes(),
         "index_bytes": cache.index_bytes(),
-        "kept_bytes": found.filled_bytes,
+        "kept_bytes": found.kept_bytes,
         "ranges": found.extents,
         "objects": found.objects,
         "segments": found.segments,

@@ -2,10 +2,10 @@
 
 It reads through a `CachedReader`, so it shares its fetches with running mounts, and what is there is not fetched. A
 range takes the place of what nobody has asked for since the warm-up began. When all that is left was asked for since,
-the tier has no room, and nothing more is fetched.
+or is one of the objects, the tier has no room, and nothing more is fetched.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import trio
@@ -78,7 +78,7 @@ def warm(
         )  # fmt: skip
         warming = Warming(
             reader, most_gets=session.config.max_connections, memory_bytes=memory_bytes,
-            bytes_per_s=bytes_per_s, checks=checks,
+            bytes_per_s=bytes_per_s, checks=checks, limit_bytes=cache.settings.size_bytes,
         )  # fmt: skip
         state = warming.state
         try:
@@ -110,10 +110,13 @@ class Warming:
         memory_bytes: int = 256 << 20,
         bytes_per_s: float | None = None,
         checks: bool = False,
+        limit_bytes: int = 1 << 62,
     ) -> None:
+        """`limit_bytes` is the size of the tier: nothing is fetched that has no room beside the rest of the objects."""
         self.state = WarmState()
         self._reader = reader
         self._checks = checks
+        self._limit_bytes = limit_bytes
         self._bytes_per_s = bytes_per_s
         self._begins_s = 0.0
         # Half for what is being fetched, half for what waits to be written.
@@ -123,22 +126,41 @@ class Warming:
     async def run(self, refs: Callable[[], Iterable[ObjectRef]]) -> None:
         """Fetch what is missing of `refs`, have it written, and count what is not kept then."""
         state = self.state
+        there_bytes = await self._count_missing(refs())
+        if not state.missing_bytes and not self._checks:
+            state.there_bytes = there_bytes
+            return
+        state.there_bytes = 0 if self._checks else there_bytes
+        needed_bytes = there_bytes
         async with trio.open_nursery() as nursery:
-            async for ref, start, end in _in_turns(refs()):
+            for number, (ref, start, end) in enumerate(_ranges(refs())):
+                await _turn(number)
                 is_there = self._reader.keeps(ref, start, end)
                 if is_there and not self._checks:
-                    state.there_bytes += end - start
-                elif ref.etag:
-                    await self._enter(end - start)
-                    state.has_no_room = not is_there and not self._reader.takes_more()
-                    if state.has_no_room or len(state.failures) >= _MOST_FAILURES:
-                        break
-                    nursery.start_soon(self._fetch, ref, start, end, is_there)
-                elif not start:
-                    state.failures.append((ref.uri, "it has no ETag, so no version of it can be kept"))
+                    continue
+                if not ref.etag:
+                    if not start:
+                        state.failures.append((ref.uri, "it has no ETag, so no version of it can be kept"))
+                    continue
+                await self._enter(end - start)
+                if not is_there:
+                    needed_bytes += end - start
+                    state.has_no_room = needed_bytes > self._limit_bytes or not self._reader.takes_more()
+                if state.has_no_room or len(state.failures) >= _MOST_FAILURES:
+                    break
+                nursery.start_soon(self._fetch, ref, start, end, is_there)
         await self._queue_within(0)
-        async for ref, start, end in _in_turns(refs()):
-            state.missing_bytes += 0 if self._reader.keeps(ref, start, end) else end - start
+        await self._count_missing(refs())
+
+    async def _count_missing(self, refs: Iterable[ObjectRef]) -> int:
+        """Count what is not kept, and have the rest stay while this runs; return the bytes of the rest."""
+        self.state.missing_bytes = there_bytes = 0
+        for number, (ref, start, end) in enumerate(_ranges(refs)):
+            await _turn(number)
+            is_there = self._reader.keeps(ref, start, end)
+            there_bytes += is_there * (end - start)
+            self.state.missing_bytes += (not is_there) * (end - start)
+        return there_bytes
 
     async def _enter(self, size_bytes: int) -> None:
         """Wait until network, disk and limit have room for a fetch of so many bytes."""
@@ -166,18 +188,16 @@ class Warming:
         self._room.leave(end - start)
 
 
-async def _in_turns(refs: Iterable[ObjectRef]) -> AsyncIterator[tuple[ObjectRef, int, int]]:
-    """Yield the ranges of `refs`, and let others run every now and then."""
-    for number, one in enumerate(_ranges(refs)):
-        if number % _TURN_RANGES == 0:
-            await trio.lowlevel.checkpoint()
-        yield one
-
-
 def _ranges(refs: Iterable[ObjectRef]) -> Iterator[tuple[ObjectRef, int, int]]:
     for ref in refs:
         for start in range(0, ref.size_bytes, _PART_BYTES):
             yield ref, start, min(start + _PART_BYTES, ref.size_bytes)
+
+
+async def _turn(number: int) -> None:
+    """Let others run every now and then; a look-up does not."""
+    if number % _TURN_RANGES == 0:
+        await trio.lowlevel.checkpoint()
 
 
 async def _tell_often(tell: Callable[[], None]) -> None:

@@ -45,8 +45,9 @@ def run(
         return _status(_as_nobody(settings, upkeep.status), settings)
     if action == "verify":
         found = _as_nobody(settings, lambda cache: _verify(cache, str(settings.directory)))
-        text = f"{found['ranges']:,} ranges, {format_size(found['bytes'])}: {found['bad']:,} were bad, and are dropped"
-        return Outcome(found, text, int(found["bad"] > 0))
+        bad = f"{found['bad']:,} more were bad: forgotten, and fetched again when they are read" if found["bad"] else ""
+        text = f"{found['ranges'] - found['bad']:,} ranges with {format_size(found['bytes'])} are as they were written"
+        return Outcome(found, "; ".join(filter(None, (text, bad))), int(found["bad"] > 0))
     if action == "clear":
         found = _as_nobody(settings, upkeep.clear)
         busy = f"; {found['busy_segments']:,} segments stay, which mounts fill now" if found["busy_segments"] else ""
