@@ -176,14 +176,14 @@ class Index:
             f" WHERE object = ? AND start > ? AND start < ? AND end > ? AND {_IS_SOUND} ORDER BY start",
             (object_id, start - MAX_EXTENT_BYTES, end, start),
         )
-        return [_extent(row) for row in rows]
+        return [Extent(*row) for row in rows]
 
     def find_in(self, segment: int) -> list[tuple[int, Extent]]:
         """Return what is kept in a segment, with the object of each extent, in the order of their places."""
         rows = self._connection.execute(
             f"SELECT {_EXTENT}, object FROM extents WHERE segment = ? AND {_IS_SOUND} ORDER BY offset", (segment,)
         )
-        return [(row[-1], _extent(row[:-1])) for row in rows]
+        return [(row[-1], Extent(*row[:-1])) for row in rows]
 
     def commit(
         self,
@@ -202,6 +202,7 @@ class Index:
             now = int(run("SELECT asked FROM clock").fetchone()[0])
             self._connection.executemany(
                 f"INSERT OR REPLACE INTO extents (object, {_EXTENT}) VALUES (?,?,?,?,?,?,?)",
+                # SQLite's integers are signed; digests take the 64 bits as they are.
                 [(object_id, *extent[:-1], extent.seed - (extent.seed >> 63 << 64)) for object_id, extent in extents],
             )
             self._connection.executemany(
@@ -291,8 +292,3 @@ class Index:
         return Totals(
             segments[0], segments[1], segments[2], extents[0], extents[1], segments[3], segments[4], extents[2]
         )
-
-
-def _extent(row: tuple[int, int, int, int, bytes, int]) -> Extent:
-    """Return the extent of a row, whose seed is signed, as SQLite knows no other integers."""
-    return Extent(*row[:-1], row[-1] & (1 << 64) - 1)

@@ -151,6 +151,8 @@ class Warming:
                 nursery.start_soon(self._fetch, ref, start, end, is_there)
         await self._queue_within(0)
         await self._count_missing(refs())
+        # What was fetched at last may have found the tier full.
+        state.has_no_room |= state.missing_bytes > 0 and not self._reader.takes_more()
 
     async def _count_missing(self, refs: Iterable[ObjectRef]) -> int:
         """Count what is not kept, and have the rest stay while this runs; return the bytes of the rest."""

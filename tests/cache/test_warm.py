@@ -98,8 +98,7 @@ async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor
     store, settings = store_of(*[8 * MIB] * 20), settings_of(tmp_path / "cache")
     before, pinned, large = refs_in(store, range(4)), refs_in(store, [4]), refs_in(store, range(5, 20))
     await warmed(store, settings, [*before, *pinned])
-    cache = open_cache(settings)
-    with closing(cache):
+    with closing(open_cache(settings)) as cache:
         assert upkeep.pin(cache, pinned, URL, is_pinned=True)["segments"] == 8
     state = await warmed(store, settings, large)
     assert state.has_no_room
@@ -109,11 +108,30 @@ async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor
     assert again.missing_bytes <= state.missing_bytes
     await warmed(store, settings, pinned)
     assert store.fetched == []
-    cache = open_cache(settings)
-    with closing(cache):
+    with closing(open_cache(settings)) as cache:
         assert upkeep.pin(cache, before, URL, is_pinned=False)["kept_bytes"] == 0
         upkeep.unpin_all(cache)
         assert upkeep.status(cache)["pinned_bytes"] == 0
+
+
+async def test_what_is_there_of_the_objects_stays_although_others_are_younger(tmp_path: Path) -> None:
+    store, settings = store_of(*[8 * MIB] * 10), settings_of(tmp_path / "cache")
+    first, younger, rest = (refs_in(store, numbers) for numbers in (range(3), range(3, 7), range(7, 10)))
+    await warmed(store, settings, first)
+    await warmed(store, settings, younger)
+    state = await warmed(store, settings, [*first, *rest])
+    assert (state.missing_bytes, store.fetched_bytes) == (0, 24 * MIB)
+
+
+async def test_where_pins_leave_too_little_room_what_comes_first_is_kept(tmp_path: Path) -> None:
+    store, settings = store_of(*[8 * MIB] * 12), settings_of(tmp_path / "cache")
+    pinned, others = refs_in(store, range(5)), refs_in(store, range(5, 12))
+    await warmed(store, settings, pinned)
+    with closing(open_cache(settings)) as cache:
+        upkeep.pin(cache, pinned, URL, is_pinned=True)
+    state = await warmed(store, settings, others)
+    assert state.has_no_room
+    assert (await warmed(store, settings, others[:2])).there_bytes == 16 * MIB
 
 
 async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(tmp_path: Path) -> None:
