@@ -116,7 +116,7 @@ PURE = {
         "sagemaker.running.budget",
         "sagemaker.description.channel",
     ),
-    *("sagemaker.description.cluster", "sagemaker.description.contradictions", "sagemaker.download.concurrency"),
+    *("sagemaker.description.cluster", "sagemaker.description.contradictions", "s3.concurrency"),
     *(
         "sagemaker.download.stamps",
         "sagemaker.local.file_systems",

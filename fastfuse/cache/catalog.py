@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
-FORMAT = 1
+FORMAT = 2
 _APPLICATION_ID = 0x66667563
 # One digest covers so much, and the smallest read costs it. 8 bytes for each add 0.003 % to what is kept.
 BLOCK_BYTES = 256 << 10
@@ -35,6 +35,7 @@ MAX_EXTENT_BYTES = 64 << 20
 _WRITER_WAITS_S = 5.0
 # A look-up waits only for whoever repairs what a killed process left; it holds up the loop.
 _READER_WAITS_S = 0.01
+_NEVER = (1 << 63) - 1
 
 _SCHEMA = """
 CREATE TABLE segments (
@@ -43,7 +44,7 @@ CREATE TABLE segments (
 );
 CREATE TABLE extents (
     object INTEGER NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, segment INTEGER NOT NULL,
-    offset INTEGER NOT NULL, digests BLOB NOT NULL, PRIMARY KEY (object, start)
+    offset INTEGER NOT NULL, digests BLOB NOT NULL, seed INTEGER NOT NULL, PRIMARY KEY (object, start)
 ) WITHOUT ROWID;
 CREATE INDEX extents_of_segment ON extents (segment);
 CREATE TABLE clock (asked INTEGER NOT NULL);
@@ -53,15 +54,26 @@ INSERT INTO clock VALUES (0);
 # all of them had been hit once when they came.
 _RETURN = "max(now - hit_at, (now - born) * size / (hits + size))"
 
+_EXTENT = "start, end, segment, offset, digests, seed"
+# The rows that no damage has made none of ours.
+_IS_SOUND = (
+    "typeof(end) = 'integer' AND typeof(segment) = 'integer' AND typeof(offset) = 'integer'"
+    " AND offset BETWEEN 0 AND 1 << 40 AND typeof(digests) = 'blob' AND typeof(seed) = 'integer'"
+)
+
 
 class Extent(NamedTuple):
-    """A kept range ``[start, end)`` of an object, at `offset` of a segment, with a digest for each block."""
+    """A kept range ``[start, end)`` of an object, at `offset` of a segment, with a digest for each block.
+
+    The digests begin with the 64 bits of `seed` and the range's place, so that whoever knows no object can check them.
+    """
 
     start: int
     end: int
     segment: int
     offset: int
     digests: bytes
+    seed: int = 0
 
 
 class Segment(NamedTuple):
@@ -81,6 +93,8 @@ class Totals(NamedTuple):
     extents: int
     objects: int
     pinned_bytes: int
+    hit_bytes: int
+    kept_bytes: int
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -158,13 +172,18 @@ class Index:
         A row that damage has made none is left out. It is replaced as its range is fetched again.
         """
         rows = self._connection.execute(
-            "SELECT start, end, segment, offset, digests FROM extents"
-            " WHERE object = ? AND start > ? AND start < ? AND end > ? AND typeof(end) = 'integer'"
-            " AND typeof(segment) = 'integer' AND typeof(offset) = 'integer' AND offset BETWEEN 0 AND 1 << 40"
-            " AND typeof(digests) = 'blob' ORDER BY start",
+            f"SELECT {_EXTENT} FROM extents"
+            f" WHERE object = ? AND start > ? AND start < ? AND end > ? AND {_IS_SOUND} ORDER BY start",
             (object_id, start - MAX_EXTENT_BYTES, end, start),
         )
         return [Extent(*row) for row in rows]
+
+    def find_in(self, segment: int) -> list[tuple[int, Extent]]:
+        """Return what is kept in a segment, with the object of each extent, in the order of their places."""
+        rows = self._connection.execute(
+            f"SELECT {_EXTENT}, object FROM extents WHERE segment = ? AND {_IS_SOUND} ORDER BY offset", (segment,)
+        )
+        return [(row[-1], Extent(*row[:-1])) for row in rows]
 
     def commit(
         self,
@@ -182,8 +201,9 @@ class Index:
             run("UPDATE clock SET asked = asked + ?", (asked_bytes,))
             now = int(run("SELECT asked FROM clock").fetchone()[0])
             self._connection.executemany(
-                "INSERT OR REPLACE INTO extents (object, start, end, segment, offset, digests) VALUES (?,?,?,?,?,?)",
-                [(object_id, *extent) for object_id, extent in extents],
+                f"INSERT OR REPLACE INTO extents (object, {_EXTENT}) VALUES (?,?,?,?,?,?,?)",
+                # SQLite's integers are signed; digests take the 64 bits as they are.
+                [(object_id, *extent[:-1], extent.seed - (extent.seed >> 63 << 64)) for object_id, extent in extents],
             )
             self._connection.executemany(
                 "UPDATE segments SET filled = ? WHERE id = ?", [(size, segment) for segment, size in filled.items()]
@@ -233,12 +253,15 @@ class Index:
         """Return the bytes of all segments."""
         return int(self._connection.execute("SELECT coalesce(sum(size), 0) FROM segments").fetchone()[0])
 
-    def victims(self, most: int) -> list[tuple[int, int]]:
-        """Return segments that may go, with the return that is expected of each: the longest first."""
+    def victims(self, most: int, unasked_since: int = _NEVER) -> list[tuple[int, int]]:
+        """Return segments that may go, with the return that is expected of each: the longest first.
+
+        Segments that were asked for since the time `unasked_since` are left out.
+        """
         return self._connection.execute(
             f"SELECT id, {_RETURN} AS returns FROM segments, (SELECT asked AS now FROM clock) WHERE NOT pinned"
-            " ORDER BY returns DESC, id LIMIT ?",
-            (most,),
+            " AND hit_at < ? ORDER BY returns DESC, id LIMIT ?",
+            (unasked_since, most),
         ).fetchall()
 
     def evict(self, number: int) -> int:
@@ -249,12 +272,23 @@ class Index:
             self._connection.execute("DELETE FROM segments WHERE id = ?", (number,))
         return 0 if segment is None else segment.filled_bytes
 
+    def pin(self, numbers: Iterable[int], *, is_pinned: bool = True) -> None:
+        """Keep segments from being evicted from now on, or let them be."""
+        with _transaction(self._connection):
+            self._connection.executemany(
+                "UPDATE segments SET pinned = ? WHERE id = ?", [(int(is_pinned), number) for number in numbers]
+            )
+
     def totals(self) -> Totals:
         """Count everything; takes a second for a million extents."""
         query = self._connection.execute
         segments = query(
-            "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(filled), 0), coalesce(sum(size * pinned), 0)"
-            " FROM segments"
+            "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(filled), 0), coalesce(sum(size * pinned), 0),"
+            " coalesce(sum(hits), 0) FROM segments"
         ).fetchone()
-        extents = query("SELECT count(*), count(DISTINCT object) FROM extents").fetchone()
-        return Totals(segments[0], segments[1], segments[2], extents[0], extents[1], segments[3])
+        extents = query(
+            "SELECT count(*), count(DISTINCT object), coalesce(sum(end - start), 0) FROM extents"
+        ).fetchone()
+        return Totals(
+            segments[0], segments[1], segments[2], extents[0], extents[1], segments[3], segments[4], extents[2]
+        )

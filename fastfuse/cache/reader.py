@@ -64,8 +64,12 @@ class CachedReader:
         endpoint_url: str,
         queue_bytes: int,
         patience_s: float = _PATIENCE_S,
+        takes_places: bool = False,
     ) -> None:
-        """Start the thread that writes; `queue_bytes` bounds what waits for it. Construct it in a trio run."""
+        """Start the thread that writes; `queue_bytes` bounds what waits for it. Construct it in a trio run.
+
+        With `takes_places` what is fetched takes the place of whatever nobody asked for since.
+        """
         self._reader = reader
         self._cache = cache
         self._buffers = buffers
@@ -91,7 +95,9 @@ class CachedReader:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(self._tell, kind, line)
 
-        self._writer = Writer(cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell)
+        self._writer = Writer(
+            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell, takes_places=takes_places
+        )
         self._writer.start()
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
@@ -108,6 +114,22 @@ class CachedReader:
                 return data
             extents = self._find(object_id, start, end)
         return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
+
+    def keeps(self, ref: ObjectRef, start: int, end: int) -> bool:
+        """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""
+        extents = self._find(identity(self._endpoint_url, ref)[0], start, end)
+        for one in extents:
+            self._writer.hit(one.segment, 0)
+        return bool(ref.etag) and not gaps(((one.start, one.end) for one in extents), start, end)
+
+    def takes_more(self) -> bool:
+        """Return whether a range that is asked for now, for the first time, would be kept."""
+        return self._writer.takes(self._writer.ask(0, 0))
+
+    @property
+    def queued_bytes(self) -> int:
+        """The bytes that wait to be written to the tier."""
+        return self._writer.queued_bytes
 
     async def aclose(self) -> None:
         """Write what is queued, and close the tier and the other reader. Idempotent."""

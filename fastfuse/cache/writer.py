@@ -33,6 +33,8 @@ _TICK_S = 1.0
 _PAUSE_S = 5.0
 # Another process may begin with a segment before the one that has added it.
 _TRIES = 8
+# A return that is longer than any.
+_ANY_PLACE = 1 << 62
 # Segments that others fill are passed over.
 _VICTIMS = 16
 
@@ -73,8 +75,12 @@ class Writer:
         *,
         queue_bytes: int,
         tell: Callable[[str, str], None],
+        takes_places: bool = False,
     ) -> None:
-        """`tell` logs a failure by its kind, once in a while; the thread calls it, too."""
+        """`tell` logs a failure by its kind, once in a while; the thread calls it, too.
+
+        With `takes_places` a range takes the place of whatever nobody has asked for since this process began.
+        """
         self._cache = cache
         self._index = Index(cache.writing, waits=True)
         self._segments = segments
@@ -91,6 +97,8 @@ class Writer:
         self._returns = Returns()
         # The time of the node at the last commit.
         self._now_bytes = 0
+        # Where ranges take places: the time of the node at the begin. What was asked for since stays.
+        self._began_bytes: int | None = 0 if takes_places else None
         self._open: _Open | None = None
         # Segments that are full, but not yet in the catalog.
         self._full: list[Filling] = []
@@ -117,7 +125,8 @@ class Writer:
         """Note that the range `name` is asked for; return how long it takes to come back, if that is known."""
         self._asked_bytes += size_bytes
         now_bytes = self._now_bytes + self._asked_bytes - self._committed_bytes
-        return self._returns.ask(name, now_bytes, size_bytes)
+        known = self._returns.ask(name, now_bytes, size_bytes)
+        return known if self._began_bytes is None else 0
 
     def hit(self, segment: int, size_bytes: int) -> None:
         """Note that so many bytes of a segment were served."""
@@ -132,9 +141,14 @@ class Writer:
         limit_bytes = self._cache.settings.size_bytes
         return victim_bytes is None or is_worth_it(return_bytes, victim_bytes, self._returns.long_bytes, limit_bytes)
 
+    @property
+    def queued_bytes(self) -> int:
+        """The bytes that wait to be written."""
+        return self._offered_bytes - self._done_bytes
+
     def offer(self, fetched: Range) -> bool:
         """Queue a range that is claimed; return False if the queue is full."""
-        if self._offered_bytes - self._done_bytes + len(fetched.data) > self._queue_bytes:
+        if self.queued_bytes + len(fetched.data) > self._queue_bytes:
             self._count("skipped", len(fetched.data))
             return False
         self._offered_bytes += len(fetched.data)
@@ -177,7 +191,7 @@ class Writer:
         size_bytes, goes_on = 0, True
         try:
             item = self._queue.get(timeout=_TICK_S)
-            if self._offered_bytes - self._done_bytes < _GATHER_BYTES:
+            if self.queued_bytes < _GATHER_BYTES:
                 self._pause.wait(_GATHER_S)
             while True:
                 if item is None:
@@ -220,7 +234,8 @@ class Writer:
                 if count > 0:
                     room.filling.put(place, data[:count])
                     digests = digests_of(data[:count], one.seed + at)
-                    written.append((one.object_id, Extent(at, at + count, room.segment.id, place, digests)))
+                    extent = Extent(at, at + count, room.segment.id, place, digests, one.seed)
+                    written.append((one.object_id, extent))
                     at, data = at + count, data[count:]
                 room.filled_bytes = filled[room.segment.id] = min(place + max(0, count), room.segment.size_bytes)
         if self._open is not None:
@@ -298,7 +313,7 @@ class Writer:
 
     def _evict(self) -> bool:
         """Let the segment go that is worth least, of those that no process fills; False if there is none."""
-        for number, _ in self._index.victims(_VICTIMS):
+        for number, _ in self._victims(_VICTIMS):
             with self._segments.locked(number) as is_ours:
                 if is_ours:
                     self._count("evicted", self._index.evict(number))
@@ -314,12 +329,22 @@ class Writer:
             self._index.room_bytes() + size_bytes > limit_bytes
             or self._free_bytes() < settings.min_free_bytes + size_bytes
         )
-        victims = self._index.victims(1) if is_full else []
+        if is_full and self._hits:
+            hits, self._hits = self._hits, {}
+            self._index.commit([], {}, hits, 0)
+        victims = self._victims(1) if is_full else []
         self._victim_bytes = (victims[0][1] if victims else 0) if is_full else None
+
+    def _victims(self, most: int) -> list[tuple[int, int]]:
+        if self._began_bytes is None:
+            return self._index.victims(most)
+        return [(number, _ANY_PLACE) for number, _ in self._index.victims(most, self._began_bytes)]
 
     def _begin(self) -> None:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
-        # The order lets others go on meanwhile: a segment is known before it is made, and made before it is filled.
+        if self._began_bytes is not None:
+            self._now_bytes = self._began_bytes = self._index.commit([], {}, {}, 1)
+        # In this order others may go on meanwhile: a segment is known before it is made, and made before it is filled.
         before = set(self._segments.numbers())
         known = self._index.segments()
         after = set(self._segments.numbers())

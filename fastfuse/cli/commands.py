@@ -81,6 +81,21 @@ PAGES: Final[Mapping[str, Page]] = {
             *("--memory-target", "--mount-option", "--service-account"),
         ),
     ),
+    "warm": Page(
+        (
+            "fastfuse warm s3://BUCKET/PREFIX --cache /nvme/fastfuse",
+            "fastfuse warm s3://BUCKET/PREFIX --cache /nvme/fastfuse --shard 2/8 --limit 1GiB/s",
+            "fastfuse warm /mnt/data",
+        ),
+        ("--cache", "--cache-size", "--shard", "--limit", "--check", *_ACCESS),
+    ),
+    "cache": Page(
+        (
+            "fastfuse cache status --cache /nvme/fastfuse",
+            "fastfuse cache pin s3://BUCKET/PREFIX --cache /nvme/fastfuse",
+        ),
+        ("--cache", "--cache-size", "--json", *_ACCESS),
+    ),
     "status": Page(("fastfuse status", "fastfuse status /mnt/data --json")),
     "report": Page(("fastfuse report", "fastfuse report /mnt/data -o report.html", "fastfuse report /opt/ml")),
     "trace": Page(("fastfuse trace /mnt/data", "fastfuse trace /mnt/data --path '*.tar' --json")),

@@ -14,6 +14,7 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cli import daemon, fstab, messages, mounted, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.advise_command import advise
+from fastfuse.cli.cache_command import cache as cache_command
 from fastfuse.cli.cache_options import cache
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import demo_settings, mount_settings
@@ -22,6 +23,7 @@ from fastfuse.cli.doctor_command import doctor
 from fastfuse.cli.index_options import parse_index_place
 from fastfuse.cli.install_command import install
 from fastfuse.cli.report_command import report
+from fastfuse.cli.warm_command import warm
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
@@ -274,6 +276,8 @@ app.command(cls=Command)(doctor)
 app.command(cls=Command)(install)
 app.command(cls=Command)(report)
 app.command(cls=Command)(deploy)
+app.command(cls=Command)(warm)
+app.command(cls=Command, name="cache")(cache_command)
 
 
 @app.command(cls=Command)

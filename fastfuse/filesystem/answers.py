@@ -13,12 +13,24 @@ from fastfuse import log
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.children import Fork, error_message
-from fastfuse.filesystem.control import LOG_LEVEL, PROTOCOL, RECORD, STACK, STATUS, TASKS, TOP, TRACE, send_answer
+from fastfuse.filesystem.control import (
+    INDEX,
+    LOG_LEVEL,
+    PROTOCOL,
+    RECORD,
+    STACK,
+    STATUS,
+    TASKS,
+    TOP,
+    TRACE,
+    send_answer,
+)
 from fastfuse.filesystem.hang_report import hang_report
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.status import Recent, status_of
 from fastfuse.filesystem.worker_process import WorkerProcess
+from fastfuse.s3.aws import S3Session
 
 __all__ = ["Answers"]
 
@@ -38,8 +50,9 @@ class Answers:
     board: Board
     worker: WorkerProcess
     fork: Fork
+    session: S3Session
 
-    def give(self, asked: Mapping[str, Any], connection: socket.socket) -> bool:
+    def give(self, asked: Mapping[str, Any], connection: socket.socket, snapshot_fd: int) -> bool:
         """Answer what a client `asked`; return False if that is not answered here. Never wait."""
         request = asked["request"]
         try:
@@ -47,6 +60,9 @@ class Answers:
                 send_answer(connection, json.dumps(self._status()).encode())
             elif request == LOG_LEVEL:
                 send_answer(connection, json.dumps(self._log_level(asked.get("level"))).encode())
+            elif request == INDEX:
+                with connection, suppress(OSError):  # the client may have gone
+                    socket.send_fds(connection, [b"{}"], [snapshot_fd])
             elif request in {TRACE, TOP, TASKS}:
                 if not self.worker.take_request(connection, asked):
                     raise MountError("no worker can answer now", hint="ask again")
@@ -65,7 +81,8 @@ class Answers:
         return True
 
     def _status(self) -> dict[str, Any]:
-        return status_of(self.settings, str(self.place.mountpoint), self.recent, self.board, worker_pid=self.worker.pid)
+        url, place, pid = self.session.endpoint_url, str(self.place.mountpoint), self.worker.pid
+        return status_of(self.settings, url, place, self.recent, self.board, worker_pid=pid)
 
     def _log_level(self, level: object) -> dict[str, Any]:
         if level is not None:

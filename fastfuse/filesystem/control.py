@@ -24,7 +24,7 @@ from fastfuse.filesystem.mountpoint import MountEntry, find_mount
 from fastfuse.filesystem.sockets import addresses, control_prefix, peer_uid, raise_sigio
 
 __all__ = [
-    *("LOG_LEVEL", "PROTOCOL", "RECORD", "REFRESH", "STACK", "STATUS", "TASKS", "TOP", "TRACE"),
+    *("INDEX", "LOG_LEVEL", "PROTOCOL", "RECORD", "REFRESH", "STACK", "STATUS", "TASKS", "TOP", "TRACE"),
     "ControlSocket",
     "RefreshReport",
     "ask",
@@ -33,12 +33,14 @@ __all__ = [
     "report_of",
     "request_refresh",
     "send_answer",
+    "take_index",
     "watching",
 ]
 
 _log = logging.getLogger(__name__)
 
 PROTOCOL: Final = 1
+INDEX: Final = "index"
 REFRESH: Final = "refresh"
 STATUS: Final = "status"
 TRACE: Final = "trace"
@@ -47,7 +49,7 @@ LOG_LEVEL: Final = "log-level"
 STACK: Final = "stack"
 TASKS: Final = "tasks"
 RECORD: Final = "record"
-REQUESTS: Final = (REFRESH, STATUS, TRACE, TOP, LOG_LEVEL, STACK, TASKS, RECORD)
+REQUESTS: Final = (INDEX, REFRESH, STATUS, TRACE, TOP, LOG_LEVEL, STACK, TASKS, RECORD)
 
 _BACKLOG = 16
 _MOST_REQUEST_BYTES = 4096
@@ -181,6 +183,22 @@ def ask(entry: MountEntry, request: str, *, within_s: float = _STATUS_WITHIN_S, 
             f"the mount at {entry.path} answered what is no {request}", hint="ask with the fastfuse that mounted it"
         ) from error
     return found
+
+
+def take_index(entry: MountEntry) -> int:
+    """Return a descriptor of the snapshot that a mount shows now; the caller closes it.
+
+    Raises:
+        MountError: it is not yours, does not answer, or is of another version.
+    """
+    for connection in _connections(entry, {"request": INDEX}, within_s=_STATUS_WITHIN_S):
+        with suppress(ConnectionError, TimeoutError):
+            message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+            if descriptors:
+                return descriptors[0]
+            if message:
+                heard(message)
+    raise _no_answer(entry)
 
 
 @contextmanager

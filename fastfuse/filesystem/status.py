@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
@@ -114,6 +115,7 @@ class Recent:
 
 def status_of(
     settings: MountSettings,
+    endpoint_url: str | None,
     mountpoint: str,
     recent: Recent,
     board: Board,
@@ -125,7 +127,7 @@ def status_of(
     ``state`` is ``ok``, ``in trouble`` (requests to S3 are being tried again, or reads fail), ``stopping`` or ``no
     worker``.
     """
-    shown, counters = board.read(), recent.counters
+    shown, counters, cache = board.read(), recent.counters, settings.cache
     trouble = shown.get("trouble")
     if counters.get("fastfuse_draining"):
         state = "stopping"
@@ -145,6 +147,8 @@ def status_of(
         "trouble": trouble,
         "errors": shown.get("errors", []),
         "memory_target_bytes": settings.memory_target_bytes,
+        "connection": asdict(settings.connection) | {"endpoint_url": endpoint_url},
+        "cache": cache and asdict(cache) | {"directory": str(cache.directory)},
         "rates": recent.rates(),
         "summary": recent.summary(),
         "counters": counters.as_json(),

@@ -117,11 +117,11 @@ class Supervisor:
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
         self._board = Board()
-        self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork)
         self._is_stopping = False
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
         self._s3 = S3Session(settings.connection)
+        self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork, self._s3)
         self._keys = KeyFinder(self._s3, self._fork)
         self._refresher = Refresher(settings.source, settings.origin, self._s3, self._counters, self._fork)
 
@@ -269,7 +269,7 @@ class Supervisor:
 
     def _answer_requests(self) -> None:
         for asked, asking in self._control.requests() if self._control is not None else ():
-            if self._answers.give(asked, asking):
+            if self._answers.give(asked, asking, self._snapshot_fd):
                 continue
             if self._is_stopping:
                 send_answer(asking, error_message(MountError("the mount stops")))

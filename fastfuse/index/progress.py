@@ -1,15 +1,15 @@
-"""Shows the progress of a listing: one redrawn line on a terminal, a log line every ten seconds elsewhere."""
+"""Shows the progress of long work: one redrawn line on a terminal, a log line every ten seconds elsewhere."""
 
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fastfuse.index.listing.acceptance import ListingProgress, ProgressCallback
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["load_progress", "shown_progress"]
+__all__ = ["load_progress", "shown_line", "shown_progress"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,14 +21,21 @@ _LOG_EVERY_S = 10.0
 def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
     """Yield the callback that shows the progress of the listing of `source`."""
     started_s = time.monotonic()
+    with shown_line("listing", str(source)) as show:
+        yield lambda listed: show(lambda: _figures(listed, started_s))
+
+
+@contextmanager
+def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], None]]:
+    """Yield the function that shows figures of some `work` on `what`; it makes their text only if that is shown."""
     if sys.stderr.isatty():
         from fastfuse.index.progress_line import redrawn_line
 
-        with redrawn_line(f"listing {source}") as redraw:
+        with redrawn_line(f"{work} {what}") as redraw:
             if redraw is not None:
-                yield lambda listed: redraw(f"{_figures(listed, started_s)}, {source}")
+                yield lambda figures: redraw(f"{figures()}, {what}")
                 return
-    yield _LoggedProgress(source, started_s)
+    yield _LoggedLine(f"{work} {what}")
 
 
 def load_progress() -> None:
@@ -39,16 +46,16 @@ def load_progress() -> None:
         load_names()
 
 
-class _LoggedProgress:
-    def __init__(self, source: S3Uri, started_s: float) -> None:
-        self._source = source
-        self._started_s = self._logged_s = started_s
+class _LoggedLine:
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._logged_s = time.monotonic()
 
-    def __call__(self, listed: ListingProgress) -> None:
+    def __call__(self, figures: Callable[[], str]) -> None:
         now_s = time.monotonic()
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
-            _log.info("listing %s: %s", self._source, _figures(listed, self._started_s))
+            _log.info("%s: %s", self._title, figures())
 
 
 def _figures(listed: ListingProgress, started_s: float) -> str:

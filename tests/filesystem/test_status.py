@@ -113,7 +113,7 @@ def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: s
         uid=0,
         gid=0,
     )
-    status = status_of(settings, "/mnt", Recent(counters), board, worker_pid=worker_pid)
+    status = status_of(settings, None, "/mnt", Recent(counters), board, worker_pid=worker_pid)
     assert status["state"] == state
     assert status["trouble"] == trouble
     assert status["errors"] == [[1.0, "a read failed"]]

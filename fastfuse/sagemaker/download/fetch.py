@@ -13,12 +13,13 @@ import trio
 from fastfuse.errors import IntegrityError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
-from fastfuse.sagemaker.download.concurrency import Pace
+from fastfuse.s3.concurrency import Pace
+from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.jobs import Job
 from fastfuse.sagemaker.download.landing import Half, Landing
 from fastfuse.sagemaker.download.stamps import Part
 
-__all__ = ["Fetch", "Room"]
+__all__ = ["Fetch"]
 
 T = TypeVar("T")
 
@@ -26,45 +27,6 @@ T = TypeVar("T")
 _DISK_THREADS = 8
 # One hop to a thread opens the directories of so many files: it costs as much as ten of them.
 _JOBS_AHEAD = 128
-
-
-class Room:
-    """Count what is in flight: GETs, fetches (a GET and then a write), and bytes of memory. One task waits for room."""
-
-    def __init__(self, pace: Pace, *, most_fetches: int, memory_bytes: int) -> None:
-        self._pace = pace
-        self._most_fetches = most_fetches
-        self._memory_bytes = memory_bytes
-        self._gets = self._fetches = self._bytes = 0
-        self._changed = trio.Event()
-
-    def _has_room(self, size_bytes: int) -> bool:
-        return (
-            self._gets < self._pace.limit
-            and self._fetches < self._most_fetches
-            and (not self._bytes or self._bytes + size_bytes <= self._memory_bytes)
-        )
-
-    async def enter(self, size_bytes: int) -> None:
-        """Wait until a GET of so many bytes may begin."""
-        while not self._has_room(size_bytes):
-            self._changed = trio.Event()
-            await self._changed.wait()
-        self._gets += 1
-        self._fetches += 1
-        self._bytes += size_bytes
-
-    def landed(self, started_s: float) -> None:
-        """Note that the GET is over; its bytes are still held."""
-        self._gets -= 1
-        self._pace.landed(started_s, trio.current_time())
-        self._changed.set()
-
-    def leave(self, size_bytes: int) -> None:
-        """Note that the bytes are on the disk."""
-        self._fetches -= 1
-        self._bytes -= size_bytes
-        self._changed.set()
 
 
 class Fetch:

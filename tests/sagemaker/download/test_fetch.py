@@ -13,9 +13,9 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
+from fastfuse.s3.concurrency import Pace
 from fastfuse.s3.memory import MemoryStore
-from fastfuse.sagemaker.download.concurrency import Pace
-from fastfuse.sagemaker.download.fetch import Room
+from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from tests.descriptors import open_descriptors
 from tests.fakes import CountingReader, FailingReader, SlowReader

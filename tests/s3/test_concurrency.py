@@ -1,6 +1,6 @@
 """More GETs at once while they are short, fewer when one was long."""
 
-from fastfuse.sagemaker.download.concurrency import Pace
+from fastfuse.s3.concurrency import Pace
 
 
 def test_short_gets_raise_the_limit_to_the_most_and_no_further() -> None:

@@ -1,0 +1,122 @@
+"""What `fastfuse cache` does with a tier, also while mounts use it: verify it, clear it, pin objects in it."""
+
+import mmap
+import sqlite3
+from collections.abc import Callable, Iterable
+
+from fastfuse.cache.catalog import MAX_EXTENT_BYTES, Index
+from fastfuse.cache.directory import OpenCache, open_cache
+from fastfuse.cache.pieces import gaps
+from fastfuse.cache.reader import identity
+from fastfuse.cache.segments import DamagedError, Segments
+from fastfuse.cache.settings import CacheSettings
+from fastfuse.errors import DiskError
+from fastfuse.objects import ObjectRef
+
+__all__ = ["clear", "done", "open_or_fail", "pin", "status", "unpin_all", "verify"]
+
+_HINT = "see whether its disk works, and is writable"
+
+
+def open_or_fail(settings: CacheSettings) -> OpenCache:
+    """Open a directory that was prepared, for a command that is of no use without.
+
+    Raises:
+        DiskError: it cannot be used.
+    """
+    try:
+        return open_cache(settings)
+    except (OSError, sqlite3.Error) as error:
+        raise DiskError(f"the cache {settings.directory} cannot be used: {error}", hint=_HINT) from error
+
+
+def done(work: Callable[[OpenCache], dict[str, int]], cache: OpenCache) -> dict[str, int]:
+    """Return the result of `work`, one of the functions below.
+
+    Raises:
+        DiskError: the disk or the index cannot be used.
+    """
+    try:
+        return work(cache)
+    except (OSError, sqlite3.Error) as error:
+        raise DiskError(f"the cache {cache.settings.directory} cannot be used: {error}", hint=_HINT) from error
+
+
+def status(cache: OpenCache) -> dict[str, int]:
+    """Count what is kept. Takes a second for a million ranges."""
+    found = Index(cache.reading).totals()
+    return {
+        "used_bytes": found.room_bytes + cache.index_bytes(),
+        "index_bytes": cache.index_bytes(),
+        "kept_bytes": found.kept_bytes,
+        "ranges": found.extents,
+        "objects": found.objects,
+        "segments": found.segments,
+        "pinned_bytes": found.pinned_bytes,
+        "hit_bytes": found.hit_bytes,
+    }
+
+
+def verify(cache: OpenCache, tell: Callable[[int], None]) -> dict[str, int]:
+    """Read every range that is kept, and forget those that are not what was written. `tell` gets the bytes read."""
+    index, segments = Index(cache.writing, waits=True), Segments(cache.directory_fd)
+    room = memoryview(mmap.mmap(-1, MAX_EXTENT_BYTES))
+    ranges = size_bytes = bad = 0
+    for number in index.segments():
+        for object_id, extent in index.find_in(number):
+            count = extent.end - extent.start
+            ranges += 1
+            try:
+                if not 0 < count <= MAX_EXTENT_BYTES:
+                    raise DamagedError("its row in the index is damaged")
+                segments.read(extent, extent.seed + extent.start, extent.start, extent.end, room[:count])
+                size_bytes += count
+            except (DamagedError, OSError):
+                # One that was evicted or replaced meanwhile is no failure.
+                bad += extent in (one for _, one in index.find_in(number))
+                index.drop(object_id, extent)
+            tell(size_bytes)
+    return {"ranges": ranges, "bytes": size_bytes, "bad": bad}
+
+
+def clear(cache: OpenCache) -> dict[str, int]:
+    """Remove every segment that no process fills now, pinned ones, too. Readers go on from S3."""
+    index, segments = Index(cache.writing, waits=True), Segments(cache.directory_fd)
+    removed = size_bytes = busy = 0
+    for number in index.segments().keys() | set(segments.numbers()):
+        with segments.locked(number) as is_ours:
+            if is_ours:
+                size_bytes += index.evict(number)
+                segments.remove(number)
+            removed += is_ours
+            busy += not is_ours
+    return {"segments": removed, "bytes": size_bytes, "busy_segments": busy}
+
+
+def pin(cache: OpenCache, refs: Iterable[ObjectRef], endpoint_url: str, *, is_pinned: bool) -> dict[str, int]:
+    """Keep all segments with ranges of `refs` from being evicted, or let them be. Say what of `refs` is not kept."""
+    index = Index(cache.writing, waits=True)
+    objects = whole_bytes = missing_bytes = 0
+    numbers: set[int] = set()
+    for ref in refs:
+        objects += 1
+        extents = index.find(identity(endpoint_url, ref)[0], 0, ref.size_bytes) if ref.etag else []
+        numbers.update(one.segment for one in extents)
+        missing = gaps(((one.start, one.end) for one in extents), 0, ref.size_bytes)
+        missing_bytes += sum(end - start for start, end in missing)
+        whole_bytes += ref.size_bytes
+    index.pin(numbers, is_pinned=is_pinned)
+    return {
+        "objects": objects,
+        "segments": len(numbers),
+        "kept_bytes": whole_bytes - missing_bytes,
+        "missing_bytes": missing_bytes,
+    }
+
+
+def unpin_all(cache: OpenCache) -> dict[str, int]:
+    """Let every segment be evicted again."""
+    index = Index(cache.writing, waits=True)
+    numbers = index.segments()
+    index.pin(numbers, is_pinned=False)
+    return {"segments": len(numbers), "kept_bytes": sum(numbers.values()), "missing_bytes": 0}

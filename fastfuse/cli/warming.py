@@ -1,0 +1,162 @@
+"""Runs ``fastfuse warm``: lists as a mount does, gives up its rights, and fills the tier."""
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fastfuse.cache.directory import prepare
+from fastfuse.cache.settings import CacheSettings
+from fastfuse.cache.upkeep import open_or_fail
+from fastfuse.cache.warm import WarmState, warm
+from fastfuse.cli.config import job_memory_bytes
+from fastfuse.cli.messages import say
+from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.filesystem.control import ask_status, entry_of, take_index
+from fastfuse.filesystem.key_finder import give_up_rights
+from fastfuse.filesystem.privileges import worker_uid
+from fastfuse.filesystem.refresh import run_lister
+from fastfuse.hints import paths_in
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.progress import load_progress, shown_line
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.routes import read_files
+from fastfuse.sizes import GIB, format_size
+
+__all__ = ["Plan", "plan_of_mount", "plan_of_source", "refs_of", "run"]
+
+_log = logging.getLogger(__name__)
+
+# 64 parts in flight, and as many that wait for the disk.
+_MAX_MEMORY_BYTES = GIB
+# An error names this many of the objects that failed.
+_MAX_NAMED = 3
+
+
+class Plan(NamedTuple):
+    """What to put where: the objects of the table in `snapshot_fd`. `name` is the source or the mountpoint."""
+
+    name: str
+    snapshot_fd: int
+    connection: ConnectionConfig
+    cache: CacheSettings
+
+
+def plan_of_source(source: S3Uri, origin: IndexOrigin, connection: ConnectionConfig, cache: CacheSettings) -> Plan:
+    """List `source`; raise what `run_lister` raises."""
+    snapshot_fd, _ = run_lister(source, origin, S3Session(connection))
+    return Plan(str(source), snapshot_fd, connection, cache)
+
+
+def plan_of_mount(mountpoint: Path, cache: CacheSettings | None) -> Plan:
+    """Take what a mount shows, its connection and its cache.
+
+    Raises:
+        ConfigurationError: it has no cache, or another one than `cache`.
+        MountError: there is no mount of this user's, or it does not answer.
+    """
+    entry = entry_of(mountpoint)
+    status = ask_status(entry)
+    kept = status.get("cache")
+    if not kept:
+        raise ConfigurationError(f"the mount at {mountpoint} has no cache", hint="mount it with --cache DIR")
+    settings = CacheSettings(**kept | {"directory": Path(kept["directory"])})
+    if cache is not None and cache.directory != settings.directory:
+        raise ConfigurationError(
+            f"--cache {str(cache.directory)!r} is not that of the mount at {mountpoint}, {str(settings.directory)!r}",
+            hint="leave it out",
+        )
+    return Plan(str(mountpoint), take_index(entry), ConnectionConfig(**status["connection"]), settings)
+
+
+def refs_of(table: InodeTable, rows: Sequence[int] | None = None) -> Iterator[ObjectRef]:
+    """Yield the objects of `table`, or those of its `rows`."""
+    for row in range(1, len(table)) if rows is None else rows:
+        found = table.file_at(row)
+        ref = None if found is None else table.ref(found[0])
+        if ref is not None and ref.bucket:  # the index itself has what was made
+            yield ref
+
+
+def run(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: bool) -> int:
+    """Fetch what is missing, and return 0.
+
+    Raises:
+        FastfuseError: something is not kept; the message says what and why.
+    """
+    table = open_snapshot(plan.snapshot_fd).table
+    rows = None if hints is None else _rows_of(hints, table, plan.name)
+    session = S3Session(plan.connection)
+    read_files(session)
+    prepare(plan.cache, worker_uid())
+    directory = open_or_fail(plan.cache)
+    load_progress()
+    # From here on it reads what S3 sends, without rights, as a worker does.
+    give_up_rights(session, lambda: None)
+    refs = partial(refs_of, table, rows)
+    total_bytes = table.metadata.total_bytes if rows is None else sum(ref.size_bytes for ref in refs())
+    began_s = time.monotonic()
+    with shown_line("warming", plan.name) as show:
+        state = warm(
+            session,
+            directory,
+            refs,
+            lambda now: show(lambda: _figures(now, total_bytes, began_s)),
+            memory_bytes=min(job_memory_bytes(None, 0), _MAX_MEMORY_BYTES),
+            bytes_per_s=bytes_per_s,
+            checks=checks,
+        )
+    damaged = f", {state.damaged:,} damaged ranges among them" if state.damaged else ""
+    say(
+        f"{format_size(total_bytes - state.missing_bytes)} of {format_size(total_bytes)} are kept in "
+        f"{plan.cache.directory}: {format_size(state.there_bytes)} were there, {format_size(state.fetched_bytes)} came "
+        f"in {state.requests:,} GETs and {time.monotonic() - began_s:.1f} s{damaged}"
+    )
+    if state.missing_bytes or state.failures:
+        raise _incomplete(state, plan.cache)
+    return 0
+
+
+def _rows_of(hints: Path, table: InodeTable, name: str) -> list[int]:
+    """Return the rows of the files that a list names, relative to the source or below the mountpoint."""
+    try:
+        with hints.open("rb") as listing:
+            paths = [path.removeprefix(os.fsencode(name) + b"/") for path in paths_in(listing, b"\n")]
+    except OSError as error:
+        raise ConfigurationError(f"--hints {hints} cannot be read: {error.strerror}", hint="name a list") from error
+    found = [(path, table.find(path)) for path in paths]
+    unknown = [path for path, inode in found if inode is None]
+    if unknown:
+        _log.warning("%s paths of %s are not in %s, such as %r", f"{len(unknown):,}", hints, name, unknown[0])
+    return [table.row(inode) for inode in dict.fromkeys(inode for _, inode in found) if inode is not None]
+
+
+def _figures(state: WarmState, total_bytes: int, began_s: float) -> str:
+    share = (state.there_bytes + state.fetched_bytes) / total_bytes if total_bytes else 1.0
+    rate = state.fetched_bytes / 1e6 / max(time.monotonic() - began_s, 1e-3)
+    failed = f", {len(state.failures)} failed" if state.failures else ""
+    return (
+        f"{share:.0%} of {format_size(total_bytes)}, {rate:,.0f} MB/s, {format_size(state.fetched_bytes)} fetched, "
+        f"{format_size(state.there_bytes)} were there{failed}"
+    )
+
+
+def _incomplete(state: WarmState, cache: CacheSettings) -> FastfuseError:
+    """Return the error that says what is not kept, and why."""
+    reasons = [f"{uri}: {why}" for uri, why in state.failures[:_MAX_NAMED]]
+    if len(state.failures) > _MAX_NAMED:
+        reasons.append(f"{len(state.failures) - _MAX_NAMED:,} more failed")
+    if state.has_no_room:
+        reasons.append(f"the cache, of {format_size(cache.size_bytes)}, takes no more")
+    if not reasons:
+        reasons.append("the disk did not take it, or others took its place")
+    hint = "give more --cache-size, warm a --shard of it, or see 'fastfuse cache status'" if state.has_no_room else ""
+    return FastfuseError(f"{format_size(state.missing_bytes)} are not kept: {'; '.join(reasons)}", hint=hint)

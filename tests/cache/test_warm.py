@@ -1,0 +1,212 @@
+"""What a warm-up fetches, keeps, evicts and says; and what `fastfuse cache` does with the result."""
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastfuse.cache import upkeep
+from fastfuse.cache.directory import open_cache, prepare
+from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.settings import CacheSettings
+from fastfuse.cache.warm import Warming, WarmState
+from fastfuse.errors import ObjectChangedError
+from fastfuse.objects import ObjectRef
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.cache.node import MIB, CountingStore, content, settings_of, tier
+from tests.mounting import mounted, run_fastfuse
+from tests.terminals import finished_on_terminal, lines_on_screen, terminal
+
+URL = "http://s3.test"
+
+
+def store_of(*sizes: int) -> CountingStore:
+    return CountingStore({f"{number:02}": content(f"{number}", size) for number, size in enumerate(sizes)})
+
+
+def refs_in(store: CountingStore, numbers: Sequence[int]) -> list[ObjectRef]:
+    return [store.ref(f"{number:02}") for number in numbers]
+
+
+async def warmed(
+    store: CountingStore, settings: CacheSettings, refs: Sequence[ObjectRef], *, checks: bool = False
+) -> WarmState:
+    """Warm up in a tier of its own, as a command does; what is fetched is noted anew."""
+    store.fetched.clear()
+    async with tier(store, settings, takes_places=True) as reader:
+        assert isinstance(reader, CachedReader)
+        warming = Warming(reader, most_gets=2, checks=checks, limit_bytes=settings.size_bytes)
+        await warming.run(lambda: refs)
+        return warming.state
+
+
+def rot(directory: Path) -> None:
+    """Change a byte of one block."""
+    segment = min(directory.glob("*.segment"), key=lambda path: int(path.stem, 16))
+    with segment.open("r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)
+        file.seek(5000)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+async def test_a_second_run_fetches_only_what_is_missing(tmp_path: Path) -> None:
+    store, settings = store_of(9 * MIB, 39_000, 0, 100), settings_of(tmp_path / "cache")
+    some, every = refs_in(store, [0]), refs_in(store, range(4))
+    assert (await warmed(store, settings, some)).missing_bytes == 0
+    assert store.fetched_bytes == 9 * MIB
+    state = await warmed(store, settings, every)
+    assert (store.fetched_bytes, state.fetched_bytes, state.there_bytes) == (39_100, 39_100, 9 * MIB)
+    state = await warmed(store, settings, every)
+    assert (store.fetched, state.missing_bytes, state.failures) == ([], 0, [])
+
+
+async def test_check_reads_what_is_kept_and_fetches_again_what_is_damaged(tmp_path: Path) -> None:
+    store, settings = store_of(3 * MIB, 3 * MIB), settings_of(tmp_path / "cache")
+    refs = refs_in(store, [0, 1])
+    await warmed(store, settings, refs)
+    rot(settings.directory)
+    await warmed(store, settings, refs)
+    assert store.fetched == []
+    assert (await warmed(store, settings, refs, checks=True)).missing_bytes == 0
+    assert 0 < store.fetched_bytes < 6 * MIB
+    await warmed(store, settings, refs, checks=True)
+    assert store.fetched == []
+
+
+async def test_what_cannot_be_kept_is_named_and_the_rest_is_fetched(tmp_path: Path) -> None:
+    store, settings = store_of(1000, 1000, 1000), settings_of(tmp_path / "cache")
+    gone, without_etag, good = refs_in(store, range(3))
+    without_etag = replace(without_etag, etag="")
+    gone = replace(gone, etag='"another"')
+    state = await warmed(store, settings, [gone, without_etag, good])
+    assert {uri for uri, _ in state.failures} == {gone.uri, without_etag.uri}
+    assert (state.missing_bytes, state.fetched_bytes) == (2000, 1000)
+    with pytest.raises(ObjectChangedError):
+        await store.get(gone, 0, 1)
+
+
+async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor_of_what_is_pinned(
+    tmp_path: Path,
+) -> None:
+    """A tier of 64 MiB has room for 62 segments of 1 MiB."""
+    store, settings = store_of(*[8 * MIB] * 20), settings_of(tmp_path / "cache")
+    before, pinned, large = refs_in(store, range(4)), refs_in(store, [4]), refs_in(store, range(5, 20))
+    await warmed(store, settings, [*before, *pinned])
+    with closing(open_cache(settings)) as cache:
+        assert upkeep.pin(cache, pinned, URL, is_pinned=True)["segments"] == 8
+    state = await warmed(store, settings, large)
+    assert state.has_no_room
+    assert 40 * MIB <= 15 * 8 * MIB - state.missing_bytes <= 54 * MIB
+    assert store.fetched_bytes <= 64 * MIB
+    again = await warmed(store, settings, large)
+    assert again.missing_bytes <= state.missing_bytes
+    await warmed(store, settings, pinned)
+    assert store.fetched == []
+    with closing(open_cache(settings)) as cache:
+        assert upkeep.pin(cache, before, URL, is_pinned=False)["kept_bytes"] == 0
+        upkeep.unpin_all(cache)
+        assert upkeep.status(cache)["pinned_bytes"] == 0
+
+
+async def test_what_is_there_of_the_objects_stays_although_others_are_younger(tmp_path: Path) -> None:
+    store, settings = store_of(*[8 * MIB] * 10), settings_of(tmp_path / "cache")
+    first, younger, rest = (refs_in(store, numbers) for numbers in (range(3), range(3, 7), range(7, 10)))
+    await warmed(store, settings, first)
+    await warmed(store, settings, younger)
+    state = await warmed(store, settings, [*first, *rest])
+    assert (state.missing_bytes, store.fetched_bytes) == (0, 24 * MIB)
+
+
+async def test_where_pins_leave_too_little_room_what_comes_first_is_kept(tmp_path: Path) -> None:
+    store, settings = store_of(*[8 * MIB] * 12), settings_of(tmp_path / "cache")
+    pinned, others = refs_in(store, range(5)), refs_in(store, range(5, 12))
+    await warmed(store, settings, pinned)
+    with closing(open_cache(settings)) as cache:
+        upkeep.pin(cache, pinned, URL, is_pinned=True)
+    state = await warmed(store, settings, others)
+    assert state.has_no_room
+    assert (await warmed(store, settings, others[:2])).there_bytes == 16 * MIB
+
+
+async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(tmp_path: Path) -> None:
+    store, settings = store_of(3 * MIB, 39_000), settings_of(tmp_path / "cache")
+    refs = refs_in(store, [0, 1])
+    await warmed(store, settings, refs)
+    prepare(settings, os.geteuid())
+    with closing(open_cache(settings)) as cache:
+        assert upkeep.verify(cache, lambda _: None)["bad"] == 0
+        rot(settings.directory)
+        found = upkeep.verify(cache, lambda _: None)
+        assert (found["bad"], upkeep.status(cache)["ranges"]) == (1, found["ranges"] - 1)
+        assert upkeep.verify(cache, lambda _: None)["bad"] == 0
+    assert (await warmed(store, settings, refs)).missing_bytes == 0
+    async with tier(store, settings) as reader:
+        assert await reader.get(refs[1], 0, 10) == content("1", 39_000)[:10]
+        with closing(open_cache(settings)) as cache:
+            assert upkeep.clear(cache)["busy_segments"] == 0
+            assert upkeep.status(cache)["segments"] == 0
+        assert await reader.get(refs[1], 0, 10) == content("1", 39_000)[:10]
+    assert store.fetched[-1] == ("01", 0, 10)
+
+
+DATA = {f"d/{n}": random.Random(n).randbytes(2 * MIB if n < 3 else 39_000) for n in range(20)}
+
+
+@pytest.mark.fuse
+def test_commands(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o700)  # nobody may not enter
+    cache = ("--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0")
+    with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
+        access = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
+        warm = ("warm", "s3://bucket/d/", *cache, *access)
+
+        def gets() -> int:
+            return sum(one.operation == "GetObject" for one in server.requests)
+
+        with terminal(*warm, "--limit", "2MiB/s", settings={"NO_COLOR": "1"}) as running:
+            running.read_until("2 MiB fetched")
+            running.interrupt()
+            assert running.finished() == 130
+        assert all(len(line) <= 80 for line in lines_on_screen(running.output) if "fetched" in line)
+        assert "interrupted" in running.output
+        before = gets()
+        assert 0 < before < 3
+
+        hints = tmp_path / "hints"
+        hints.write_text("19\n18\nnone\n")
+        some = run_fastfuse(*warm, "--hints", str(hints))
+        assert (some.returncode, gets() - before) == (0, 2)
+        assert "1 paths" in some.stderr
+        exit_code, output = finished_on_terminal(*warm, columns=200, settings={"TERM": "dumb"})
+        assert (exit_code, "\x1b" in output) == (0, False)
+        assert gets() == len(DATA)
+        assert sum(one.sent_bytes for one in server.requests if one.operation == "GetObject") == sum(
+            map(len, DATA.values())
+        )
+
+        with mounted("s3://bucket/d/", server.endpoint_url, *cache) as mount:
+            again = run_fastfuse("warm", str(mount.path))
+            assert (again.returncode, gets()) == (0, len(DATA)), again.stderr
+            assert "in 0 GETs" in again.stdout
+            assert run_fastfuse("cache", "clear", *cache).returncode == 0
+            assert all(Path(mount.path, key[2:]).read_bytes() == data for key, data in DATA.items())
+        rot(tmp_path / "cache")
+        assert run_fastfuse("cache", "verify", *cache).returncode == 1
+        pinned = run_fastfuse("cache", "pin", "s3://bucket/d/", *cache, *access)
+        assert (pinned.returncode, "are not kept" in pinned.stdout) == (1, True)
+        status = json.loads(run_fastfuse("cache", "status", "--json", *cache).stdout)
+        assert 0 < status["pinned_bytes"] <= status["used_bytes"] < status["size_bytes"] == 1 << 30
+    for words, message in (
+        (("warm", "/tmp", "--shard", "1/2"), "MOUNTPOINT"),
+        (("warm", "/tmp"), "nothing of fastfuse is mounted"),
+        (("cache", "status", "--cache", str(tmp_path / "none")), "is not there"),
+    ):
+        refused = run_fastfuse(*words)
+        assert message in refused.stderr
+        assert refused.stderr.count("\n") <= 2
