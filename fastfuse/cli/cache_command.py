@@ -41,7 +41,7 @@ def cache(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Look at a local cache, verify or clear it, or keep objects in it from being evicted. Mounts may use it meanwhile.
+    """Look at a local cache, verify or clear it, or pin objects in it.
 
     'verify' reads every block, forgets the bad ones, and exits with 1 if there were any. 'pin' exits with 1 if some of
     the objects are not kept.

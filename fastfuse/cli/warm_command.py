@@ -44,7 +44,7 @@ def warm(
     connection: ConnectionConfig,
     logs: LogConfig,
 ) -> int:
-    """Fetch the objects of a source, or of what a mount shows, into the local cache before anybody reads them.
+    """Fetch what a source holds into the local cache.
 
     What is there is not fetched again, so that a second run goes on with the first. The exit code is 0 if all is kept.
     """

@@ -176,6 +176,6 @@ def test_a_script_that_computes(place: Place) -> None:
     in_turn = sorted(place.files)
     at_once(in_order, in_turn[12:], readers=1)  # the memory has nothing of the tests before
     with place.gives("not waiting"):
-        for path in in_turn[:6]:
+        for path in in_turn[:4]:
             in_order(path)
-            threading.Event().wait(0.6)
+            threading.Event().wait(1.5)
