@@ -27,6 +27,7 @@ class Mode(StrEnum):
     FAST_FILE = "FastFile"
     HINTED = "FastFile+hints"
     CACHED = "FastFile+cache"
+    TIERED = "FastFile+tier"
     PIPE = "Pipe"
     EFS = "EFS"
     FSX = "FSx Lustre"
@@ -130,6 +131,8 @@ _CPU: Final[Mapping[Mode, _Rates]] = {
     Mode.HINTED: _Rates(4_200, 2.2e9),
     Mode.PIPE: _Rates(4_600, 2.5e9),
 }
+# Modes that read S3 as FastFile does in the first epoch, and not at all later.
+_KEPT: Final = (Mode.CACHED, Mode.TIERED)
 # A quarter of the largest default memory target: so many small files are fetched ahead in any order.
 _AHEAD_BYTES: Final = GIB
 _CONNECTIONS_AHEAD: Final = {Mode.FILE: 64, Mode.HINTED: 96, Mode.PIPE: 64}
@@ -154,7 +157,7 @@ _FSX_PER_TB, _FSX_IMPORT, _FSX_START_S, _FSX_FILE_S, _FSX_STEP_GB = 200e6, 555, 
 def estimates(shape: Shape, network: Network, job: Job) -> list[Estimate]:
     """Return an estimate for every mode that can serve the job, in the order of `Mode`."""
     found = [_downloaded(shape, network, job)]
-    found += [_streamed(mode, shape, network, job) for mode in (Mode.FAST_FILE, Mode.HINTED, Mode.CACHED, Mode.PIPE)]
+    found += [_streamed(mode, shape, network, job) for mode in (Mode.FAST_FILE, Mode.HINTED, *_KEPT, Mode.PIPE)]
     found += [_in_file_system(mode, shape, job) for mode in (Mode.EFS, Mode.FSX)]
     return [estimate for estimate in found if _can_serve(estimate.mode, shape, job)]
 
@@ -162,6 +165,9 @@ def estimates(shape: Shape, network: Network, job: Job) -> list[Estimate]:
 def _can_serve(mode: Mode, shape: Shape, job: Job) -> bool:
     if mode is Mode.CACHED:
         return job.epochs > 1 and _fits_memory(shape, job)
+    if mode is Mode.TIERED:
+        # Random ranges of the next epoch are others.
+        return job.epochs > 1 and not _fits_memory(shape, job) and job.access is not Access.RANDOM
     if mode is Mode.HINTED:
         return job.access is Access.SHUFFLED
     return mode is not Mode.PIPE or job.access is not Access.RANDOM
@@ -204,8 +210,13 @@ def _epoch_s(mode: Mode, shape: Shape, network: Network, job: Job) -> float:
 
 
 def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
-    """Estimate a mode that reads S3 while it trains."""
-    epoch_s = _epoch_s(Mode.FAST_FILE if mode is Mode.CACHED else mode, shape, network, job)
+    """Estimate a mode that reads S3 while it trains, and perhaps later what it has kept."""
+    epoch_s = _epoch_s(Mode.FAST_FILE if mode in _KEPT else mode, shape, network, job)
+    later_s = epoch_s
+    if mode is Mode.CACHED:
+        later_s = _WARM.seconds(shape)
+    elif mode is Mode.TIERED:
+        later_s = _tier_s(shape, job)
     epoch_gets = shape.random_gets if job.access is Access.RANDOM else shape.gets
     return _estimate(
         mode,
@@ -213,11 +224,19 @@ def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
         job,
         start_s=_START_S + _list_s(shape),
         latency_s=network.latency_s,
-        epochs_s=(epoch_s, _WARM.seconds(shape) if mode is Mode.CACHED else epoch_s),
+        epochs_s=(epoch_s, later_s),
         epoch_gets=job.hosts * epoch_gets,
-        job_gets=job.hosts * epoch_gets * (1 if mode is Mode.CACHED else job.epochs),
+        job_gets=job.hosts * epoch_gets * (1 if mode in _KEPT else job.epochs),
         lists=job.hosts,
+        storage=(Item.EBS, shape.total_bytes / 1e9, job.hosts) if mode is Mode.TIERED else None,
     )
+
+
+def _tier_s(shape: Shape, job: Job) -> float:
+    """Return the seconds of an epoch that reads the local tier: as fast as FUSE serves, and the disk reads."""
+    cpu = _CPU[Mode.FAST_FILE]
+    rates = _Rates(min(cpu.files_per_s, _DISK_FILES_PER_S), min(cpu.bytes_per_s, job.disk_bytes_per_s))
+    return rates.seconds(shape)
 
 
 def _downloaded(shape: Shape, network: Network, job: Job) -> Estimate:

@@ -4,8 +4,9 @@ The mode with the shortest job wins. A mode that takes less trouble, and is no m
 FastFile needs no disk and no change of the script, and a file system must be made and filled.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fastfuse.advise.model import Access, Estimate, Job, Mode, Shape
 from fastfuse.sizes import MIB, format_size
@@ -13,8 +14,14 @@ from fastfuse.sizes import MIB, format_size
 __all__ = ["Advice", "recommend"]
 
 # The least trouble first.
-_PREFERRED = (Mode.FAST_FILE, Mode.CACHED, Mode.HINTED, Mode.FILE, Mode.PIPE, Mode.EFS, Mode.FSX)
+_PREFERRED = (Mode.FAST_FILE, Mode.CACHED, Mode.HINTED, Mode.TIERED, Mode.FILE, Mode.PIPE, Mode.EFS, Mode.FSX)
 _AS_GOOD = 1.25
+_HOW: Final[Mapping[Mode, str]] = {
+    Mode.CACHED: "The page cache holds all of it after the first epoch.",
+    Mode.TIERED: "Mount with --cache DIR on a local disk: later epochs ask S3 for nothing.",
+    Mode.HINTED: "Announce the order of the files (fastfuse.hints): they are fetched before they are opened.",
+    Mode.PIPE: "The script has to read one stream, in the order of the channel.",
+}
 # Below a mean of so much, an epoch is bound by requests; and the size that AWS advises for shards.
 _SMALL_BYTES = 4 * MIB
 _MANY = 10_000
@@ -54,12 +61,8 @@ def _reasons(shape: Shape, chosen: Estimate, by_mode: dict[Mode, Estimate], job:
         yield "The file system serves an epoch sooner than S3 does, and is filled once."
     else:
         yield f"Training begins after {chosen.start_s:,.1f} s, where File takes {file.start_s:,.1f} s and a disk."
-    if chosen.mode is Mode.CACHED:
-        yield "The page cache holds all of it after the first epoch."
-    if chosen.mode is Mode.HINTED:
-        yield "Announce the order of the files (fastfuse.hints): they are fetched before they are opened."
-    if chosen.mode is Mode.PIPE:
-        yield "The script has to read one stream, in the order of the channel."
+    if chosen.mode in _HOW:
+        yield _HOW[chosen.mode]
     if shape.objects >= _MANY and shape.mean_bytes < _SMALL_BYTES:
         shards = max(round(shape.total_bytes / _SHARD_BYTES), 1)
         yield f"{shape.objects:,} files are small: about {shards:,} shards of {format_size(_SHARD_BYTES)} read faster."

@@ -81,7 +81,7 @@ def test_requests_are_those_of_every_host_and_epoch(sizes: list[int], job: Job) 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [1 << 40]])
 def test_nothing_and_one_object_have_estimates(sizes: list[int]) -> None:
     found = by_mode(shape_of_sizes(sizes), Network(), Job())
-    assert set(found) == set(Mode) - {Mode.CACHED}
+    assert set(found) == set(Mode) - {Mode.CACHED, Mode.TIERED}
     assert found[Mode.FAST_FILE].job_lists == 1
     assert (found[Mode.FAST_FILE].job_gets == 0) == (sum(sizes) == 0)
 
@@ -92,6 +92,18 @@ def test_modes_that_cannot_serve_a_job_are_left_out() -> None:
     assert Mode.HINTED not in by_mode(shape, Network(), Job(access=Access.LISTED))
     assert Mode.CACHED in by_mode(shape, Network(), Job(epochs=2))
     assert Mode.CACHED not in by_mode(shape, Network(), Job(epochs=2, memory_bytes=1000))
+    assert Mode.TIERED not in by_mode(shape, Network(), Job(epochs=2))
+    assert Mode.TIERED not in by_mode(shape, Network(), Job(memory_bytes=1000))
+
+
+def test_the_tier_asks_s3_once_and_then_is_as_fast_as_the_disk() -> None:
+    job = Job(epochs=10, hosts=2, memory_bytes=1 << 30, disk_bytes_per_s=1e9)
+    found = by_mode(many(500, 100_000_000), Network(total_bytes_per_s=100e6), job)
+    tier, fast = found[Mode.TIERED], found[Mode.FAST_FILE]
+    assert (tier.epoch_s, tier.job_gets) == (fast.epoch_s, fast.job_gets // 10)
+    assert (tier.start_s, tier.disk_bytes) == (fast.start_s, 50_000_000_000)
+    assert tier.later_epoch_s == pytest.approx(50)
+    assert tier.job_dollars > found[Mode.FILE].job_dollars / 2
 
 
 def test_the_host_is_paid_while_it_downloads() -> None:

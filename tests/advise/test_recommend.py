@@ -35,7 +35,10 @@ def test_the_mode_is(shape: Shape, job: Job, mode: Mode | None) -> None:
 
 def test_a_slow_network_and_many_epochs_are_for_a_disk() -> None:
     job = Job(epochs=20, memory_bytes=1 << 30, disk_bytes_per_s=2e9)
-    assert advice(FEW_LARGE, job, Network(total_bytes_per_s=50e6)).mode is Mode.FILE
+    found = advice(FEW_LARGE, job, Network(total_bytes_per_s=50e6))
+    assert found.mode is Mode.TIERED
+    assert "--cache DIR" in found.text
+    assert advice(FEW_LARGE, replace(job, access=Access.RANDOM), Network(total_bytes_per_s=50e6)).mode is Mode.FILE
 
 
 @pytest.mark.parametrize(
