@@ -72,7 +72,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "warm": Page(
         (
             "fastfuse warm s3://BUCKET/PREFIX --cache /nvme/fastfuse",
-            "fastfuse warm s3://BUCKET/PREFIX --cache /nvme/fastfuse --shard 2/8 --limit 1GiB/s",
+            "fastfuse warm s3://BUCKET/PREFIX --cache /nvme/fastfuse --shard 2/8",
             "fastfuse warm /mnt/data",
         ),
         ("--cache", "--cache-size", "--shard", "--limit", "--check", *_ACCESS),
