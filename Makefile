@@ -8,8 +8,8 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/small_get.h 
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test fuzz readme \
-    system examples clean system-run system-dev system-bench
+.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test alerts fuzz readme \
+    system examples clean system-run system-dev system-bench system-alerts
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ launchers: $(VENV)/.launchers ## Run jobs under a real Slurm (Debian's slurm-wlm
 
 report-test: $(VENV)/.dev ## Open the page of `fastfuse report` in a real browser (takes Debian's chromium; a minute).
 	$(BIN)/pytest -m chromium tests/report
+
+alerts: $(VENV)/.dev | system-alerts ## Have a real Prometheus check the alert rules and the dashboard's queries (takes Debian's prometheus).
+	$(BIN)/pytest tests/deploy/test_alerts.py tests/deploy/test_dashboard.py
 
 FUZZ_SECONDS ?= 600
 
@@ -146,6 +149,9 @@ system-dev:
 # Makes the certificates of the servers that speak TLS.
 system-bench:
 	@missing=; command -v openssl > /dev/null || missing=openssl; $(install-missing)
+
+system-alerts:
+	@missing=; command -v promtool > /dev/null || missing=prometheus; $(install-missing)
 
 define install-missing
 if [ -n "$$missing" ]; then \

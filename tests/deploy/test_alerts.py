@@ -55,6 +55,11 @@ def test_the_table_of_alerts_is_complete() -> None:
     assert named == [rule["alert"] for rule in alerts()]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="takes promtool, of Debian's package prometheus")
-def test_prometheus_takes_the_rules() -> None:
-    subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="takes promtool (make alerts)")
+def test_prometheus_takes_the_rules_and_each_alert_fires(tmp_path: Path) -> None:
+    for file in (RULES, Path(__file__).with_name("alerts_test.yml")):
+        shutil.copy(file, tmp_path)
+    for words in ("check", "alerts.yml"), ("test", "alerts_test.yml"):
+        command = ["promtool", words[0], "rules", words[1]]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -2,7 +2,10 @@
 
 import json
 import re
+import shutil
+import subprocess
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,3 +45,13 @@ def test_every_panel_says_what_it_shows_and_where() -> None:
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
     for one, other in combinations([panel["gridPos"] for panel in PANELS], 2):
         assert any(one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at] for at, size in ("xw", "yh"))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="takes promtool (make alerts)")
+def test_prometheus_takes_every_query(tmp_path: Path) -> None:
+    asked = [re.sub(r"\$__\w+", "5m", query) for _, query, _ in QUERIES]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(asked)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    command = ["promtool", "check", "rules", "rules.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
