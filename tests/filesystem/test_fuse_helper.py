@@ -5,8 +5,10 @@ mount namespace of its own. Only the helper's and the readers' share the place.
 """
 
 import ctypes
+import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,7 +28,7 @@ from fastfuse.filesystem.mount_places import GivenPlace, HelperPlace
 from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount, unmount
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import PATIENCE_S, wait_until
-from tests.mounting import ENVIRONMENT, Mount, abort_connection, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, Mount, abort_connection, mount_command, mounted, run_fastfuse
 
 pytestmark = pytest.mark.fuse
 
@@ -307,6 +309,32 @@ def test_a_helper_that_sends_no_descriptor_or_no_answer_is_told(tmp_path: Path) 
             place.unmount("0:42", lazy=True)
         place.close()
         os.waitpid(child, 0)
+
+
+def test_a_mount_that_is_listed_and_not_yet_made_is_not_healthy(server: LoopbackServer, tmp_path: Path) -> None:
+    """Whoever waits for /healthz, as Kubernetes does, must find the data."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        options = ("--fuse-socket", str(path), "--metrics-listen", "0")
+        process = subprocess.Popen(
+            mount_command("s3://bucket/data", None, server.endpoint_url, *options),
+            env=dict(ENVIRONMENT), stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with process, listener.accept()[0] as connection:
+            connection.recv(MAX_PACKET_BYTES)
+            connection.send(b'{"fastfuse": 1, "is_mounted": false}')
+            assert json.loads(connection.recv(MAX_PACKET_BYTES))["request"] == "mount"
+            assert process.stderr is not None
+            [port] = re.findall(r"127\.0\.0\.1:(\d+)/metrics", process.stderr.readline())
+            asking = http.client.HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE_S)
+            asking.request("GET", "/healthz")
+            reply = asking.getresponse()
+            assert (reply.status, reply.read()) == (503, b"listing\n")
+            asking.close()
+            connection.send(b'{"error": {"kinds": ["MountError"], "message": "no", "hint": ""}}')
+            assert process.wait(PATIENCE_S) == 5
 
 
 @contextmanager
