@@ -31,8 +31,9 @@ __all__ = ["SmallFiles"]
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-# Threads that stopped by themselves rest for so long. If the service throttles, the client finds its rate meanwhile.
-_REST_S = 5.0
+# Threads that stopped by themselves rest for so long, each time in a row twice as long. If the service throttles, the
+# client finds its rate meanwhile.
+_REST_S, _MOST_REST_S = 5.0, 80.0
 # A signature is good for 15 minutes, and a worker that does not look for so long hangs.
 _ARMED_FOR_S = 60.0
 _RENEW_EVERY_S = 20.0
@@ -70,6 +71,10 @@ class SmallFiles:
         self._returned = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._address = b""
         self._armed_at_s = self._rests_until_s = 0.0
+        self._rest_s = _REST_S
+        # Where the requests of now go, and which table they are of; the table itself would be kept after a refresh.
+        self._goal: tuple[str, str, int] | None = None
+        self._armed_table = 0
         # Whether threads read when somebody looked last.
         self._was_armed = False
         in_hand = operations.in_hand
@@ -97,17 +102,21 @@ class SmallFiles:
             with suppress(FastfuseError):  # the client's own requests tell
                 way = self._client.direct(metadata.bucket, metadata.key_prefix)
         is_armed, now_s = small_reads.is_armed(), monotonic()
-        if self._was_armed and not is_armed:
-            self._rests_until_s = now_s + _REST_S
+        if self._was_armed and not is_armed and self._armed_table == id(table):
+            self._rests_until_s, self._rest_s = now_s + self._rest_s, min(2 * self._rest_s, _MOST_REST_S)
         self._was_armed = is_armed and way is not None
         if way is None or now_s < self._rests_until_s:
             small_reads.disarm()
             return
-        if is_armed and now_s - self._armed_at_s < _RENEW_EVERY_S:
-            return
         host, port = way.endpoint.host, way.endpoint.port
-        if not is_armed:  # a connection leads to one address
-            self._address = await _address(host, port)
+        goal = way.endpoint.scheme, host, port
+        goes_on = is_armed and goal == self._goal
+        if goes_on and now_s - self._armed_at_s < _RENEW_EVERY_S:
+            return
+        if goes_on:
+            self._rest_s = _REST_S
+        else:  # a connection leads to one address
+            self._address, self._goal = await _address(host, port), goal
         if not self._address or self._operations.table is not table:
             return
         small_reads.arm(
@@ -119,7 +128,7 @@ class SmallFiles:
             for_s=_ARMED_FOR_S,
             patience_s=min(_PATIENCE_S, self._client.session.config.deadline_s / _PATIENCE_DIVISOR),
         )
-        self._was_armed, self._armed_at_s = True, now_s
+        self._was_armed, self._armed_at_s, self._armed_table = True, now_s, id(table)
 
     def tell(self) -> None:
         """Tell everybody who counts what threads have read. Raise nothing."""
@@ -139,6 +148,7 @@ class SmallFiles:
     async def _look(self) -> None:
         while True:
             await self.arm()
+            small_reads.end_stalled()
             self.tell()
             await trio.sleep(_LOOK_EVERY_S)
 

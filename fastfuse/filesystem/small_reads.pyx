@@ -21,8 +21,8 @@ from libc.string cimport memcpy, memset
 from fastfuse.filesystem.small_reads cimport Job, small_object
 
 __all__ = [
-    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_wait", "in_flight_now", "is_armed", "is_read",
-    "release", "returned", "served", "stalled_ns", "start",
+    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "in_flight_now",
+    "is_armed", "is_read", "release", "returned", "served", "stalled_ns", "start",
 ]
 
 cdef extern from "<pthread.h>" nogil:
@@ -61,6 +61,10 @@ cdef extern from "<sys/uio.h>" nogil:
         void *iov_base
         size_t iov_len
     ssize_t writev(int, const iovec *, int)
+
+cdef extern from "<sys/socket.h>" nogil:
+    int SHUT_RDWR
+    int shutdown(int, int)
 
 cdef extern from "<unistd.h>" nogil:
     ssize_t write(int, const void *, size_t)
@@ -101,6 +105,7 @@ cdef extern from "../s3/small_get.h" nogil:
         SMALL_UNUSUAL
         SMALL_REFUSED
     int SMALL_HEAD_BYTES
+    int SMALL_MOST_SILENCES
     int64_t small_now_ns()
     void small_make_crcs()
     small_outcome small_get(small_connection *, const small_route *, const small_object *, char *, char **, int64_t *, int *)
@@ -143,6 +148,7 @@ cdef pthread_mutex_t lock
 # All below is used with `lock` held, but for what only the loop's thread uses: `marks`, and the making of threads.
 cdef small_route *route = NULL
 cdef Thread *idle = NULL
+cdef Thread *all_threads[_MOST_THREADS]
 cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
@@ -262,7 +268,25 @@ def disarm():
 
 def is_armed():
     """Return whether threads read."""
-    return route != NULL and small_now_ns() < route.ends_ns
+    cdef bint armed
+    pthread_mutex_lock(&lock)
+    armed = route != NULL and small_now_ns() < route.ends_ns
+    pthread_mutex_unlock(&lock)
+    return armed
+
+
+def end_stalled():
+    """End connections whose GET takes longer than it may: one that drips over TLS resets every timeout of its socket."""
+    cdef int at
+    cdef Thread *thread
+    cdef int64_t now_ns = small_now_ns()
+    pthread_mutex_lock(&lock)
+    for at in range(thread_count):
+        thread = all_threads[at]
+        if thread.route != NULL and now_ns - thread.began_ns > SMALL_MOST_SILENCES * thread.route.patience_ns:
+            if thread.connection.fd >= 0:
+                shutdown(thread.connection.fd, SHUT_RDWR)
+    pthread_mutex_unlock(&lock)
 
 
 def served():
@@ -374,17 +398,20 @@ cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
     """
     global idle, route
     cdef Thread *thread = NULL
+    cdef bint has_room
     if route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
         return NULL
     pthread_mutex_lock(&lock)
     if route != NULL and small_now_ns() >= route.ends_ns:
         stop()
-    if route != NULL and record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4:
+    has_room = record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4
+    has_room = has_room and route != NULL
+    if has_room:
         thread = idle
         if thread != NULL:
             idle = thread.next_idle
     pthread_mutex_unlock(&lock)
-    if thread == NULL and route != NULL:
+    if thread == NULL and has_room:
         thread = new_thread()
     return NULL if thread == NULL else &thread.job
 
@@ -444,6 +471,7 @@ cdef Thread *new_thread() noexcept:
         free(thread.data)
         free(thread)
         return NULL
+    all_threads[thread_count] = thread
     thread_count += 1
     return thread
 
