@@ -1,5 +1,6 @@
 """A bucket in this process and its mount in another, for one test."""
 
+import fcntl
 import mmap
 import os
 import subprocess
@@ -14,9 +15,17 @@ import numpy as np
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, RequestRecord
 from tests.mounting import Mount, mount_command, mounted, run_fastfuse
 
-__all__ = ["BUCKET", "Place", "block_bytes", "direct_read", "gets", "place", "refused"]
+__all__ = ["BUCKET", "Place", "block_bytes", "direct_read", "gets", "page_cache", "place", "refused"]
 
 BUCKET = "bucket"
+
+
+@contextmanager
+def page_cache(*, is_dropped: bool) -> Iterator[None]:
+    """Keep tests that need the page cache of the machine from those that drop it, in whatever process they run."""
+    with Path(tempfile.gettempdir(), "fastfuse-tests-page-cache").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if is_dropped else fcntl.LOCK_SH)
+        yield
 
 
 @dataclass(frozen=True)

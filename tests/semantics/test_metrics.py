@@ -17,7 +17,7 @@ from fastfuse.filesystem.control import ask_status, entry_of
 from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
-from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+from tests.semantics.places import Place, block_bytes, direct_read, gets, page_cache, place
 
 # Not `urlopen`: a proxy of the environment would be asked.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -324,7 +324,8 @@ def test_what_the_kernel_has_dropped_is_not_held() -> None:
             Path("/proc/sys/vm/drop_caches").write_text("3")
             return Scrape(port)["pool_bytes",] == 0
 
-        wait_until(is_nothing_held)
+        with page_cache(is_dropped=True):
+            wait_until(is_nothing_held)
         assert (here.path / "large").read_bytes() == block_bytes(1, 9 << 20)
 
 

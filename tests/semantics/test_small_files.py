@@ -9,13 +9,13 @@ import pytest
 
 from fastfuse.hints import order
 from tests.filesystem.waiting import wait_until
-from tests.semantics.places import Place, block_bytes, gets, place
+from tests.semantics.places import Place, block_bytes, gets, page_cache, place
 from tests.semantics.test_metrics import Scrape, settle
 
 COUNT = 400
 DATA = {f"{index // 100}/{index % 100:03}": block_bytes(index, 39_000) for index in range(COUNT)}
 NAMES = sorted(DATA)
-# The kernel may drop a page of what it has: under load it asked again for 1 to 20 of 4,000, with all memory free.
+# The kernel may drop a page of what it has.
 FORGOTTEN = 40
 
 
@@ -37,7 +37,7 @@ def assert_fetched(here: Place, names: list[str]) -> None:
 @pytest.mark.parametrize("order", ["listed", "shuffled"])
 def test_a_cold_epoch_is_one_get_a_file_and_a_warm_one_none(order: str) -> None:
     names = NAMES if order == "listed" else random.Random(0).sample(NAMES, COUNT)
-    with place(DATA) as here:
+    with page_cache(is_dropped=False), place(DATA) as here:
         read(here, names)
         assert_fetched(here, NAMES)
         for again in (names, names[::-1]):
