@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing import FaultRule, MemoryObjects, Replace, Truncate, WrongEtag
-from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+from tests.semantics.places import Place, block_bytes, direct_read, gets, page_cache, place
 
 MIB = 1 << 20
 
@@ -104,7 +104,7 @@ def test_a_reply_that_ends_early_is_completed_and_never_padded() -> None:
 
 def test_a_replaced_object_that_is_in_the_page_cache_stays_as_it_was() -> None:
     """D1, L6"""
-    with place({"file": block_bytes(1, 50_000)}) as here:
+    with page_cache(is_dropped=False), place({"file": block_bytes(1, 50_000)}) as here:
         assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)
         here.objects.put("file", block_bytes(2, 50_000))
         assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)
