@@ -37,7 +37,7 @@ _LOOK_S = 0.005
 
 @dataclass(slots=True)
 class WarmState:
-    """How far a warm-up is. In the end `missing_bytes` are not kept."""
+    """The progress of a warm-up. At its end, `missing_bytes` are not kept."""
 
     there_bytes: int = 0
     fetched_bytes: int = 0
@@ -151,7 +151,7 @@ class Warming:
                 nursery.start_soon(self._fetch, ref, start, end, is_there)
         await self._queue_within(0)
         await self._count_missing(refs())
-        # What was fetched at last may have found the tier full.
+        # The last ranges may have found the tier full.
         state.has_no_room |= state.missing_bytes > 0 and not self._reader.takes_more()
 
     async def _count_missing(self, refs: Iterable[ObjectRef]) -> int:

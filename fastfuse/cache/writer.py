@@ -97,7 +97,7 @@ class Writer:
         self._returns = Returns()
         # The time of the node at the last commit.
         self._now_bytes = 0
-        # Where ranges take places: the time of the node at the begin. What was asked for since stays.
+        # The time of the node at the begin, if ranges take places; segments that were asked for since stay.
         self._began_bytes: int | None = 0 if takes_places else None
         self._open: _Open | None = None
         # Segments that are full, but not yet in the catalog.
@@ -344,7 +344,7 @@ class Writer:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
         if self._began_bytes is not None:
             self._now_bytes = self._began_bytes = self._index.commit([], {}, {}, 1)
-        # In this order others may go on meanwhile: a segment is known before it is made, and made before it is filled.
+        # Others may go on meanwhile in this order: a segment is known before it is made, and made before it is filled.
         before = set(self._segments.numbers())
         known = self._index.segments()
         after = set(self._segments.numbers())

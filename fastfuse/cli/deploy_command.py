@@ -22,7 +22,7 @@ _OBJECT_BYTES: Final = 56 + 135
 
 
 class Product(StrEnum):
-    """What `fastfuse deploy` prints."""
+    """The things that `fastfuse deploy` prints."""
 
     KUBERNETES = "kubernetes"
     GRAFANA = "grafana"

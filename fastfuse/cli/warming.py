@@ -42,7 +42,7 @@ _MAX_NAMED = 3
 
 
 class Plan(NamedTuple):
-    """What to put where: the objects of the table in `snapshot_fd`. `name` is the source or the mountpoint."""
+    """The plan of a warm-up: the objects of the table in `snapshot_fd`. `name` is the source or the mountpoint."""
 
     name: str
     snapshot_fd: int
@@ -99,7 +99,7 @@ def run(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: bool
     prepare(plan.cache, worker_uid())
     directory = open_or_fail(plan.cache)
     load_progress()
-    # From here on it reads what S3 sends, without rights, as a worker does.
+    # The process reads what S3 sends from here on, without rights, as a worker does.
     give_up_rights(session, lambda: None)
     refs = partial(refs_of, table, rows)
     total_bytes = table.metadata.total_bytes if rows is None else sum(ref.size_bytes for ref in refs())

@@ -45,14 +45,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What to mount in a cluster, for whom, and the memory for it."""
+    """The mount of a cluster: its source, its readers and its memory."""
 
     kind: Kind
     source: str
     name: str
     namespace: str | None
     image: str
-    # For the training container; of a DaemonSet, on the node.
+    # The place in the training container; of a DaemonSet, on the node.
     mountpoint: PurePosixPath
     memory_target: str
     memory_request_bytes: int
@@ -107,7 +107,7 @@ def manifest(wanted: Deployment) -> str:
         "memory_limit": _mebibytes(wanted.memory_limit_bytes),
         "mount_options": None if wanted.mount_options is None else _literal(f"-o{wanted.mount_options}"),
         "mount_command": ["/bin/sh", "-c", _SHARDED % wanted.hosts, "sh"] if is_job else None,
-        # In a DaemonSet the mount is no sidecar.
+        # The mount of a DaemonSet is no sidecar.
         "restart": None if wanted.kind is Kind.DAEMONSET else "Always",
         "service_account": wanted.service_account,
         "credentials": None if wanted.secret is None else [{"secretRef": {"name": wanted.secret}}],

@@ -17,7 +17,7 @@ _BASH: Final = """\
 _fastfuse() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} words=
     [[ " ${{COMP_WORDS[*]:0:COMP_CWORD}} " == *' -- '* ]] && return
-    # For bash the = of --option=value is a word.
+    # Bash takes the = of --option=value for a word.
     if [[ $cur == = ]]; then cur=; elif [[ $prev == = ]]; then prev=${{COMP_WORDS[COMP_CWORD - 2]}}; fi
     case ${{COMP_WORDS[1]}}:$prev in
 {cases}

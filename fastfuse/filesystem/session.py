@@ -302,7 +302,7 @@ def _mount_error(mountpoint: Path, reason: str) -> MountError:
 def _captured_stderr() -> Iterator[Callable[[], str]]:
     """Capture standard error, where libfuse and fusermount3 explain a refusal."""
     saved = os.dup(2)
-    # In memory: a container may have no place to write to.
+    # A container may have no place to write to, so the file is in memory.
     with os.fdopen(os.memfd_create("fastfuse-stderr")) as file:
         os.dup2(file.fileno(), 2)
         try:

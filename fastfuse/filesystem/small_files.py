@@ -72,10 +72,10 @@ class SmallFiles:
         self._address = b""
         self._armed_at_s = self._rests_until_s = 0.0
         self._rest_s = _REST_S
-        # Where the requests of now go, and which table they are of; the table itself would be kept after a refresh.
+        # The target of requests, and the identity of their table: the table itself would be kept after a refresh.
         self._goal: tuple[str, str, int] | None = None
         self._armed_table = 0
-        # Whether threads read when somebody looked last.
+        # True if threads read at the last look.
         self._was_armed = False
         in_hand = operations.in_hand
         threads = client.max_connections // _CONNECTIONS_PER_THREAD

@@ -35,7 +35,7 @@ class Cursor:
         self.position = end
         self.reads = 1
         self.sequential = begin == 0
-        # How many reads in a row ended where the run began, and the range that was wanted for them last.
+        # The reads in a row that ended where the run began, and the range that was wanted for them last.
         self.descents = 0
         self.below = (begin, begin)
         self.descending = False

@@ -151,7 +151,7 @@ class FileParts:
         self._parts: dict[int, Part] = {}
         # The ranges that its present readers have read, and that are no longer held.
         self.cached = CachedRanges()
-        # Of all its parts, waiting ones included.
+        # The bytes of all its parts, waiting ones included.
         self.size_bytes = 0
         self.in_flight = 0
         self.demanded_in_flight = 0

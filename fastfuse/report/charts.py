@@ -89,7 +89,7 @@ def _cleaned(root: Any, classes: str, title: str) -> str:  # noqa: ANN401 -- an 
 
 
 def _label(number: float) -> str:
-    # As wide as any other: the charts of a page have their times below each other.
+    # All labels are as wide as one another, so the charts of a page have their times below each other.
     return (f"{number:,.0f}" if number >= 1000 else f"{number:.3g}").rjust(6, "\N{FIGURE SPACE}")
 
 

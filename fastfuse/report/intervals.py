@@ -18,7 +18,7 @@ _BY_NAME = {histogram.name: histogram for histogram in HISTOGRAMS}
 class Interval:
     """The work between two samples. Quantiles are None where there was nothing to take them of."""
 
-    # In seconds since 1970.
+    # Seconds since 1970.
     start: float
     end: float
     read_bytes: int

@@ -27,7 +27,7 @@ class _Part(BaseModel):
 
 
 class ChannelRecord(_Part):
-    """What `filesystem.recorder` kept of a channel; a mount is one without a name and a mode."""
+    """The samples that `filesystem.recorder` kept of a channel; a mount is one without a name and a mode."""
 
     name: str = ""
     mode: str = ""

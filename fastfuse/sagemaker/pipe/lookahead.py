@@ -45,7 +45,7 @@ class Lookahead:
         self._planned_bytes = 0
         # The bytes before the file that is read, and those that were read.
         self._before_bytes = self._read_bytes = 0
-        # How long `read` has waited for bytes until now, and since when it does.
+        # The seconds that `read` has waited for bytes, and the time since which it waits now.
         self._waited_s, self._waits_since_s = 0.0, inf
 
     @property

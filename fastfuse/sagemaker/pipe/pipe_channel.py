@@ -184,7 +184,7 @@ class _Channel:
         # They are made in it, wherever its path may lead later.
         self._directory_fd = -1
         self._epoch = self._objects = self._written_bytes = 0
-        # In epochs that have ended.
+        # Counts epochs that have ended.
         self._waited_s = 0.0
 
     async def run(self, ready: Callable[[], None]) -> None:
