@@ -99,7 +99,7 @@ def test_readers_of_small_files_do_not_notice_that_workers_die() -> None:
 
 
 def test_an_object_that_is_denied_does_not_keep_threads_from_the_others() -> None:
-    """F1"""
+    """D5"""
     with place(objects(), "--metrics-listen", "0") as here:
         read_until_threads_do(here)
         here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key=NAMES[1]))
