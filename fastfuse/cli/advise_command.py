@@ -8,7 +8,7 @@ import typer
 from fastfuse import log
 from fastfuse.advise.model import Access, Job
 from fastfuse.cgroup import memory_limit_bytes
-from fastfuse.cli import options
+from fastfuse.cli import index_options, options
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.log import LogConfig
@@ -18,12 +18,9 @@ from fastfuse.sizes import parse_size
 __all__ = ["advise"]
 
 
-@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
+@options.takes(origin=index_options.origin, connection=options.connection, logs=options.logs)
 def advise(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted."),
-    ],
+    source: options.Source,
     *,
     hosts: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Hosts that each read all of it.")] = 1,
     epochs: Annotated[

@@ -8,7 +8,7 @@ import typer
 
 from fastfuse import log
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.cli import options
+from fastfuse.cli import index_options, options
 from fastfuse.cli.cache_options import cache as cache_options
 from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.errors import ConfigurationError
@@ -28,7 +28,7 @@ class Action(StrEnum):
     UNPIN = "unpin"
 
 
-@options.takes(origin=options.origin, settings=cache_options, connection=options.connection, logs=options.logs)
+@options.takes(origin=index_options.origin, settings=cache_options, connection=options.connection, logs=options.logs)
 def cache(
     action: Annotated[Action, typer.Argument(help="What to do with the directory of --cache.")],
     source: Annotated[

@@ -4,46 +4,29 @@ import os
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from fastfuse.cache.settings import CacheSettings
+from fastfuse.cli.options import setting
 from fastfuse.errors import ConfigurationError
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import MIB, format_size, parse_share
 
-__all__ = ["cache"]
+__all__ = ["cache", "checked_cache"]
 
 _CACHE = "Local cache"
 # Segments of 1 MiB each, and an index.
 _MINIMUM_BYTES: Final = 64 * MIB
 _SIZE, _MIN_FREE = "80%", "10%"
 
-Directory = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache", envvar="FASTFUSE_CACHE", metavar="DIR", rich_help_panel=_CACHE,
-        help="Keep what is fetched in this directory, for every later reader on this node: it is made if it is "
-        "missing. All mounts and jobs that name it share it.",
-    ),
-]  # fmt: skip
-Size = Annotated[
-    str,
-    typer.Option(
-        "--cache-size", envvar="FASTFUSE_CACHE_SIZE", metavar="SIZE|PERCENT", rich_help_panel=_CACHE,
-        help="What the directory may take: 500GiB, or a share of its file system.",
-    ),
-]  # fmt: skip
-MinFree = Annotated[
-    str,
-    typer.Option(
-        "--cache-min-free", envvar="FASTFUSE_CACHE_MIN_FREE", metavar="SIZE|PERCENT", rich_help_panel=_CACHE,
-        help="What has to stay free in that file system, whoever fills it.",
-    ),
-]  # fmt: skip
-
 
 def cache(
-    cache: Directory = None, cache_size: Size = _SIZE, cache_min_free: MinFree = _MIN_FREE
-) -> CacheSettings | None:
+    cache: Annotated[Path | None, setting("--cache DIR", _CACHE,
+        "Keep what is fetched in this directory, for every later reader on this node: it is made if it is missing. "
+        "All mounts and jobs that name it share it.")] = None,
+    cache_size: Annotated[str, setting("--cache-size SIZE|PERCENT", _CACHE,
+        "What the directory may take: 500GiB, or a share of its file system.")] = _SIZE,
+    cache_min_free: Annotated[str, setting("--cache-min-free SIZE|PERCENT", _CACHE,
+        "What has to stay free in that file system, whoever fills it.")] = _MIN_FREE,
+) -> CacheSettings | None:  # fmt: skip
     """Return the settings of the tier, or None without one. Asks the file system for its size.
 
     Raises:
@@ -70,3 +53,16 @@ def cache(
         )
     min_free_bytes = parse_share(cache_min_free, whole_bytes, "--cache-min-free")
     return CacheSettings(directory=directory, size_bytes=size_bytes, min_free_bytes=min_free_bytes)
+
+
+def checked_cache(cache: CacheSettings | None, connection: ConnectionConfig) -> CacheSettings | None:
+    """Return `cache`, unless it would keep in the clear what is encrypted with a key of the user's.
+
+    Raises:
+        ConfigurationError: it would.
+    """
+    if cache is not None and connection.sse_c_key_file is not None:
+        raise ConfigurationError(
+            "--cache would keep objects in the clear that --sse-c-key-file decrypts", hint="give one of the two"
+        )
+    return cache

@@ -168,7 +168,7 @@ def first_sentence(text: str) -> str:
 def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[str, list[tuple[str, str]]]:  # noqa: ANN401
     """Return the terms and texts of a help page below their titles: of all options, or of those used most."""
     page = PAGES[command.name or ""]
-    sections: dict[str, list[tuple[str, str]]] = {}
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
     parameters: Sequence[Any] = command.get_params(ctx)
     for parameter in parameters:
         record = parameter.get_help_record(ctx)
@@ -176,7 +176,7 @@ def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[
             continue
         if parameter.param_type_name == "argument":
             # Typer adds the type, as in MOUNTPOINT <Path>.
-            sections.setdefault("Arguments", []).append((record[0].partition(" <")[0], record[1]))
+            sections["Arguments"].append((record[0].partition(" <")[0], record[1]))
         elif shows_all or not page.options:
             sections.setdefault(parameter.rich_help_panel or _OPTIONS, []).append(record)
         elif max(parameter.opts, key=len) in page.options:
@@ -184,7 +184,7 @@ def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[
     sections.setdefault(_OPTIONS, []).append(("-h, --help", "Show this page."))
     if page.options:
         sections[_OPTIONS].append((_ALL, "Show every option, and the environment variable of each."))
-    return sections
+    return {title: rows for title, rows in sections.items() if rows}
 
 
 def _write_page(command: Command | Group, ctx: Any, formatter: Any) -> None:  # noqa: ANN401

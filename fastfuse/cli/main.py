@@ -4,32 +4,30 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from fastfuse import log
-from fastfuse.cache.settings import CacheSettings
-from fastfuse.cli import daemon, fstab, messages, mounted, options, startup
+from fastfuse.cli import daemon, fstab, index_options, messages, mounted, options, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.advise_command import advise
 from fastfuse.cli.cache_command import cache as cache_command
-from fastfuse.cli.cache_options import cache
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
-from fastfuse.cli.config import demo_settings, mount_settings
+from fastfuse.cli.config import mount_settings
 from fastfuse.cli.deploy_command import deploy
 from fastfuse.cli.doctor_command import doctor
-from fastfuse.cli.index_options import parse_index_place
 from fastfuse.cli.install_command import install
 from fastfuse.cli.report_command import report
 from fastfuse.cli.warm_command import warm
 from fastfuse.errors import ConfigurationError, FastfuseError
-from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
+from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sizes import parse_size
 from fastfuse.version import VERSION
 
 __all__ = ["app", "main"]
@@ -70,124 +68,29 @@ def fastfuse(
     epilog="Options can be set in the environment, under the name that is shown with them. In fstab: "
     "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
 )
-@options.takes(origin=options.origin, cache=cache, connection=options.connection, logs=options.logs)
+@options.takes(settings=mount_settings, logs=options.logs)
 def mount(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, or s3://BUCKET/KEY for one object."
-        ),
-    ],
-    mountpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="MOUNTPOINT",
-            envvar="FASTFUSE_MOUNTPOINT",
-            parser=Path,  # checks nothing there: a hung mount would hang this process, too
-            help="An empty directory, created if it is missing. Left out, it is /opt/ml/input/data/CHANNEL.",
-        ),
-    ] = None,
     *,
-    channel: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FASTFUSE_CHANNEL",
-            metavar="NAME",
-            help="Channel that names the default mountpoint ('training' if left out). Not together with MOUNTPOINT.",
-        ),
-    ] = None,
     background: Annotated[
         bool, typer.Option("--daemon", help="Return once the mount is ready and serve it from the background.")
     ] = False,
-    mount_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-o",
-            "--mount-option",
-            metavar="OPTIONS",
-            help="Options as in fstab, separated by commas: any of these long options (region=eu-west-1), and those "
-            "of mount(8), of which what a read-only mount has no use for is ignored.",
-        ),
-    ] = None,
-    metrics_listen: options.MetricsListen = None,
-    grace_s: Annotated[
-        float,
-        typer.Option(
-            envvar="FASTFUSE_GRACE_S",
-            metavar="SECONDS",
-            help="How long a stopping mount lets reads under way end.",
-        ),
-    ] = 30.0,
-    uid: options.Uid = None,
-    gid: options.Gid = None,
-    umask: Annotated[
-        str,
-        typer.Option(
-            envvar="FASTFUSE_UMASK",
-            metavar="OCTAL",
-            rich_help_panel=options.VIEW_PANEL,
-            help="Permissions to take from the 0444 of files and the 0555 of directories.",
-        ),
-    ] = "000",
-    allow_other: Annotated[
-        bool,
-        typer.Option(
-            "--allow-other",
-            envvar="FASTFUSE_ALLOW_OTHER",
-            rich_help_panel=options.VIEW_PANEL,
-            help="Let other users in (unless you are root, /etc/fuse.conf must have user_allow_other).",
-        ),
-    ] = False,
-    memory_target: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FASTFUSE_MEMORY_TARGET",
-            metavar="SIZE|PERCENT",
-            rich_help_panel=options.MEMORY_PANEL,
-            help="Memory for data on its way to readers: 2GiB, or 25% of the RAM or of the control group's limit, "
-            "whichever is less. At least 128MiB; left out, a quarter, but at most 4GiB.",
-        ),
-    ] = None,
-    fuse_socket: options.FuseSocket = None,
-    fuse_fd: options.FuseFd = None,
-    part_size: options.PartSize = "8MiB",
-    training: options.Training = False,
-    io: options.Io = PageCacheUse.AUTO,
-    origin: IndexOrigin,
-    cache: CacheSettings | None,
-    connection: ConnectionConfig,
+    settings: MountSettings,
     logs: LogConfig,
 ) -> int:
     """Mount an S3 prefix read-only.
 
     It is shown as it is listed now, and served until interrupted or unmounted.
     """
-    settings = mount_settings(
-        source=source,
-        mountpoint=mountpoint,
-        channel=channel,
-        connection=connection,
-        origin=origin,
-        cache=cache,
-        memory_target=memory_target,
-        part_size=part_size,
-        training=training,
-        io=io,
-        uid=uid,
-        gid=gid,
-        umask=umask,
-        allow_other=allow_other,
-        mount_options=mount_option or (),
-        grace_s=grace_s,
-        fuse_socket=fuse_socket,
-        fuse_fd=fuse_fd,
-        metrics_listen=metrics_listen,
-        # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
-        notify_socket=None if background else os.environ.get("NOTIFY_SOCKET"),
-        watchdog_usec=os.environ.get("WATCHDOG_USEC", ""),
-    )
     if background:
         return _serve_in_background(settings, logs)
+    # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
+    usec = os.environ.get("WATCHDOG_USEC", "")
+    settings = replace(
+        settings,
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
+        # Its sender is the service manager, so what is no number is none of its.
+        watchdog_s=int(usec) / 1e6 if usec.isascii() and usec.isdigit() else None,
+    )
     log.configure(logs)
     return _serve(settings, None)
 
@@ -239,12 +142,9 @@ for _command in (
 
 
 @app.command(cls=Command)
-@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
+@options.takes(origin=index_options.origin, connection=options.connection, logs=options.logs)
 def index(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted."),
-    ],
+    source: options.Source,
     *,
     output: Annotated[
         str | None,
@@ -264,7 +164,7 @@ def index(
         raise ConfigurationError("--json says how to print the summary", hint="give --summary, too")
     if output is None and not summary:
         raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
-    place = None if output is None else parse_index_place(output)
+    place = None if output is None else index_options.parse_index_place(output)
     log.configure(logs)
     from fastfuse.cli import index_command as command
 
@@ -308,20 +208,23 @@ def demo(
 
     Makes a data set on a local S3 server, mounts it, and reads it at full speed.
     """
-    settings = demo_settings(
-        shards=shards,
-        shard_size=shard_size,
-        small_files=small_files,
-        small_file_size=small_file_size,
-        readers=readers,
-        keep=keep,
-        uri=uri,
-        connection=connection,
-    )
     log.configure(logs)
-    from fastfuse import demo as show
+    from fastfuse.demo.source import DemoSettings
+    from fastfuse.demo.tour import run
 
-    return show.run(settings)
+    return run(
+        DemoSettings(
+            shard_count=shards,
+            shard_bytes=parse_size(shard_size, "--shard-size"),
+            small_file_count=small_files,
+            small_file_bytes=parse_size(small_file_size, "--small-file-size"),
+            reader_count=readers,
+            keep=keep,
+            source=None if uri is None else S3Uri.parse(uri),
+            connection=connection,
+            environment=dict(os.environ),
+        )
+    )
 
 
 @app.command(cls=Command)

@@ -9,9 +9,9 @@ import typer
 
 from fastfuse import log
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.cli import options
+from fastfuse.cli import index_options, options
 from fastfuse.cli.cache_options import cache as cache_options
-from fastfuse.cli.config import checked_cache
+from fastfuse.cli.cache_options import checked_cache
 from fastfuse.cli.messages import INTERRUPTED
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
@@ -23,7 +23,7 @@ from fastfuse.sizes import parse_size
 __all__ = ["warm"]
 
 
-@options.takes(origin=options.origin, cache=cache_options, connection=options.connection, logs=options.logs)
+@options.takes(origin=index_options.origin, cache=cache_options, connection=options.connection, logs=options.logs)
 def warm(
     source: Annotated[
         str, typer.Argument(metavar="S3_URI|MOUNTPOINT", help="What to fetch: a source, or what a mount shows.")

@@ -2,7 +2,3 @@
 
 Each layer knows only those after it: `tour` → `source`, `report` → `mounting`, `reading` → `dataset`, `processes`.
 """
-
-from fastfuse.demo.tour import run
-
-__all__ = ["run"]

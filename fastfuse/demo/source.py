@@ -5,19 +5,19 @@ import signal
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 
-from fastfuse.cli.config import DemoSettings
 from fastfuse.demo.dataset import DataFile, create_shards, create_small_files, require_space
 from fastfuse.demo.mounting import connection_arguments
 from fastfuse.demo.report import Reporter
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import MIB, format_size
 from fastfuse.testing.process import ServerProcess
 
-__all__ = ["Source", "files_below", "open_source"]
+__all__ = ["DemoSettings", "Source", "files_below", "open_source"]
 
 # Larger files of a real bucket are read as shards are; the mount fetches smaller ones with one request each.
 SHARD_MIN_BYTES = 8 * MIB
@@ -25,6 +25,25 @@ SHARD_MIN_BYTES = 8 * MIB
 _SERVER_PROCESSES = 2
 
 _BUCKET = "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """The settings of `fastfuse demo`: what it makes, reads and leaves behind."""
+
+    # The data set of the built-in server: sequential shards, and many small files.
+    shard_count: int
+    shard_bytes: int
+    small_file_count: int
+    small_file_bytes: int
+    reader_count: int
+    # Leave the mount and the server up until interrupted, to look around.
+    keep: bool
+    # Read this instead of the built-in server's data set.
+    source: S3Uri | None
+    connection: ConnectionConfig
+    # The environment of the processes that the demo starts. It may hold credentials, so it is not shown.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from fastfuse.cli.config import DemoSettings
 from fastfuse.demo.dataset import DataFile
 from fastfuse.demo.mounting import MountProcess
 from fastfuse.demo.reading import Ledger, Pass, read_files
 from fastfuse.demo.report import Reporter
-from fastfuse.demo.source import Source, files_below, open_source
+from fastfuse.demo.source import DemoSettings, Source, files_below, open_source
 from fastfuse.errors import FastfuseError
 
 __all__ = ["run"]

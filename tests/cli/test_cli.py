@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from fastfuse import __version__
 from fastfuse.cli.commands import PAGES
-from fastfuse.cli.config import DemoSettings
 from fastfuse.cli.main import app, main
+from fastfuse.demo.source import DemoSettings
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
@@ -361,7 +361,7 @@ def test_the_demo_is_given_its_settings(monkeypatch: pytest.MonkeyPatch) -> None
         shown.append(settings)
         return 0
 
-    stand_in(monkeypatch, "fastfuse.demo", run=run)
+    monkeypatch.setattr("fastfuse.demo.tour.run", run)
     words = "--shards 2 --shard-size 1MiB --small-files 3 --small-file-size 4KiB --readers 5 --keep --uri s3://b"
     assert main(["demo", *words.split(), "--endpoint-url", "http://h"]) == 0
     assert shown == [
