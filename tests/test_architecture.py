@@ -251,8 +251,7 @@ def purity_violations(modules: Mapping[str, Module]) -> list[str]:
 OPTION_LISTS = {
     "cli.config.mount_settings",
     "cli.index_options.origin",
-    "cli.deploy_command.deploy",
-    "cli.main.demo",
+    "cli.deploy_commands.deploy",
     "cli.run_command.run",
     "cli.options.connection",
 }

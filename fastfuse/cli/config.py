@@ -13,7 +13,6 @@ import typer
 
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import memory_limit_bytes
-from fastfuse.cli.cache_options import cache, checked_cache
 from fastfuse.cli.index_options import origin
 from fastfuse.cli.options import (
     MEMORY_PANEL,
@@ -23,6 +22,8 @@ from fastfuse.cli.options import (
     MetricsListen,
     PartSize,
     Uid,
+    cache,
+    checked_cache,
     connection,
     setting,
     takes,

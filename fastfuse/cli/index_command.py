@@ -1,24 +1,31 @@
-"""Runs ``fastfuse index``."""
+"""Runs ``fastfuse index``: makes an index, writes it, and summarises it."""
 
+import heapq
 import json
 import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console, Group
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from fastfuse.cli.advice import short_advice
-from fastfuse.cli.index_summary import summarise
+from fastfuse.index.inodes.columns import are_made, are_objects, exact_sums
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import store_index
-from fastfuse.index.snapshot import open_snapshot
+from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sizes import format_size
+from fastfuse.sizes import GIB, KIB, MIB, format_size
 
-__all__ = ["run"]
+__all__ = ["Summary", "run", "summarise"]
 
 
 def run(
@@ -54,3 +61,144 @@ def run(
     finally:
         os.close(fd)
     return 0
+
+
+# Exclusive upper bounds of the histogram: empty; small enough to be bound by requests; one part; shards; large shards.
+_BOUNDS_BYTES = (1, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB, GIB, 5 * GIB)
+_LARGEST_DIRECTORIES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeClass:
+    """Files of less than `below_bytes` (None: of any size) that are in no smaller class."""
+
+    below_bytes: int | None
+    files: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectorySummary:
+    """A directory and the files right in it."""
+
+    path: str
+    files: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The figures of one index."""
+
+    source: str
+    listed_at: str  # ISO 8601, UTC
+    objects: int
+    made_files: int  # files whose bytes the index itself holds
+    directories: int
+    total_bytes: int
+    sizes: tuple[SizeClass, ...]
+    largest_directories: tuple[DirectorySummary, ...]
+    storage_classes: dict[str, int]
+    refused: dict[str, int]
+    refused_examples: tuple[tuple[str, str], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def render(self) -> RenderableType:
+        """Return the summary for a terminal."""
+        rates = Table(box=None, show_header=False)
+        for name, value in (
+            ("source", self.source),
+            ("listed", self.listed_at),
+            ("objects", f"{self.objects:,}"),
+            *([("made files", f"{self.made_files:,}")] if self.made_files else []),
+            ("directories", f"{self.directories:,}"),
+            ("bytes", f"{self.total_bytes:,} ({format_size(self.total_bytes)})"),
+            *((f"  {name}", f"{count:,} objects") for name, count in self.storage_classes.items()),
+        ):
+            rates.add_row(name, Text(value))
+        return Group(rates, "", self._size_table(), "", self._directory_table(), *self._refused_table())
+
+    def _size_table(self) -> Table:
+        table = Table("file size", box=None)
+        for heading in ("files", "bytes"):
+            table.add_column(heading, justify="right")
+        for size in self.sizes:
+            name = "larger" if size.below_bytes is None else f"< {format_size(size.below_bytes)}"
+            table.add_row("empty" if size.below_bytes == 1 else name, f"{size.files:,}", format_size(size.total_bytes))
+        return table
+
+    def _directory_table(self) -> Table:
+        table = Table("largest directories", box=None)
+        for heading in ("files", "bytes"):
+            table.add_column(heading, justify="right")
+        for directory in self.largest_directories:
+            table.add_row(Text(directory.path), f"{directory.files:,}", format_size(directory.total_bytes))
+        return table
+
+    def _refused_table(self) -> list[RenderableType]:
+        if not self.refused:
+            return []
+        table = Table("left out, because of", box=None)
+        table.add_column("keys", justify="right")
+        for reason, count in self.refused.items():
+            table.add_row(reason, f"{count:,}")
+        examples = [Text(f"  {key}: {reason}") for key, reason in self.refused_examples]
+        return ["", table, *examples]
+
+
+def summarise(snapshot: Snapshot) -> Summary:
+    """Add up what `snapshot` holds."""
+    table, refusals = snapshot.table, snapshot.refusals
+    metadata = table.metadata
+    listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
+    is_object = are_objects(table.columns["kinds"])
+    classes = np.bincount(table.columns["storage_classes"][is_object], minlength=len(metadata.storage_classes))
+    return Summary(
+        source=snapshot.source,
+        listed_at=listed_at.isoformat(timespec="seconds"),
+        objects=metadata.file_count,
+        made_files=int(np.count_nonzero(are_made(table.columns["kinds"]))),
+        directories=metadata.directory_count,
+        total_bytes=metadata.total_bytes,
+        sizes=_sizes(table.columns["sizes"][is_object]),
+        largest_directories=_largest_directories(table, is_object),
+        storage_classes={
+            name: int(count) for name, count in zip(metadata.storage_classes, classes, strict=True) if count
+        },
+        refused={str(reason): count for reason, count in refusals.counts.most_common()},
+        # Escaped: the control characters of a key must not reach a terminal.
+        refused_examples=tuple((repr(key)[1:], str(reason)) for key, reason in refusals.examples),
+    )
+
+
+def _sizes(sizes_bytes: Any) -> tuple[SizeClass, ...]:  # noqa: ANN401 - an array of int64
+    classes = np.searchsorted(_BOUNDS_BYTES, sizes_bytes, side="right")
+    totals = exact_sums(sizes_bytes, classes, len(_BOUNDS_BYTES) + 1)
+    counts = np.bincount(classes, minlength=len(totals))
+    return tuple(
+        SizeClass(below_bytes=below, files=int(count), total_bytes=total)
+        for below, count, total in zip((*_BOUNDS_BYTES, None), counts, totals, strict=True)
+        if count
+    )
+
+
+def _largest_directories(table: InodeTable, is_object: Any) -> tuple[DirectorySummary, ...]:  # noqa: ANN401
+    parents = table.columns["parents"][is_object]
+    directories, groups, counts = np.unique(parents, return_inverse=True, return_counts=True)
+    totals = exact_sums(table.columns["sizes"][is_object], groups, len(directories))
+    order = heapq.nsmallest(_LARGEST_DIRECTORIES, range(len(totals)), lambda group: (-totals[group], -counts[group]))
+    return tuple(
+        DirectorySummary(
+            path=_path(table, int(directories[group])), files=int(counts[group]), total_bytes=totals[group]
+        )
+        for group in order
+    )
+
+
+def _path(table: InodeTable, row: int) -> str:
+    """Return the path below the mountpoint, escaped where it is not printable."""
+    inode = table.inode(row)
+    path = f"/{table.path(inode)}"
+    return path if path.isprintable() else repr(path)[1:-1]

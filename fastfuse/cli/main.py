@@ -10,24 +10,22 @@ from typing import Annotated
 import typer
 
 from fastfuse import log
-from fastfuse.cli import daemon, fstab, index_options, messages, mounted, options, startup
+from fastfuse.cli import (
+    cache_commands,
+    deploy_commands,
+    fstab,
+    messages,
+    mounted,
+    options,
+    source_commands,
+    startup,
+)
 from fastfuse.cli import run_command as cli_run
-from fastfuse.cli.advise_command import advise
-from fastfuse.cli.cache_command import cache as cache_command
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import mount_settings
-from fastfuse.cli.deploy_command import deploy
-from fastfuse.cli.doctor_command import doctor
-from fastfuse.cli.install_command import install
-from fastfuse.cli.report_command import report
-from fastfuse.cli.warm_command import warm
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.sources.uri import S3Uri
 from fastfuse.log import LogConfig
-from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sizes import parse_size
 from fastfuse.version import VERSION
 
 __all__ = ["app", "main"]
@@ -106,125 +104,34 @@ def _serve(settings: MountSettings, ready: Callable[[int], None] | None) -> int:
 
 
 def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
-    startup = daemon.fork()
+    child = startup.fork()
     ready = False
 
     def on_ready(_: int) -> None:
         nonlocal ready
         ready = True
-        startup.ready()
+        child.ready()
 
     try:
         heard = log.configure(logs, syslog=log.SYSLOG)
-        startup.relay_logs(log.formatter(logs))
+        child.relay_logs(log.formatter(logs))
         if not heard:
             _logger.warning("there is no syslog here: once mounted, nothing is logged (--log-file keeps the lines)")
         return _serve(settings, on_ready)
     except FastfuseError as error:
         if not ready:
-            startup.fail(log.command_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
+            child.fail(log.command_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
         _logger.error("%s", error)
         return error.exit_code
 
 
 for _command in (
-    mounted.unmount,
-    mounted.refresh,
-    mounted.status,
-    mounted.stats,
-    mounted.top,
-    mounted.trace,
-    mounted.log_level,
-    mounted.hint,
-    mounted.fuse_helper,
+    *(mounted.unmount, mounted.refresh, mounted.status, mounted.stats, mounted.top, mounted.trace, mounted.log_level),
+    *(mounted.hint, mounted.fuse_helper, source_commands.index, source_commands.advise, source_commands.doctor),
+    *(deploy_commands.install, mounted.report, deploy_commands.deploy, cache_commands.warm, cache_commands.cache),
+    source_commands.demo,
 ):
     app.command(cls=Command)(_command)
-
-
-@app.command(cls=Command)
-@options.takes(origin=index_options.origin, connection=options.connection, logs=options.logs)
-def index(
-    source: options.Source,
-    *,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE|S3_URI", help="Where to write it, for 'fastfuse mount --index'."),
-    ] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Print what it holds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print that as JSON.")] = False,
-    origin: IndexOrigin,
-    connection: ConnectionConfig,
-    logs: LogConfig,
-) -> int:
-    """Save the listing of a source, or look at what it holds.
-
-    No mount that is given the saved index has to list again.
-    """
-    if as_json and not summary:
-        raise ConfigurationError("--json says how to print the summary", hint="give --summary, too")
-    if output is None and not summary:
-        raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
-    place = None if output is None else index_options.parse_index_place(output)
-    log.configure(logs)
-    from fastfuse.cli import index_command as command
-
-    return command.run(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
-
-
-app.command(cls=Command)(advise)
-app.command(cls=Command)(doctor)
-app.command(cls=Command)(install)
-app.command(cls=Command)(report)
-app.command(cls=Command)(deploy)
-app.command(cls=Command)(warm)
-app.command(cls=Command, name="cache")(cache_command)
-
-
-@app.command(cls=Command)
-@options.takes(connection=options.connection, logs=options.logs)
-def demo(
-    shards: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1024, metavar="N", help="How many shards to make. The first is read alone, the others at once."
-        ),
-    ] = 5,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "200MiB",
-    small_files: Annotated[
-        int, typer.Option(min=0, max=1_000_000, metavar="N", help="How many small files to make.")
-    ] = 2000,
-    small_file_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each small file.")] = "100KiB",
-    readers: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="How many files to read at once.")] = 4,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it mounted until interrupted, to look around.")] = False,
-    uri: Annotated[
-        str | None,
-        typer.Option(metavar="S3_URI", help="Read this, through the connection options, instead of a made data set."),
-    ] = None,
-    *,
-    connection: ConnectionConfig,
-    logs: LogConfig,
-) -> int:
-    """Show what a mount does, without an S3 account.
-
-    Makes a data set on a local S3 server, mounts it, and reads it at full speed.
-    """
-    log.configure(logs)
-    from fastfuse.demo.source import DemoSettings
-    from fastfuse.demo.tour import run
-
-    return run(
-        DemoSettings(
-            shard_count=shards,
-            shard_bytes=parse_size(shard_size, "--shard-size"),
-            small_file_count=small_files,
-            small_file_bytes=parse_size(small_file_size, "--small-file-size"),
-            reader_count=readers,
-            keep=keep,
-            source=None if uri is None else S3Uri.parse(uri),
-            connection=connection,
-            environment=dict(os.environ),
-        )
-    )
 
 
 @app.command(cls=Command)
@@ -239,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A command that fastfuse runs gets the environment as it was.
     given = dict(os.environ)
     startup.prepare()
-    daemon.open_standard_streams()
+    startup.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
     commands = typer.main.get_group(app)
     known = messages.variables_of(commands)

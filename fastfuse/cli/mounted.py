@@ -1,6 +1,7 @@
-"""The commands beside mounts: unmount, refresh, status, stats, trace, top, log-level, hint and fuse-helper."""
+"""The commands beside mounts: unmount, refresh, status, stats, trace, top, report, log-level, hint, fuse-helper."""
 
 import io
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from fastfuse import log
 from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["fuse_helper", "hint", "log_level", "refresh", "stats", "status", "top", "trace", "unmount"]
+__all__ = ["fuse_helper", "hint", "log_level", "refresh", "report", "stats", "status", "top", "trace", "unmount"]
 
 
 def unmount(
@@ -145,7 +146,7 @@ def trace(
     Reads that the page cache serves never reach the mount. A trace that is not read fast enough loses lines, and says
     how many; it delays no reader.
     """
-    from fastfuse.cli import trace_command as command
+    from fastfuse.cli import status_command as command
 
     chosen = command.Choice(path, process, sample)
     try:
@@ -225,3 +226,57 @@ def _opened(path: Path | None) -> io.BufferedReader:
     except OSError as error:
         name = "stdin" if path is None else f"--file {path}"
         raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="give a list of paths") from error
+
+
+_STDOUT = "-"
+
+
+def report(
+    place: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MOUNTPOINT|DIR|FILE",
+            parser=Path,
+            help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
+            "that --json printed.",
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", parser=Path, help="Where to write the page; - is stdout.")
+    ] = Path("fastfuse-report.html"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the record instead, of which a page can be made later.")
+    ] = False,
+) -> int:
+    """Write one HTML page of what a mount or a job did.
+
+    The page covers the last hours and needs no network and no server. It takes pygal: pip install 'fastfuse[report]'.
+    """
+    from fastfuse.report import records
+
+    if place is None:
+        from fastfuse.cli.top_command import the_only_mount
+
+        place = the_only_mount("a report is of")
+    found = records.record_at(Path(os.path.abspath(place)))
+    record = records.read_record(found)
+    if as_json:
+        say(json.dumps(found))
+        return 0
+    from fastfuse.report.charts import check_installed
+    from fastfuse.report.layout import page
+
+    check_installed()
+    text = page(record)
+    if str(output) == _STDOUT:
+        say(text)
+        return 0
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output {output} cannot be written: {error.strerror}", hint="name a file in a directory that exists"
+        ) from error
+    say(f"wrote {output}")
+    return 0

@@ -10,7 +10,7 @@ import typer
 
 from fastfuse import log
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.cli import cache_options, index_options, messages, options, startup
+from fastfuse.cli import index_options, messages, options, startup
 from fastfuse.cli.config import job_memory_bytes, parse_listen_address, parse_part_size
 from fastfuse.cli.index_options import INDEX_PANEL, ShardBy, by_channel, origin
 from fastfuse.cli.options import MEMORY_PANEL, setting
@@ -32,7 +32,7 @@ EPILOG = (
 )
 
 
-@options.takes(cache=cache_options.cache, connection=options.connection, logs=options.logs)
+@options.takes(cache=options.cache, connection=options.connection, logs=options.logs)
 def run(
     command: Annotated[
         list[str] | None,
@@ -156,7 +156,7 @@ def run(
         origins=origins,
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
-        cache=cache_options.checked_cache(cache, connection),
+        cache=options.checked_cache(cache, connection),
         shard_by_bytes=shard_by is ShardBy.BYTES,
         addresses=parse_addresses(address or (), cluster.hosts),
         io=io,

@@ -1,13 +1,18 @@
-"""Defines the options of ``fastfuse deploy`` and prints what it is asked for."""
+"""``fastfuse deploy`` prints what a cluster needs, and ``fastfuse install`` writes what a system needs."""
 
+import os
+import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from pathlib import PurePosixPath
-from typing import Annotated, Any, Final
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastfuse.cli.messages import say
+from fastfuse.cli.commands import PAGES, first_sentence, sections_of
+from fastfuse.cli.messages import say, warn
 from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest, shipped
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
@@ -15,7 +20,10 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sizes import format_size, parse_size
 from fastfuse.version import VERSION
 
-__all__ = ["deploy"]
+if TYPE_CHECKING:
+    from fastfuse.deploy.described import Described
+
+__all__ = ["deploy", "describe", "install"]
 
 # docs/MEASUREMENTS.md, "Throughput": 56 bytes an object in the table, and 135 while it is listed.
 _OBJECT_BYTES: Final = 56 + 135
@@ -155,3 +163,105 @@ def _check_mount(context: typer.Context, source: str, options: list[str]) -> Non
 
 def _is_given(context: typer.Context, parameter: Any) -> bool:  # noqa: ANN401 -- typer keeps the type to itself
     return parameter.name != "product" and context.params.get(parameter.name) not in (parameter.default, None, ())
+
+
+# What a unit and a shell take without quotes.
+_PLAIN: Final = re.compile(r"/[\w./+@-]+", re.ASCII)
+
+
+def install(
+    context: typer.Context,
+    *,
+    root: Annotated[
+        Path, typer.Option(metavar="DIR", help="Write below this directory, for a package or an image.")
+    ] = Path("/"),
+    prefix: Annotated[
+        str, typer.Option(metavar="DIR", help="Where lib and share are; /usr for a package.")
+    ] = "/usr/local",
+    program: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The fastfuse that units and mount(8) run; left out, this one."),
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what was installed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace or remove files that were changed after they were installed, too.")
+    ] = False,
+) -> int:
+    """Install units, helpers for fstab, completion, and man pages.
+
+    The units are systemd's, the helpers those of mount(8), the shells bash, zsh and fish. Says what it does with each
+    file, and can be repeated. Files that were changed after they were installed are kept.
+    """
+    from fastfuse.deploy import install as system
+
+    run_by_units = _program() if program is None else program
+    for name, value in (("--program", run_by_units), ("--prefix", prefix)):
+        if not _PLAIN.fullmatch(value):
+            raise ConfigurationError(
+                f"{name} {value!r} is no absolute path of letters, digits and ./+@_-",
+                hint="systemd and mount(8) take it without quotes: choose another place",
+            )
+    if root == Path("/") and not remove:
+        if not os.access(run_by_units, os.X_OK):
+            raise ConfigurationError(f"{run_by_units} is no program", hint="name one with --program FILE")
+        if (found := system.writable_by_others(Path(run_by_units))) is not None:
+            warn(
+                f"root will run {run_by_units}, and users other than root can change {found}",
+                hint="install fastfuse where only root can write, as README does",
+                words=sys.argv,
+            )
+    # Every user reads man pages, whatever root's umask is.
+    os.umask(0o022)
+    page, *commands = describe(context.parent)
+    for file in system.files(root, prefix.strip("/"), run_by_units, page, commands):
+        outcome = system.settle(file, root, remove=remove, force=force)
+        kept = " (changed since it was installed; --force takes it all the same)" if outcome == "kept" else ""
+        say(f"{outcome:9} {root / file.path}{kept}")
+    return 0
+
+
+def describe(context: Any) -> "list[Described]":  # noqa: ANN401 -- typer keeps the type to itself
+    """Return the program of a typer context and then its commands, as man pages and completion describe them."""
+    from fastfuse.deploy.described import Described, Option
+
+    described = []
+    for command in (context.command, *context.command.commands.values()):
+        name = command.name if command is not context.command else ""
+        inner = command.make_context(name, [], parent=context, resilient_parsing=True) if name else context
+        sections = sections_of(command, inner, shows_all=True)
+        if not name:
+            sections["Commands"] = [(one.name, one.get_short_help_str(1000)) for one in command.commands.values()]
+        options = [
+            Option(
+                sorted(parameter.opts),
+                "Show help." if "--help" in parameter.opts else first_sentence(parameter.help),
+                not parameter.is_flag,
+                [str(one.value) for one in getattr(parameter.type_descriptor.annotation, "__members__", {}).values()],
+                parameter.multiple,
+            )
+            for parameter in command.get_params(inner)
+            if parameter.param_type_name == "option"
+        ]
+        described.append(
+            Described(
+                name,
+                first_sentence(command.help.partition("\n\n")[0]).rstrip("."),
+                " ".join(command.collect_usage_pieces(inner)),
+                command.help,
+                PAGES[command.name].examples,
+                sections,
+                command.epilog or "",
+                options,
+            )
+        )
+    return described
+
+
+def _program() -> str:
+    """Return the path of the program that runs, as it was called: a link to it stays where it is."""
+    found = shutil.which(sys.argv[0])
+    if found is None or Path(found).name != "fastfuse":
+        raise ConfigurationError(
+            "which fastfuse units and mount(8) should run cannot be told", hint="name it with --program FILE"
+        )
+    return os.path.abspath(found)

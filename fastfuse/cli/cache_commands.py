@@ -1,7 +1,9 @@
-"""Defines the options of ``fastfuse warm``."""
+"""Defines the options of ``fastfuse cache`` and ``fastfuse warm``; what they load is in `cache_work`."""
 
+import json
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +12,7 @@ import typer
 from fastfuse import log
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cli import index_options, options
-from fastfuse.cli.cache_options import cache as cache_options
-from fastfuse.cli.cache_options import checked_cache
-from fastfuse.cli.messages import INTERRUPTED
+from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri
@@ -20,10 +20,56 @@ from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import parse_size
 
-__all__ = ["warm"]
+__all__ = ["cache", "warm"]
 
 
-@options.takes(origin=index_options.origin, cache=cache_options, connection=options.connection, logs=options.logs)
+class Action(StrEnum):
+    STATUS = "status"
+    VERIFY = "verify"
+    CLEAR = "clear"
+    PIN = "pin"
+    UNPIN = "unpin"
+
+
+@options.takes(origin=index_options.origin, settings=options.cache, connection=options.connection, logs=options.logs)
+def cache(
+    action: Annotated[Action, typer.Argument(help="What to do with the directory of --cache.")],
+    source: Annotated[
+        str | None, typer.Argument(metavar="S3_URI", help="The objects to pin or unpin; left out, unpin takes all.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    origin: IndexOrigin,
+    settings: CacheSettings | None,
+    connection: ConnectionConfig,
+    logs: LogConfig,
+) -> int:
+    """Look at a local cache, verify or clear it, or pin objects in it.
+
+    'verify' reads every block, forgets the bad ones, and exits with 1 if there were any. 'pin' exits with 1 if some of
+    the objects are not kept.
+    """
+    if settings is None:
+        raise ConfigurationError(f"cache {action} has no directory", hint="give --cache DIR")
+    if action is Action.PIN and source is None:
+        raise ConfigurationError("pin needs the S3_URI of objects", hint="name a prefix or an object")
+    if source is not None and action not in (Action.PIN, Action.UNPIN):
+        raise ConfigurationError(f"cache {action} takes no S3_URI", hint="it is for the whole directory")
+    if not settings.directory.exists():
+        raise ConfigurationError(f"--cache {str(settings.directory)!r} is not there", hint="a mount or warm makes it")
+    log.configure(logs)
+    from fastfuse.cli import cache_work
+
+    uri = None if source is None else S3Uri.parse(source)
+    try:
+        outcome = cache_work.maintain(action, uri, origin, settings, connection)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    say(json.dumps(outcome.found) if as_json else outcome.text)
+    return outcome.exit_code
+
+
+@options.takes(origin=index_options.origin, cache=options.cache, connection=options.connection, logs=options.logs)
 def warm(
     source: Annotated[
         str, typer.Argument(metavar="S3_URI|MOUNTPOINT", help="What to fetch: a source, or what a mount shows.")
@@ -62,16 +108,16 @@ def warm(
     if not is_mount and cache is None:
         raise ConfigurationError("warm has no place for what it fetches", hint="give --cache DIR, or a MOUNTPOINT")
     log.configure(logs)
-    from fastfuse.cli import warming
+    from fastfuse.cli import cache_work
 
     try:
         if is_mount:
-            plan = warming.plan_of_mount(Path(os.path.abspath(source)), cache)
+            plan = cache_work.plan_of_mount(Path(os.path.abspath(source)), cache)
         else:
             assert cache is not None
-            checked_cache(cache, connection)
-            plan = warming.plan_of_source(S3Uri.parse(source), origin, connection, cache)
-        return warming.run(plan, hints, bytes_per_s, checks=check)
+            options.checked_cache(cache, connection)
+            plan = cache_work.plan_of_source(S3Uri.parse(source), origin, connection, cache)
+        return cache_work.fill(plan, hints, bytes_per_s, checks=check)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or (
             isinstance(error, BaseExceptionGroup) and error.split(KeyboardInterrupt)[1] is None
