@@ -27,27 +27,9 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.version import VERSION
 
 __all__ = [
-    "ASKERS",
-    "BUILD_INFO",
-    "CACHE_EVENTS",
-    "CACHE_FAILURES",
-    "ERRNO_LABELS",
-    "HISTOGRAMS",
-    "MEMORY_USES",
-    "METRICS",
-    "OUTCOMES",
-    "READS",
-    "READ_ERRNOS",
-    "RETRY_CAUSES",
-    "SOURCES",
-    "Counter",
-    "Counters",
-    "Distribution",
-    "Histogram",
-    "bind_metrics",
-    "endpoint_url",
-    "health",
-    "serve_metrics",
+    *("ASKERS", "BUILD_INFO", "CACHE_EVENTS", "CACHE_FAILURES", "ERRNO_LABELS", "HISTOGRAMS", "MEMORY_USES"),
+    *("METRICS", "OUTCOMES", "READS", "READ_ERRNOS", "RETRY_CAUSES", "SOURCES", "Counter", "Counters"),
+    *("Distribution", "Histogram", "bind_metrics", "endpoint_url", "health", "serve_metrics"),
 ]
 
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).

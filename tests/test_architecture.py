@@ -63,7 +63,6 @@ STRICTER: Mapping[str, set[str]] = {
         "index.inodes": "errors objects index.inodes index.sources",
         "index.sources": "errors objects index.sources",
         "advise.model": "prices sizes",
-        "advise.recommend": "sizes advise.model",
         "hints": "errors filesystem.mountpoint filesystem.sockets",
     }.items()
 }
@@ -80,7 +79,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "psutil": "",
         "pyarrow": "index",
         "pydantic": "cli report sagemaker",
-        "pygal": "report.charts",
+        "pygal": "report.layout",
         "pydantic_core": "sagemaker",
         "pyfuse3": "filesystem.fuse",
         "rich": "cli demo index sagemaker terminal",
@@ -101,7 +100,7 @@ READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("cache.policy", "cache.pieces", "doctor.rules", "report.intervals"),
-    *("advise.model", "prices", "advise.recommend", "advise.shape"),
+    *("advise.model", "prices", "advise.shape"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),

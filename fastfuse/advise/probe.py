@@ -14,9 +14,9 @@ import trio
 
 from fastfuse.advise.model import PART_BYTES, Network
 from fastfuse.errors import FastfuseError
-from fastfuse.index.inodes.columns import are_objects
+from fastfuse.index.inodes.selection import readable_rows
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.client import S3Client
@@ -119,17 +119,11 @@ def _bytes_of(ranges: Sequence[tuple[ObjectRef, int, int]]) -> int:
 
 def _samples(table: InodeTable) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Return the largest objects, and some that are spread over the listing; none that is empty or archived."""
-    archives = np.array([name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes], bool)
-    sizes = table.columns["sizes"]
-    rows = np.flatnonzero(
-        are_objects(table.columns["kinds"]) & (sizes != 0) & ~archives[table.columns["storage_classes"]]
-    )
+    rows = readable_rows(table)
     if not len(rows):
         return [], []
     count = min(_AT_ONCE, len(rows))
-    largest = rows[np.argsort(sizes[rows], kind="stable")[: -count - 1 : -1]]
+    largest = rows[np.argsort(table.columns["sizes"][rows], kind="stable")[: -count - 1 : -1]]
     spread = rows[np.linspace(0, len(rows) - 1, count).astype("int64")]
-    return (
-        [table.ref(table.inode(int(row))) for row in largest],
-        [table.ref(table.inode(int(row))) for row in spread],
-    )
+    first, second = ([table.ref(table.inode(row)) for row in chosen.tolist()] for chosen in (largest, spread))
+    return first, second

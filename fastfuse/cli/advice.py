@@ -8,9 +8,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fastfuse.advise.model import Estimate, Job, Network, Shape, estimates
+from fastfuse.advise.model import Advice, Estimate, Job, Network, Shape, estimates, recommend
 from fastfuse.advise.probe import Probe, probe
-from fastfuse.advise.recommend import Advice, recommend
 from fastfuse.advise.shape import shape_of
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.make import make_index

@@ -36,11 +36,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_share, parse_size
 
 __all__ = [
-    "channel_mountpoint",
-    "job_memory_bytes",
-    "memory_target_bytes",
-    "mount_settings",
-    "parse_listen_address",
+    *("channel_mountpoint", "job_memory_bytes", "memory_target_bytes", "mount_settings", "parse_listen_address"),
     "parse_part_size",
 ]
 

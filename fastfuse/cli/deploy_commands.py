@@ -21,7 +21,7 @@ from fastfuse.sizes import format_size, parse_size
 from fastfuse.version import VERSION
 
 if TYPE_CHECKING:
-    from fastfuse.deploy.described import Described
+    from fastfuse.deploy.help_files import Described
 
 __all__ = ["deploy", "describe", "install"]
 
@@ -222,7 +222,7 @@ def install(
 
 def describe(context: Any) -> "list[Described]":  # noqa: ANN401 -- typer keeps the type to itself
     """Return the program of a typer context and then its commands, as man pages and completion describe them."""
-    from fastfuse.deploy.described import Described, Option
+    from fastfuse.deploy.help_files import Described, Option
 
     described = []
     for command in (context.command, *context.command.commands.values()):

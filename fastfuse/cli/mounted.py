@@ -264,8 +264,7 @@ def report(
     if as_json:
         say(json.dumps(found))
         return 0
-    from fastfuse.report.charts import check_installed
-    from fastfuse.report.layout import page
+    from fastfuse.report.layout import check_installed, page
 
     check_installed()
     text = page(record)

@@ -189,8 +189,7 @@ def demo(
     Makes a data set on a local S3 server, mounts it, and reads it at full speed.
     """
     log.configure(logs)
-    from fastfuse.demo.source import DemoSettings
-    from fastfuse.demo.tour import run
+    from fastfuse.demo.tour import DemoSettings, run
 
     return run(
         DemoSettings(

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastfuse.demo.reading import Pass
+from fastfuse.demo.dataset import Pass
 from fastfuse.sizes import MIB, format_size
 from fastfuse.terminal import can_redraw
 

@@ -10,9 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fastfuse.deploy import completion
-from fastfuse.deploy.described import Described
-from fastfuse.deploy.man_page import man_page, page_name
+from fastfuse.deploy import help_files
+from fastfuse.deploy.help_files import Described, man_page, page_name
 from fastfuse.errors import FastfuseError
 
 __all__ = ["File", "files", "settle", "writable_by_others"]
@@ -49,9 +48,9 @@ def files(root: Path, prefix: str, program: str, page: Described, commands: Sequ
     sbin = "sbin" if (root / "sbin").is_dir() and not (root / "sbin").is_symlink() else "usr/sbin"
     for kind in ("fastfuse", "fuse.fastfuse"):
         yield File(f"{sbin}/mount.{kind}", _HELPER.format(program=program), 0o755)
-    yield File(f"{share}/bash-completion/completions/fastfuse", completion.bash(page, commands))
-    yield File(f"{share}/zsh/site-functions/_fastfuse", completion.zsh(commands))
-    yield File(f"{share}/fish/vendor_completions.d/fastfuse.fish", completion.fish(page, commands))
+    yield File(f"{share}/bash-completion/completions/fastfuse", help_files.bash(page, commands))
+    yield File(f"{share}/zsh/site-functions/_fastfuse", help_files.zsh(commands))
+    yield File(f"{share}/fish/vendor_completions.d/fastfuse.fish", help_files.fish(page, commands))
     for one in (page, *commands):
         text = man_page(one, [page, *commands] if one is page else [page])
         yield File(f"{share}/man/man1/{page_name(one)}.1", text, comment='.\\"')

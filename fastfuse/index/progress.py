@@ -29,7 +29,7 @@ def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
 def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], None]]:
     """Yield the function that shows figures of some `work` on `what`; it makes their text only if that is shown."""
     if sys.stderr.isatty():
-        from fastfuse.index.progress_line import redrawn_line
+        from fastfuse.terminal import redrawn_line  # rich costs every start
 
         with redrawn_line(f"{work} {what}") as redraw:
             if redraw is not None:
@@ -41,9 +41,9 @@ def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], N
 def load_progress() -> None:
     """Load what a redrawn line needs, for a process that may load nothing later; daemons do without it."""
     if sys.stderr.isatty():
-        from fastfuse.index.progress_line import load_names
+        from fastfuse.terminal import load_line
 
-        load_names()
+        load_line()
 
 
 class _LoggedLine:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fastfuse import __version__
 from fastfuse.cli.commands import PAGES
 from fastfuse.cli.main import app, main
-from fastfuse.demo.source import DemoSettings
+from fastfuse.demo.tour import DemoSettings
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin

@@ -1,4 +1,4 @@
-"""A part of a table's files, chosen by their positions in the order of keys: a shard. Pure.
+"""A part of a table's files: a shard, by positions in the order of keys; and the objects that can be read. Pure.
 
 That order differs from the order of the rows: as keys, subdirectories end in ``/``, so ``a-b`` comes before ``a/c``.
 """
@@ -12,13 +12,26 @@ import numpy.typing as npt
 from fastfuse.index.inodes.builder import child_spans, raise_directory_mtimes
 from fastfuse.index.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 
-__all__ = ["key_order", "take_part"]
+__all__ = ["archived", "key_order", "readable_rows", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
 # Columns whose number of items is not the number of rows.
 _OTHER_LENGTHS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
+
+
+def archived(table: InodeTable) -> npt.NDArray[np.bool_]:
+    """Return which rows are in an archive storage class."""
+    classes = np.array([name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes], bool)
+    found: npt.NDArray[np.bool_] = classes[table.columns["storage_classes"].astype("int64")]
+    return found
+
+
+def readable_rows(table: InodeTable) -> _Rows:
+    """Return the rows of the objects that have bytes and are in no archive."""
+    return np.flatnonzero(are_objects(table.columns["kinds"]) & (table.columns["sizes"] != 0) & ~archived(table))
 
 
 def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]]) -> InodeTable:

@@ -23,16 +23,8 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import MAX_KEY_BYTES
 
 __all__ = [
-    "AugmentedLine",
-    "JsonText",
-    "Member",
-    "Reference",
-    "check_attribute_names",
-    "decoded",
-    "filtered_manifest",
-    "read_augmented_manifest",
-    "read_manifest",
-    "shown",
+    *("AugmentedLine", "JsonText", "Member", "Reference", "check_attribute_names", "decoded", "filtered_manifest"),
+    *("read_augmented_manifest", "read_manifest", "shown"),
 ]
 
 # An error quotes this much of a value.
