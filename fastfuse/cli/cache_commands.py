@@ -13,6 +13,7 @@ from fastfuse import log
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cli import index_options, options
 from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.cli.options import option
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri
@@ -38,12 +39,12 @@ def cache(
         str | None, typer.Argument(metavar="S3_URI", help="The objects to pin or unpin; left out, unpin takes all.")
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the result as JSON.")] = False,
     origin: IndexOrigin,
     settings: CacheSettings | None,
     connection: ConnectionConfig,
     logs: LogConfig,
-) -> int:
+) -> int:  # fmt: skip
     """Look at a local cache, verify or clear it, or pin objects in it.
 
     'verify' reads every block, forgets the bad ones, and exits with 1 if there were any. 'pin' exits with 1 if some of
@@ -75,21 +76,15 @@ def warm(
         str, typer.Argument(metavar="S3_URI|MOUNTPOINT", help="What to fetch: a source, or what a mount shows.")
     ],
     *,
-    limit: Annotated[
-        str | None, typer.Option("--limit", metavar="SIZE/s", help="Fetch no more in a second, such as 2GiB/s.")
-    ] = None,
-    hints: Annotated[
-        Path | None,
-        typer.Option("--hints", metavar="FILE", help="Fetch only the files of this list, in its order: a path a line."),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Read what is kept, too, and fetch again what is damaged.")
-    ] = False,
+    limit: Annotated[str | None, option("--limit SIZE/s", "Fetch no more in a second, such as 2GiB/s.")] = None,
+    hints: Annotated[Path | None, option("--hints FILE",
+        "Fetch only the files of this list, in its order: a path a line.")] = None,
+    check: Annotated[bool, option("--check", "Read what is kept, too, and fetch again what is damaged.")] = False,
     origin: IndexOrigin,
     cache: CacheSettings | None,
     connection: ConnectionConfig,
     logs: LogConfig,
-) -> int:
+) -> int:  # fmt: skip
     """Fetch what a source holds into the local cache.
 
     What is there is not fetched again, so that a second run goes on with the first. The exit code is 0 if all is kept.

@@ -13,6 +13,7 @@ import typer
 
 from fastfuse.cli.commands import PAGES, first_sentence, sections_of
 from fastfuse.cli.messages import say, warn
+from fastfuse.cli.options import option
 from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest, shipped
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
@@ -59,41 +60,28 @@ def deploy(
         typer.Argument(metavar="-- COMMAND", help="What the training container runs; left out, what its image says."),
     ] = None,
     *,
-    sidecar: Annotated[bool, typer.Option("--sidecar", help="A pod that trains, with a mount of its own.")] = False,
-    job: Annotated[bool, typer.Option("--job", help="An indexed job, each pod of which gets its shard.")] = False,
-    daemonset: Annotated[bool, typer.Option("--daemonset", help="A mount on each node, for all its pods.")] = False,
-    training_image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="The image that trains, of --sidecar and --job.")
-    ] = None,
-    hosts: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Pods of --job, and shards.")] = 1,
-    mountpoint: Annotated[
-        str, typer.Option(metavar="PATH", help="Where the training container, or the node, has the data.")
-    ] = "/opt/ml/input/data/training",
-    memory_target: Annotated[
-        str, typer.Option(metavar="SIZE", help="As of 'fastfuse mount'. The pod requests what goes with it, too.")
-    ] = "1GiB",
-    objects: Annotated[
-        int, typer.Option(min=1, max=10**10, metavar="N", help="Objects of the source, for the memory of their table.")
-    ] = 1_000_000,
-    mount_option: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--mount-option",
-            metavar="OPTIONS",
-            help="More options of the mount, as in fstab: region=eu-west-1,training.",
-        ),
-    ] = None,
-    image: Annotated[str, typer.Option(metavar="IMAGE", help="The image of fastfuse.")] = f"fastfuse:{VERSION}",
-    name: Annotated[str, typer.Option(metavar="NAME", help="What it is called in the cluster.")] = "fastfuse",
-    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="The namespace; left out, kubectl's.")] = None,
-    service_account: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The service account, whose role may read the source.")
-    ] = None,
-    secret: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")
-    ] = None,
-) -> int:
+    sidecar: Annotated[bool, option("--sidecar", "A pod that trains, with a mount of its own.")] = False,
+    job: Annotated[bool, option("--job", "An indexed job, each pod of which gets its shard.")] = False,
+    daemonset: Annotated[bool, option("--daemonset", "A mount on each node, for all its pods.")] = False,
+    training_image: Annotated[str | None, option("--training-image IMAGE",
+        "The image that trains, of --sidecar and --job.")] = None,
+    hosts: Annotated[int, option("--hosts N", "Pods of --job, and shards.", min=1, max=100_000)] = 1,
+    mountpoint: Annotated[str, option("--mountpoint PATH",
+        "Where the training container, or the node, has the data.")] = "/opt/ml/input/data/training",
+    memory_target: Annotated[str, option("--memory-target SIZE",
+        "As of 'fastfuse mount'. The pod requests what goes with it, too.")] = "1GiB",
+    objects: Annotated[int, option("--objects N",
+        "Objects of the source, for the memory of their table.", min=1, max=10**10)] = 1_000_000,
+    mount_option: Annotated[str | None, option("-o --mount-option OPTIONS",
+        "More options of the mount, as in fstab: region=eu-west-1,training.")] = None,
+    image: Annotated[str, option("--image IMAGE", "The image of fastfuse.")] = f"fastfuse:{VERSION}",
+    name: Annotated[str, option("--name NAME", "What it is called in the cluster.")] = "fastfuse",
+    namespace: Annotated[str | None, option("--namespace NAME", "The namespace; left out, kubectl's.")] = None,
+    service_account: Annotated[str | None, option("--service-account NAME",
+        "The service account, whose role may read the source.")] = None,
+    secret: Annotated[str | None, option("--secret NAME",
+        "A secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")] = None,
+) -> int:  # fmt: skip
     """Print manifests, a dashboard, or alert rules.
 
     In Kubernetes a small privileged container mounts. The one that reads S3 and the one that trains have no rights.
@@ -172,21 +160,14 @@ _PLAIN: Final = re.compile(r"/[\w./+@-]+", re.ASCII)
 def install(
     context: typer.Context,
     *,
-    root: Annotated[
-        Path, typer.Option(metavar="DIR", help="Write below this directory, for a package or an image.")
-    ] = Path("/"),
-    prefix: Annotated[
-        str, typer.Option(metavar="DIR", help="Where lib and share are; /usr for a package.")
-    ] = "/usr/local",
-    program: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="The fastfuse that units and mount(8) run; left out, this one."),
-    ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove what was installed.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace or remove files that were changed after they were installed, too.")
-    ] = False,
-) -> int:
+    root: Annotated[Path, option("--root DIR", "Write below this directory, for a package or an image.")] = Path("/"),
+    prefix: Annotated[str, option("--prefix DIR", "Where lib and share are; /usr for a package.")] = "/usr/local",
+    program: Annotated[str | None, option("--program FILE",
+        "The fastfuse that units and mount(8) run; left out, this one.")] = None,
+    remove: Annotated[bool, option("--remove", "Remove what was installed.")] = False,
+    force: Annotated[bool, option("--force",
+        "Replace or remove files that were changed after they were installed, too.")] = False,
+) -> int:  # fmt: skip
     """Install units, helpers for fstab, completion, and man pages.
 
     The units are systemd's, the helpers those of mount(8), the shells bash, zsh and fish. Says what it does with each

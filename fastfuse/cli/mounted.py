@@ -4,29 +4,35 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from fastfuse import log
 from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.cli.options import option
 from fastfuse.errors import ConfigurationError
 
 __all__ = ["fuse_helper", "hint", "log_level", "refresh", "report", "stats", "status", "top", "trace", "unmount"]
 
 
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else Path(os.path.abspath(path))
+
+
+# Nothing is checked there: a hung mount would hang this process, too.
+_PLACE: Final[dict[str, Any]] = {"metavar": "MOUNTPOINT", "parser": Path, "callback": _absolute}
+Mountpoint = Annotated[Path, typer.Argument(help="Where fastfuse is mounted.", **_PLACE)]
+
+
 def unmount(
-    mountpoint: Annotated[
-        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount that is yours.")] = False,
-    of_all_users: Annotated[
-        bool, typer.Option("--all-users", help="Unmount those of all users of the machine; takes root.")
-    ] = False,
-    lazy: Annotated[
-        bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
-    ] = False,
-) -> int:
+    mountpoint: Annotated[Path | None, typer.Argument(help="Where fastfuse is mounted.", **_PLACE)] = None,
+    every: Annotated[bool, option("--all", "Unmount every fastfuse mount that is yours.")] = False,
+    of_all_users: Annotated[bool, option("--all-users",
+        "Unmount those of all users of the machine; takes root.")] = False,
+    lazy: Annotated[bool, option("--lazy",
+        "Take it away at once; what is open can be read until it is closed.")] = False,
+) -> int:  # fmt: skip
     """Unmount, and so end the process that serves the mount."""
     if (mountpoint is not None) + every + of_all_users != 1:
         raise ConfigurationError(
@@ -37,14 +43,14 @@ def unmount(
     from fastfuse.filesystem import mountpoint as mounts
 
     uid = None if of_all_users else os.geteuid()
-    for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
+    for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [mountpoint]:
         mounts.unmount(path, lazy=lazy)
         say(f"unmounted {path}")
     return 0
 
 
 def refresh(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    mountpoint: Mountpoint,
 ) -> int:
     """List the source of a mount again, and show what it holds now.
 
@@ -52,20 +58,17 @@ def refresh(
     """
     from fastfuse.filesystem import control
 
-    say(control.request_refresh(Path(os.path.abspath(mountpoint))))
+    say(control.request_refresh(mountpoint))
     return 0
 
 
 def status(
-    mountpoint: Annotated[
-        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="One mount; left out, all of them.")
-    ] = None,
+    mountpoint: Annotated[Path | None, typer.Argument(help="One mount; left out, all of them.", **_PLACE)] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with every counter.")] = False,
-    stack: Annotated[
-        bool, typer.Option("--stack", help="Print where threads and tasks of the mount's worker are now, for a report.")
-    ] = False,
-) -> int:
+    as_json: Annotated[bool, option("--json", "Print it as JSON, with every counter.")] = False,
+    stack: Annotated[bool, option("--stack",
+        "Print where threads and tasks of the mount's worker are now, for a report.")] = False,
+) -> int:  # fmt: skip
     """Say what the mounts of this machine do.
 
     For each: its state, rates, memory, and last errors.
@@ -76,20 +79,19 @@ def status(
     if stack:
         if mountpoint is None:
             raise ConfigurationError("--stack is of one mount", hint="give a MOUNTPOINT")
-        return command.stack(Path(os.path.abspath(mountpoint)), as_json=as_json)
-    return command.status(None if mountpoint is None else Path(os.path.abspath(mountpoint)), as_json=as_json)
+        return command.stack(mountpoint, as_json=as_json)
+    return command.status(mountpoint, as_json=as_json)
 
 
 def stats(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    mountpoint: Mountpoint,
     *,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two lines.")] = 1.0,
-    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Say once what the mount did since it began, and why readers waited.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-) -> int:
+    interval: Annotated[float, option("--interval SECONDS", "Seconds between two lines.", min=0.1)] = 1.0,
+    count: Annotated[int | None, option("--count N", "End after so many lines.", min=1)] = None,
+    summary: Annotated[bool, option("--summary",
+        "Say once what the mount did since it began, and why readers waited.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the summary as JSON.")] = False,
+) -> int:  # fmt: skip
     """Print a line every second with what a mount does.
 
     What it reads, fetches and waits for, until Ctrl-C.
@@ -97,9 +99,9 @@ def stats(
     from fastfuse.cli import status_command as command
 
     if summary or as_json:
-        return command.summary(Path(os.path.abspath(mountpoint)), as_json=as_json)
+        return command.summary(mountpoint, as_json=as_json)
     try:
-        return command.stats(Path(os.path.abspath(mountpoint)), every_s=interval, count=count)
+        return command.stats(mountpoint, every_s=interval, count=count)
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -107,13 +109,11 @@ def stats(
 def top(
     mountpoint: Annotated[
         Path | None,
-        typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted; left out, the only one."),
+        typer.Argument(help="Where fastfuse is mounted; left out, the only one.", **_PLACE),
     ] = None,
     *,
-    interval: Annotated[
-        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Seconds between two looks.")
-    ] = 1.0,
-) -> int:
+    interval: Annotated[float, option("--interval SECONDS", "Seconds between two looks.", min=0.1, max=3600)] = 1.0,
+) -> int:  # fmt: skip
     """Show on the whole terminal what a mount does.
 
     Rates, readers that wait, files, slow GETs, memory, and errors.
@@ -123,24 +123,22 @@ def top(
     from fastfuse.cli import top_command as command
 
     try:
-        return command.top(None if mountpoint is None else Path(os.path.abspath(mountpoint)), every_s=interval)
+        return command.top(mountpoint, every_s=interval)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def trace(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    mountpoint: Mountpoint,
     *,
-    path: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="Only files whose path below the mount matches; * is also any /.")
-    ] = None,
-    process: Annotated[
-        str | None, typer.Option(metavar="NAME|ID", help="Only what processes of this name, or this thread, read.")
-    ] = None,
-    sample: Annotated[int, typer.Option(min=1, metavar="N", help="Only every Nth request.")] = 1,
-    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each line as JSON.")] = False,
-) -> int:
+    path: Annotated[str | None, option("--path GLOB",
+        "Only files whose path below the mount matches; * is also any /.")] = None,
+    process: Annotated[str | None, option("--process NAME|ID",
+        "Only what processes of this name, or this thread, read.")] = None,
+    sample: Annotated[int, option("--sample N", "Only every Nth request.", min=1)] = 1,
+    count: Annotated[int | None, option("--count N", "End after so many lines.", min=1)] = None,
+    as_json: Annotated[bool, option("--json", "Print each line as JSON.")] = False,
+) -> int:  # fmt: skip
     """Print a line for each read of a mount, until Ctrl-C.
 
     Reads that the page cache serves never reach the mount. A trace that is not read fast enough loses lines, and says
@@ -150,13 +148,13 @@ def trace(
 
     chosen = command.Choice(path, process, sample)
     try:
-        return command.trace(Path(os.path.abspath(mountpoint)), chosen, count=count, as_json=as_json)
+        return command.trace(mountpoint, chosen, count=count, as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def log_level(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    mountpoint: Mountpoint,
     level: Annotated[
         str | None, typer.Argument(metavar="LEVEL", help="debug, info, warning or error; left out, say which it is.")
     ] = None,
@@ -166,20 +164,16 @@ def log_level(
 
     if level is not None and level not in log.LEVELS:
         raise ConfigurationError(f"there is no log level {level!r}", hint=f"one of {', '.join(log.LEVELS)}")
-    entry = control.entry_of(Path(os.path.abspath(mountpoint)))
+    entry = control.entry_of(mountpoint)
     say(control.ask(entry, control.LOG_LEVEL, level=level)["level"])
     return 0
 
 
 def hint(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", parser=Path, help="Read the list from there, not stdin.")
-    ] = None,
-    null: Annotated[
-        bool, typer.Option("-0", "--null", help="A NUL ends each path (find -print0), not a newline.")
-    ] = False,
-) -> int:
+    mountpoint: Mountpoint,
+    file: Annotated[Path | None, option("--file FILE", "Read the list from there, not stdin.", parser=Path)] = None,
+    null: Annotated[bool, option("-0 --null", "A NUL ends each path (find -print0), not a newline.")] = False,
+) -> int:  # fmt: skip
     """Announce the order in which files will be opened.
 
     Takes a list of paths, one a line.
@@ -197,15 +191,11 @@ def hint(
 
 
 def fuse_helper(
-    mountpoint: Annotated[
-        Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where to mount: an empty directory.")
-    ],
+    mountpoint: Annotated[Path, typer.Argument(help="Where to mount: an empty directory.", **_PLACE)],
     *,
-    path: Annotated[
-        Path, typer.Option("--socket", metavar="PATH", help="Where to listen. It is made for this user alone.")
-    ],
-    uid: Annotated[int, typer.Option("--user", metavar="ID", min=0, help="Who may have it mount; becomes the owner.")],
-) -> int:
+    path: Annotated[Path, option("--socket PATH", "Where to listen. It is made for this user alone.")],
+    uid: Annotated[int, option("--user ID", "Who may have it mount; becomes the owner.", min=0)],
+) -> int:  # fmt: skip
     """Mount for a process that may not mount.
 
     That process serves the mount with 'fastfuse mount --fuse-socket PATH'. The helper takes CAP_SYS_ADMIN, and knows
@@ -214,8 +204,7 @@ def fuse_helper(
     log.configure(log.LogConfig())
     from fastfuse.filesystem import fuse_helper as helper
 
-    place = Path(os.path.abspath(mountpoint))
-    helper.serve(place, helper.listen_at(Path(os.path.abspath(path)), uid), uid)
+    helper.serve(mountpoint, helper.listen_at(Path(os.path.abspath(path)), uid), uid)
     return 0
 
 
@@ -242,13 +231,10 @@ def report(
         ),
     ] = None,
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", parser=Path, help="Where to write the page; - is stdout.")
-    ] = Path("fastfuse-report.html"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the record instead, of which a page can be made later.")
-    ] = False,
-) -> int:
+    output: Annotated[Path, option("--output -o FILE",
+        "Where to write the page; - is stdout.", parser=Path)] = Path("fastfuse-report.html"),
+    as_json: Annotated[bool, option("--json", "Print the record instead, of which a page can be made later.")] = False,
+) -> int:  # fmt: skip
     """Write one HTML page of what a mount or a job did.
 
     The page covers the last hours and needs no network and no server. It takes pygal: pip install 'fastfuse[report]'.

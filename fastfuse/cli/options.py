@@ -26,7 +26,7 @@ from fastfuse.sizes import MIB, format_size, parse_share
 
 __all__ = [
     *("Gid", "Io", "LogFormat", "MetricsListen", "PartSize", "Source", "Uid", "cache", "checked_cache", "connection"),
-    *("logs", "setting", "takes"),
+    *("logs", "option", "setting", "takes"),
 ]
 
 MEMORY_PANEL = "Memory and speed"
@@ -50,16 +50,21 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def setting(usage: str, panel: str | None, text: str, **more: Any) -> Any:  # noqa: ANN401 -- typer tells no type
-    """Return an option as a help page shows it: ``--part-size SIZE``, in a panel, with its text.
-
-    The environment can give it, too: as FASTFUSE_PART_SIZE, unless `more` has another ``envvar``.
-    """
+def option(usage: str, text: str, **more: Any) -> Any:  # noqa: ANN401 -- typer tells no type
+    """Return an option as a help page shows it: ``--part-size SIZE`` and its text."""
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]
-    variable = "FASTFUSE_" + max(flags, key=len).removeprefix("--").replace("-", "_").upper()
-    metavar = None if flags == words else words[-1]
-    return typer.Option(*flags, metavar=metavar, rich_help_panel=panel, help=text, **{"envvar": variable} | more)
+    return typer.Option(*flags, metavar=None if flags == words else words[-1], help=text, **more)
+
+
+def setting(usage: str, panel: str | None, text: str, **more: Any) -> Any:  # noqa: ANN401
+    """Return an option of a panel that the environment can give, too: --part-size as FASTFUSE_PART_SIZE.
+
+    Another ``envvar`` in `more` takes the place of that variable.
+    """
+    name = max((word for word in usage.split() if word.startswith("-")), key=len)
+    variable = "FASTFUSE_" + name.removeprefix("--").replace("-", "_").upper()
+    return option(usage, text, rich_help_panel=panel, **{"envvar": variable} | more)
 
 
 def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:

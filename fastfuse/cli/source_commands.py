@@ -15,6 +15,7 @@ from fastfuse.advise.model import Access, Job
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.cli import index_options, options
 from fastfuse.cli.messages import say
+from fastfuse.cli.options import option
 from fastfuse.doctor.machine import look
 from fastfuse.doctor.rules import Finding, Level, findings
 from fastfuse.errors import ConfigurationError
@@ -31,16 +32,14 @@ __all__ = ["advise", "demo", "doctor", "index"]
 def index(
     source: options.Source,
     *,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE|S3_URI", help="Where to write it, for 'fastfuse mount --index'."),
-    ] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Print what it holds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print that as JSON.")] = False,
+    output: Annotated[str | None, option("--output -o FILE|S3_URI",
+        "Where to write it, for 'fastfuse mount --index'.")] = None,
+    summary: Annotated[bool, option("--summary", "Print what it holds.")] = False,
+    as_json: Annotated[bool, option("--json", "Print that as JSON.")] = False,
     origin: IndexOrigin,
     connection: ConnectionConfig,
     logs: LogConfig,
-) -> int:
+) -> int:  # fmt: skip
     """Save the listing of a source, or look at what it holds.
 
     No mount that is given the saved index has to list again.
@@ -60,35 +59,25 @@ def index(
 def advise(
     source: options.Source,
     *,
-    hosts: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Hosts that each read all of it.")] = 1,
-    epochs: Annotated[
-        int, typer.Option(min=1, max=1_000_000, metavar="N", help="How often each of them reads it.")
-    ] = 1,
-    hours: Annotated[
-        float, typer.Option(min=0, max=1e6, metavar="HOURS", help="What training takes if it never waits for data.")
-    ] = 0.0,
-    readers: Annotated[
-        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Files that a host reads at once.")
-    ] = 16,
-    access: Annotated[Access, typer.Option(help="The order of whole files, or random ranges.")] = Access.SHUFFLED,
-    host_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of a host; left out, that of this machine.")
-    ] = None,
-    disk_rate: Annotated[str, typer.Option(metavar="SIZE", help="What a host's disk does in a second.")] = "250MB",
-    host_price: Annotated[
-        float, typer.Option(min=0, max=1e6, metavar="DOLLARS", help="Price of a host for an hour.")
-    ] = 0.0,
-    region_factor: Annotated[
-        float, typer.Option(min=0, max=1e6, metavar="FACTOR", help="Prices of your region, of us-east-1's.")
-    ] = 1.0,
-    no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Do not measure the network, which takes up to 5 s and 208 MiB.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the estimates as JSON.")] = False,
+    hosts: Annotated[int, option("--hosts N", "Hosts that each read all of it.", min=1, max=1_000_000)] = 1,
+    epochs: Annotated[int, option("--epochs N", "How often each of them reads it.", min=1, max=1_000_000)] = 1,
+    hours: Annotated[float, option("--hours HOURS",
+        "What training takes if it never waits for data.", min=0, max=1e6)] = 0.0,
+    readers: Annotated[int, option("--readers N", "Files that a host reads at once.", min=1, max=1_000_000)] = 16,
+    access: Annotated[Access, option("--access", "The order of whole files, or random ranges.")] = Access.SHUFFLED,
+    host_memory: Annotated[str | None, option("--host-memory SIZE",
+        "Memory of a host; left out, that of this machine.")] = None,
+    disk_rate: Annotated[str, option("--disk-rate SIZE", "What a host's disk does in a second.")] = "250MB",
+    host_price: Annotated[float, option("--host-price DOLLARS", "Price of a host for an hour.", min=0, max=1e6)] = 0.0,
+    region_factor: Annotated[float, option("--region-factor FACTOR",
+        "Prices of your region, of us-east-1's.", min=0, max=1e6)] = 1.0,
+    no_probe: Annotated[bool, option("--no-probe",
+        "Do not measure the network, which takes up to 5 s and 208 MiB.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the estimates as JSON.")] = False,
     origin: IndexOrigin,
     connection: ConnectionConfig,
     logs: LogConfig,
-) -> int:
+) -> int:  # fmt: skip
     """Estimate which mode suits a source, and what it costs.
 
     Compares File, FastFile, Pipe, EFS and FSx, and recommends one.
@@ -124,10 +113,10 @@ _INDENT = " " * 21
 def doctor(
     source: Annotated[str | None, typer.Argument(metavar="S3_URI", help="Ask the service of this source, too.")] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the findings as JSON.")] = False,
     connection: ConnectionConfig,
     logs: LogConfig,
-) -> int:
+) -> int:  # fmt: skip
     """Check whether this machine can mount a source.
 
     Says what to do about what is in the way.
@@ -163,27 +152,20 @@ def _line(one: Finding) -> str:
 
 @options.takes(connection=options.connection, logs=options.logs)
 def demo(
-    shards: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1024, metavar="N", help="How many shards to make. The first is read alone, the others at once."
-        ),
-    ] = 5,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "200MiB",
-    small_files: Annotated[
-        int, typer.Option(min=0, max=1_000_000, metavar="N", help="How many small files to make.")
-    ] = 2000,
-    small_file_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each small file.")] = "100KiB",
-    readers: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="How many files to read at once.")] = 4,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it mounted until interrupted, to look around.")] = False,
-    uri: Annotated[
-        str | None,
-        typer.Option(metavar="S3_URI", help="Read this, through the connection options, instead of a made data set."),
-    ] = None,
+    shards: Annotated[int, option("--shards N",
+        "How many shards to make. The first is read alone, the others at once.", min=1, max=1024)] = 5,
+    shard_size: Annotated[str, option("--shard-size SIZE", "Size of each shard.")] = "200MiB",
+    small_files: Annotated[int, option("--small-files N",
+        "How many small files to make.", min=0, max=1_000_000)] = 2000,
+    small_file_size: Annotated[str, option("--small-file-size SIZE", "Size of each small file.")] = "100KiB",
+    readers: Annotated[int, option("--readers N", "How many files to read at once.", min=1, max=256)] = 4,
+    keep: Annotated[bool, option("--keep", "Leave it mounted until interrupted, to look around.")] = False,
+    uri: Annotated[str | None, option("--uri S3_URI",
+        "Read this, through the connection options, instead of a made data set.")] = None,
     *,
     connection: ConnectionConfig,
     logs: LogConfig,
-) -> int:
+) -> int:  # fmt: skip
     """Show what a mount does, without an S3 account.
 
     Makes a data set on a local S3 server, mounts it, and reads it at full speed.
