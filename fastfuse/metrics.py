@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -269,28 +269,24 @@ class _SharedCollector(Collector):
         self._channels = channels
 
     def collect(self) -> Iterator[Metric]:
-        is_job = "" not in self._channels
         build = GaugeMetricFamily(BUILD_INFO.name, BUILD_INFO.help, labels=[BUILD_INFO.label])
         build.add_metric([*BUILD_INFO.values], 1)
         yield build
+        # A mount has no name, and its metrics no label for one.
+        names = [] if "" in self._channels else ["channel"]
+        channels = [([channel] if names else [], counters) for channel, counters in self._channels.items()]
         for metric in METRICS:
-            names = [*(["channel"] if is_job else []), *([metric.label] if metric.label else [])]
-            family = (GaugeMetricFamily if metric.is_gauge else CounterMetricFamily)(
-                metric.name, metric.help, labels=names
-            )
-            for channel, counters in self._channels.items():
-                for value in metric.values:
-                    number = counters.get(metric.name, value) * metric.unit
-                    family.add_metric([*([channel] if is_job else []), *([value] if metric.label else [])], number)
+            kind = GaugeMetricFamily if metric.is_gauge else CounterMetricFamily
+            family = kind(metric.name, metric.help, labels=[*names, *filter(None, [metric.label])])
+            for (own, counters), value in product(channels, metric.values):
+                family.add_metric([*own, *filter(None, [value])], counters.get(metric.name, value) * metric.unit)
             yield family
         for histogram in HISTOGRAMS:
-            names = ["channel"] if is_job else []
             distributions = HistogramMetricFamily(histogram.name, histogram.help, labels=names)
-            for channel, counters in self._channels.items():
+            for own, counters in channels:
                 seen = counters.distribution(histogram)
                 bounds = (*map(floatToGoString, seen.bounds_s), "+Inf")
-                buckets = [*zip(bounds, accumulate(seen.counts), strict=True)]
-                distributions.add_metric([channel] if is_job else [], buckets, seen.sum_s)
+                distributions.add_metric(own, [*zip(bounds, accumulate(seen.counts), strict=True)], seen.sum_s)
             yield distributions
 
 

@@ -6,6 +6,7 @@ cannot be measured, because all objects are small, keeps the model's default.
 
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
@@ -50,11 +51,8 @@ def probe(table: InodeTable, connection: ConnectionConfig) -> Probe:
 
 
 async def _probe(connection: ConnectionConfig, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:
-    client = S3Client(S3Session(connection))
-    try:
+    async with aclosing(S3Client(S3Session(connection))) as client:
         return await measure_network(client, largest, spread)
-    finally:
-        await client.aclose()
 
 
 async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:

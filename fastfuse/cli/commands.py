@@ -115,37 +115,31 @@ PAGES: Final[Mapping[str, Page]] = {
 }
 
 
-class Command(TyperCommand):
-    """A command that converts no text and writes its own help page."""
+class _OwnPages:
+    """The half of a command, and of a group of them, that converts no text and writes its own help page."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
-        _prepare(self, ctx, args)
-        return super().parse_args(ctx, args)
+        ctx.meta[_SHOW_ALL] = _ALL in args
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            if "process_value" not in vars(parameter):
+                vars(parameter)["process_value"] = partial(_process, parameter, parameter.process_value)
+        parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return parsed
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        _write_page(self, ctx, formatter)
+        _write_page(self, ctx, formatter)  # type: ignore[arg-type]
 
 
-class Group(TyperGroup):
+class Command(_OwnPages, TyperCommand):
+    """A command that converts no text and writes its own help page."""
+
+
+class Group(_OwnPages, TyperGroup):
     """The same for the program itself, whose page lists the commands, too."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        _prepare(self, ctx, args)
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        _write_page(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.get_short_help_str(_NO_LIMIT)) for name, one in self.commands.items()])
-
-
-def _prepare(command: Command | Group, ctx: Any, args: Sequence[str]) -> None:  # noqa: ANN401
-    ctx.meta[_SHOW_ALL] = _ALL in args
-    for parameter in command.get_params(ctx):
-        if "process_value" not in vars(parameter):
-            vars(parameter)["process_value"] = partial(_process, parameter, parameter.process_value)
 
 
 def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:  # noqa: ANN401

@@ -121,18 +121,14 @@ class Summary:
         return Group(rates, "", self._size_table(), "", self._directory_table(), *self._refused_table())
 
     def _size_table(self) -> Table:
-        table = Table("file size", box=None)
-        for heading in ("files", "bytes"):
-            table.add_column(heading, justify="right")
+        table = _table("file size", "files", "bytes")
         for size in self.sizes:
             name = "larger" if size.below_bytes is None else f"< {format_size(size.below_bytes)}"
             table.add_row("empty" if size.below_bytes == 1 else name, f"{size.files:,}", format_size(size.total_bytes))
         return table
 
     def _directory_table(self) -> Table:
-        table = Table("largest directories", box=None)
-        for heading in ("files", "bytes"):
-            table.add_column(heading, justify="right")
+        table = _table("largest directories", "files", "bytes")
         for directory in self.largest_directories:
             table.add_row(Text(directory.path), f"{directory.files:,}", format_size(directory.total_bytes))
         return table
@@ -140,12 +136,18 @@ class Summary:
     def _refused_table(self) -> list[RenderableType]:
         if not self.refused:
             return []
-        table = Table("left out, because of", box=None)
-        table.add_column("keys", justify="right")
+        table = _table("left out, because of", "keys")
         for reason, count in self.refused.items():
             table.add_row(reason, f"{count:,}")
         examples = [Text(f"  {key}: {reason}") for key, reason in self.refused_examples]
         return ["", table, *examples]
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(first, box=None)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def summarise(snapshot: Snapshot) -> Summary:

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -184,8 +185,7 @@ class _Making:
 
     async def _list(self, named: Sequence[Reference], progress: ProgressCallback) -> Listing:
         origin, retries = self.origin, Retries(self.counters)
-        client = S3Client(self.session, retries=retries)
-        try:
+        async with aclosing(S3Client(self.session, retries=retries)) as client:
             if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
                 return await list_source(
                     client,
@@ -198,8 +198,6 @@ class _Making:
                     reader=client if origin.checks_reads else None,
                 )
             listing = await self._list_named(client, named, progress)
-        finally:
-            await client.aclose()
         accept(self.source, listing.table, listing.refusals, strict=origin.strict, allow_empty=self._may_be_empty)
         return listing
 
@@ -219,8 +217,5 @@ class _Making:
 
 
 async def _check_readable(snapshot: Snapshot, session: S3Session) -> None:
-    client = S3Client(session)
-    try:
+    async with aclosing(S3Client(session)) as client:
         await check_readable(client, samples_of_table(snapshot.table))
-    finally:
-        await client.aclose()

@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -88,22 +88,16 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
 
 
 async def _download(place: S3Uri, session: S3Session, fd: int) -> None:
-    client = S3Client(session)
-    try:
+    async with aclosing(S3Client(session)) as client:
         ref = await client.head(place.bucket, place.path)
         _check_size(place, ref.size_bytes)
         os.ftruncate(fd, ref.size_bytes)
         await read_into(client, ref, fd)
-    finally:
-        await client.aclose()
 
 
 async def _upload(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
-    client = S3Client(S3Session(connection))
-    try:
+    async with aclosing(S3Client(S3Session(connection))) as client:
         await upload(client, fd, place.bucket, place.path)
-    finally:
-        await client.aclose()
 
 
 class IndexCache:

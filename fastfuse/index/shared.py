@@ -15,7 +15,7 @@ import random
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -98,16 +98,12 @@ class SharedIndex:
 
     async def _with_objects(self, act: Callable[[ObjectWriter, ObjectWriter], Awaitable[T]]) -> T:
         """Return the result of `act` on the index and on the claim."""
-        client = S3Client(S3Session(self.connection))
-        try:
-            region = await client.region(self.place.bucket)
-            async with AsyncExitStack() as exits:
-                key = self.place.path
-                index = ObjectWriter(client.session, exits, self.place.bucket, key, region)
-                claim = ObjectWriter(client.session, exits, self.place.bucket, key + CLAIM_SUFFIX, region)
-                return await act(index, claim)
-        finally:
-            await client.aclose()
+        bucket, key = self.place.bucket, self.place.path
+        async with aclosing(S3Client(S3Session(self.connection))) as client, AsyncExitStack() as exits:
+            region = await client.region(bucket)
+            index = ObjectWriter(client.session, exits, bucket, key, region)
+            claim = ObjectWriter(client.session, exits, bucket, key + CLAIM_SUFFIX, region)
+            return await act(index, claim)
 
     async def _wait_for_turn(self, index: ObjectWriter, claim: ObjectWriter) -> _Claim | None:
         """Return the claim once this host holds it, or None once the index is young enough."""

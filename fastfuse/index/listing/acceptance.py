@@ -55,10 +55,9 @@ class ListingProgress:
     """The state of a listing; `share` is an estimate from 0 to 1 of what is done, or None without an estimate."""
 
     objects: int
-    requests: int
-    in_flight: int
-    throttled: int
-    share: float | None
+    in_flight: int = 0
+    throttled: int = 0
+    share: float | None = None
 
 
 ProgressCallback = Callable[[ListingProgress], None]

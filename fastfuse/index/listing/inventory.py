@@ -164,12 +164,4 @@ class _Report:
         self._neighbours.update(key[: key.find(b"/", begun) + 1] or key for key in rows.keys)
 
     def _tell(self) -> None:
-        self._progress(
-            ListingProgress(
-                objects=len(self._below),
-                requests=self.request_count,
-                in_flight=0,
-                throttled=0,
-                share=self._files_done / max(len(self._manifest.files), 1),
-            )
-        )
+        self._progress(ListingProgress(len(self._below), share=self._files_done / max(len(self._manifest.files), 1)))

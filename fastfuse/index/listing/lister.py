@@ -336,12 +336,4 @@ class _Sweep:
 
 def _report(progress: ProgressCallback, pager: Pager, builder: TableBuilder, *, share: float | None = None) -> None:
     """Call `progress` with the state of `builder` and `pager`."""
-    progress(
-        ListingProgress(
-            objects=len(builder),
-            requests=pager.request_count,
-            in_flight=pager.in_flight,
-            throttled=pager.throttled_count,
-            share=share,
-        )
-    )
+    progress(ListingProgress(len(builder), pager.in_flight, pager.throttled_count, share))

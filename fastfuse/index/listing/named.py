@@ -36,6 +36,8 @@ __all__ = ["add_found", "head_all", "list_augmented_manifest", "list_keys", "lis
 
 # An error names this many of the missing objects.
 _MAX_NAMED = 10
+# Ten million keys of a hundred bytes.
+MAX_MANIFEST_BYTES: Final = 1 << 30
 
 
 def read_keys(path: Path, source: S3Uri) -> list[Reference]:
@@ -133,10 +135,47 @@ async def head_all(
         SourceError, AccessError: some do not exist, or may not be read; with their places in the file.
         ServiceError: as `ObjectSource.head`; so do the other errors that end it at once, such as bad credentials.
     """
-    heads = _Heads(objects, references, progress)
-    await heads.request_all()
-    heads.raise_if_incomplete(name)
-    return [heads.found[at] for at in range(len(references))]
+    found: dict[int, ObjectRef] = {}
+    missing: list[Reference] = []
+    denied: list[Reference] = []
+    waiting = iter(enumerate(references))
+    in_flight = 0
+
+    async def request_some() -> None:
+        nonlocal in_flight
+        for at, reference in waiting:
+            in_flight += 1
+            try:
+                found[at] = await objects.head(reference.bucket, reference.key)
+            except MissingObjectError:
+                missing.append(reference)
+            except ForbiddenObjectError:
+                denied.append(reference)
+            finally:
+                in_flight -= 1
+            share = (len(found) + len(missing) + len(denied)) / len(references)
+            progress(ListingProgress(len(found), in_flight, share=share))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(objects.max_connections, len(references))):
+                nursery.start_soon(request_some)
+    except ExceptionGroup as group:
+        raise first_of(group) from group
+    of_all = f"of the {len(references)} keys in {name}"
+    if missing:
+        raise SourceError(f"{len(missing)} {of_all} do not exist ({_named(missing, name)})")
+    if denied:
+        raise AccessError(f"{len(denied)} {of_all} may not be read with these credentials ({_named(denied, name)})")
+    return [found[at] for at in range(len(references))]
+
+
+def _named(failed: Sequence[Reference], name: str) -> str:
+    """Return the first of `failed` with their places in the file `name`, and the number of the others."""
+    in_order = sorted(failed, key=lambda reference: (reference.line, reference.column))
+    file = name.rpartition("/")[2]
+    named = [f"{file}:{one.place}: {f's3://{one.bucket}/{one.key}'!r}" for one in in_order[:_MAX_NAMED]]
+    return "; ".join([*named, *([f"and {len(failed) - _MAX_NAMED:,} more"] if len(failed) > _MAX_NAMED else [])])
 
 
 def add_found(builder: TableBuilder, found: Sequence[ObjectRef], keys: Sequence[bytes] | None = None) -> None:
@@ -148,68 +187,6 @@ def add_found(builder: TableBuilder, found: Sequence[ObjectRef], keys: Sequence[
         [ref.etag for ref in found],
         [ref.storage_class for ref in found],
     )
-
-
-class _Heads:
-    def __init__(self, objects: ObjectSource, references: Sequence[Reference], progress: ProgressCallback) -> None:
-        self._objects = objects
-        self._references = references
-        self._progress = progress
-        self._waiting = list(range(len(references) - 1, -1, -1))
-        self._in_flight = self._requests = 0
-        self.found: dict[int, ObjectRef] = {}
-        self._missing: list[Reference] = []
-        self._denied: list[Reference] = []
-
-    async def request_all(self) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(self._objects.max_connections, len(self._references))):
-                    nursery.start_soon(self._request_some)
-        except ExceptionGroup as group:
-            raise first_of(group) from group
-
-    async def _request_some(self) -> None:
-        while self._waiting:
-            at = self._waiting.pop()
-            reference = self._references[at]
-            self._in_flight += 1
-            try:
-                self.found[at] = await self._objects.head(reference.bucket, reference.key)
-            except MissingObjectError:
-                self._missing.append(reference)
-            except ForbiddenObjectError:
-                self._denied.append(reference)
-            finally:
-                self._in_flight -= 1
-                self._requests += 1
-            self._progress(
-                ListingProgress(
-                    objects=len(self.found),
-                    requests=self._requests,
-                    in_flight=self._in_flight,
-                    throttled=0,
-                    share=self._requests / len(self._references),
-                )
-            )
-
-    def raise_if_incomplete(self, name: str) -> None:
-        """Raise an error with the places of the objects that were not found."""
-        for failed, kind, what in (
-            (self._missing, SourceError, "do not exist"),
-            (self._denied, AccessError, "may not be read with these credentials"),
-        ):
-            if failed:
-                failed.sort(key=lambda reference: (reference.line, reference.column))
-                file = name.rpartition("/")[2]
-                shown = [f"{file}:{one.place}: {f's3://{one.bucket}/{one.key}'!r}" for one in failed[:_MAX_NAMED]]
-                if len(failed) > _MAX_NAMED:
-                    shown.append(f"and {len(failed) - _MAX_NAMED:,} more")
-                raise kind(f"{len(failed)} of the {len(self._references)} keys in {name} {what} ({'; '.join(shown)})")
-
-
-# Ten million keys of a hundred bytes.
-MAX_MANIFEST_BYTES: Final = 1 << 30
 
 
 async def list_manifest(
