@@ -100,7 +100,7 @@ READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("cache.policy", "cache.pieces", "doctor.rules", "report.intervals"),
-    *("advise.model", "prices", "advise.shape"),
+    *("advise.model", "prices"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),

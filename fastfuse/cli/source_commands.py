@@ -50,9 +50,9 @@ def index(
         raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
     place = None if output is None else index_options.parse_index_place(output)
     log.configure(logs)
-    from fastfuse.cli import index_command as command
+    from fastfuse.cli import source_output
 
-    return command.run(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
+    return source_output.index(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
 
 
 @options.takes(origin=index_options.origin, connection=options.connection, logs=options.logs)
@@ -94,9 +94,9 @@ def advise(
         region_factor=region_factor,
     )
     log.configure(logs)
-    from fastfuse.cli import advice
+    from fastfuse.cli import source_output
 
-    return advice.run(S3Uri.parse(source), origin, connection, job, probes=not no_probe, as_json=as_json)
+    return source_output.advise(S3Uri.parse(source), origin, connection, job, probes=not no_probe, as_json=as_json)
 
 
 def _memory_bytes() -> int:

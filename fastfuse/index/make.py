@@ -20,8 +20,7 @@ from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.named import list_augmented_manifest, list_keys, list_manifest, read_keys
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import load_progress, shown_progress
-from fastfuse.index.saved import IndexCache, copy_index, load_index
-from fastfuse.index.shared import SharedIndex
+from fastfuse.index.saved import IndexCache, SharedIndex, copy_index, load_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.inventory_report import load_parquet
 from fastfuse.index.sources.manifests import Reference
