@@ -258,14 +258,6 @@ class TestConnection:
     def test_left_out_everything_is_for_the_aws_files_and_environment_to_say(self) -> None:
         assert connection() == ConnectionConfig()
 
-    def test_unsigned_requests_with_a_profile_are_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="--no-sign-request and --profile contradict"):
-            connection(no_sign_request=True, profile="p")
-
-    def test_a_bundle_to_verify_with_and_no_verification_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="--no-verify-ssl and --ca-bundle contradict"):
-            connection(no_verify_ssl=True, ca_bundle=tmp_path)
-
     def test_a_bundle_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="cannot be read"):
             connection(ca_bundle=tmp_path / "absent.pem")
@@ -350,10 +342,6 @@ class TestMount:
         monkeypatch.chdir(tmp_path)
         settings = mount_settings(source="s3://b", mountpoint=Path("x/../data"), connection=ConnectionConfig())
         assert settings.mountpoint == tmp_path / "data"
-
-    def test_a_mountpoint_and_a_channel_are_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="MOUNTPOINT and --channel contradict"):
-            mount_settings(source="s3://b", mountpoint=Path("/m"), channel="c", connection=ConnectionConfig())
 
     @pytest.mark.parametrize("umask", ["8", "", "rwx", "01777", "-1", "0o22"])
     def test_a_umask_that_is_not_octal_is_refused(self, umask: str) -> None:

@@ -3,7 +3,7 @@
 That order differs from the order of the rows: as keys, subdirectories end in ``/``, so ``a-b`` comes before ``a/c``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -132,7 +132,9 @@ def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
     is_file = columns["kinds"] != Kind.DIRECTORY
     columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(parents, is_file)
     columns["mtimes_ns"][~is_file] = 0
-    level_starts = [int(new_rows[start]) for start, _ in _without_empty(_levels_of(table), is_kept)]
+    starts = (start + np.flatnonzero(is_kept[start:end])[:1] for start, end in _levels_of(table))
+    # A level of which nothing is kept has no first row.
+    level_starts = [int(new_rows[first]) for found in starts for first in found.tolist()]
     raise_directory_mtimes(columns["mtimes_ns"], parents, [*level_starts, len(is_file)])
     order = table.source_order()
     if order is not None:
@@ -145,11 +147,3 @@ def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
         total_bytes=exact_sum(columns["sizes"][is_object]),
     )
     return InodeTable(metadata, columns)
-
-
-def _without_empty(levels: Sequence[tuple[int, int]], is_kept: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield the first kept row and the end of each level that has a kept row."""
-    for start, end in levels:
-        kept = np.flatnonzero(is_kept[start:end])
-        if len(kept):
-            yield start + int(kept[0]), end

@@ -386,7 +386,7 @@ async def listed_serially(pages: PageSource, bucket: str) -> InodeTable:
     builder, token = TableBuilder(bucket, ""), ""
     while True:
         page = parse_page(await pages.list(bucket, prefix="", continuation_token=token))
-        builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
+        builder.add(*page.columns)
         if not page.is_truncated:
             return builder.build()[0]
         token = page.next_token
