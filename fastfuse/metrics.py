@@ -199,9 +199,8 @@ class Counters:
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         """Begin with the `numbers` of a `copy`, or with 0 everywhere."""
-        self._slots = _SLOTS
         # Anonymous and shared: every process forked from this one sees the same numbers.
-        self._memory = mmap.mmap(-1, 8 * len(self._slots))
+        self._memory = mmap.mmap(-1, 8 * len(_SLOTS))
         self._values = memoryview(self._memory).cast("q")
         for slot, number in enumerate(numbers):
             self._values[slot] = number
@@ -219,7 +218,7 @@ class Counters:
 
     def slot(self, name: str, value: str = "") -> int:
         """Index of a metric's slot; `KeyError` for what is not declared."""
-        return self._slots[name, value]
+        return _SLOTS[name, value]
 
     def memory(self, slot: int) -> memoryview:
         """Return the one number of `slot` as memory, for compiled code."""
@@ -235,12 +234,12 @@ class Counters:
         return self._values[slot]
 
     def get(self, name: str, value: str = "") -> int:
-        return self._values[self._slots[name, value]]
+        return self._values[_SLOTS[name, value]]
 
     def observer(self, name: str) -> Callable[[float], None]:
         """Return what counts a time, in seconds, in a histogram."""
         bounds_s = next(histogram.bounds_s for histogram in HISTOGRAMS if histogram.name == name)
-        values, first, total = self._values, self._slots[name, "0"], self._slots[name, "sum"]
+        values, first, total = self._values, _SLOTS[name, "0"], _SLOTS[name, "sum"]
 
         def observe(took_s: float) -> None:
             values[first + bisect_left(bounds_s, took_s)] += 1

@@ -191,15 +191,11 @@ def _list_s(shape: Shape) -> float:
 
 
 def _s3_rates(mode: Mode, network: Network, shape: Shape, in_flight: int) -> _Rates:
-    get_s = network.latency_s + _mean_small_bytes(shape) / network.connection_bytes_per_s
+    get_s = network.latency_s + shape.small_bytes / max(shape.small_objects, 1) / network.connection_bytes_per_s
     cpu = _CPU[mode]
     return _Rates(
         min(in_flight / get_s, network.requests_per_s, cpu.files_per_s), min(network.total_bytes_per_s, cpu.bytes_per_s)
     )
-
-
-def _mean_small_bytes(shape: Shape) -> float:
-    return shape.small_bytes / shape.small_objects if shape.small_objects else 0.0
 
 
 def _epoch_s(mode: Mode, shape: Shape, network: Network, job: Job) -> float:

@@ -55,17 +55,11 @@ PAGES: Final[Mapping[str, Page]] = {
     ),
     "unmount": Page(("fastfuse unmount /mnt/data",)),
     "index": Page(
-        (
-            "fastfuse index s3://BUCKET/PREFIX -o data.index",
-            "fastfuse index s3://BUCKET/PREFIX --summary",
-        ),
+        ("fastfuse index s3://BUCKET/PREFIX -o data.index", "fastfuse index s3://BUCKET/PREFIX --summary"),
         ("--output", "--summary", "--json", "--inventory", *_ACCESS),
     ),
     "advise": Page(
-        (
-            "fastfuse advise s3://BUCKET/PREFIX",
-            "fastfuse advise s3://BUCKET/PREFIX --hosts 8 --epochs 10 --hours 5",
-        ),
+        ("fastfuse advise s3://BUCKET/PREFIX", "fastfuse advise s3://BUCKET/PREFIX --hosts 8 --epochs 10 --hours 5"),
         ("--hosts", "--epochs", "--hours", "--readers", "--access", "--json", *_ACCESS),
     ),
     "doctor": Page(("fastfuse doctor", "fastfuse doctor s3://BUCKET/PREFIX"), ("--json", *_ACCESS, "--ca-bundle")),

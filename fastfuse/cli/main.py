@@ -10,16 +10,7 @@ from typing import Annotated
 import typer
 
 from fastfuse import log
-from fastfuse.cli import (
-    cache_commands,
-    deploy_commands,
-    fstab,
-    messages,
-    mounted,
-    options,
-    source_commands,
-    startup,
-)
+from fastfuse.cli import cache_commands, deploy_commands, fstab, messages, mounted, options, source_commands, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import mount_settings

@@ -49,9 +49,7 @@ def unmount(
     return 0
 
 
-def refresh(
-    mountpoint: Mountpoint,
-) -> int:
+def refresh(mountpoint: Mountpoint) -> int:
     """List the source of a mount again, and show what it holds now.
 
     What has not changed keeps its pages.

@@ -83,7 +83,8 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., T]], Calla
         def call(**values: Any) -> T:  # noqa: ANN401 -- of every type that an option has
             for name, parameters in members.items():
                 given = {member: values.pop(member) for member in parameters if member in values}
-                values.setdefault(name, groups[name](**given))
+                if name not in values:
+                    values[name] = groups[name](**given)
             return command(**values)
 
         keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*own, *shared)]

@@ -6,11 +6,11 @@ replaced or removed. Any other is the administrator's and is kept, unless its lo
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from fastfuse.deploy import help_files
+from fastfuse.deploy.cluster_manifest import shipped
 from fastfuse.deploy.help_files import Described, man_page, page_name
 from fastfuse.errors import FastfuseError
 
@@ -42,8 +42,8 @@ def files(root: Path, prefix: str, program: str, page: Described, commands: Sequ
     """
     share = f"{prefix}/share"
     for name in ("fastfuse@.service", "fastfuse.target"):
-        yield File(f"{prefix}/lib/systemd/system/{name}", _shipped(name).replace(_PROGRAM, program))
-    yield File("etc/fastfuse/fastfuse.env.example", _shipped("fastfuse.env.example"))
+        yield File(f"{prefix}/lib/systemd/system/{name}", shipped(f"systemd/{name}").replace(_PROGRAM, program))
+    yield File("etc/fastfuse/fastfuse.env.example", shipped("systemd/fastfuse.env.example"))
     # mount(8) looks in /sbin alone, which nearly everywhere is a link.
     sbin = "sbin" if (root / "sbin").is_dir() and not (root / "sbin").is_symlink() else "usr/sbin"
     for kind in ("fastfuse", "fuse.fastfuse"):
@@ -92,10 +92,6 @@ def writable_by_others(program: Path) -> Path | None:
         if status.st_uid != 0 or status.st_mode & 0o002:
             return path
     return None
-
-
-def _shipped(name: str) -> str:
-    return (resources.files("fastfuse.deploy") / "systemd" / name).read_text("utf-8")
 
 
 def _is_as_written(found: str) -> bool:

@@ -178,7 +178,7 @@ class _Making:
 
     @property
     def _may_be_empty(self) -> bool:
-        """Whether the table may have no objects: that of a part, or of lines without references, may."""
+        """Return whether the table may have no objects: that of a part, or of lines without references, may."""
         is_part = self.origin.shard is not None and self.origin.kind is not SourceKind.PREFIX
         return self.origin.allow_empty or is_part or self.origin.kind is SourceKind.AUGMENTED_MANIFEST
 
