@@ -20,7 +20,7 @@ from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.named import list_augmented_manifest, list_keys, list_manifest, read_keys
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import load_progress, shown_progress
-from fastfuse.index.saved import IndexCache, SharedIndex, copy_index, load_index
+from fastfuse.index.saved import SharedIndex, copy_index, find_kept, keep, kept_path, load_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.inventory_report import load_parquet
 from fastfuse.index.sources.manifests import Reference
@@ -130,26 +130,24 @@ class _Making:
                 self.accept(snapshot)
             return snapshot, requests
         is_listed = origin.saved is None and origin.inventory is None and origin.keys_from is None
-        cache = IndexCache(origin.cache) if origin.cache is not None and is_listed else None
-        kept_at = cache.path(source, session.endpoint_url, view) if cache is not None else Path()
-        may_be_kept = cache is not None and origin.max_age_s
-        kept = (
-            cache.find(kept_at, source, origin.max_age_s, self.fd, view) if cache is not None and may_be_kept else None
-        )
+        kept_at = kept = None
+        if origin.cache is not None and is_listed:
+            kept_at = kept_path(origin.cache, source, session.endpoint_url, view)
+            kept = find_kept(kept_at, source, origin.max_age_s, self.fd, view) if origin.max_age_s else None
         if isinstance(origin.saved, Path):
             copy_index(origin.saved, self.fd)
         named = read_keys(origin.keys_from, source) if origin.keys_from is not None else []
         if origin.inventory is not None:
             load_parquet()
         load_progress()
-        save = self.before_network(lambda: cache.keep(kept_at, self.fd) if cache is not None else None)
+        save = self.before_network(lambda: keep(kept_at, self.fd) if kept_at is not None else None)
         if origin.saved is not None:
             kept = load_index(origin.saved, session, source, self.fd, {view, origin.view})
         if kept is not None:
             self.accept(kept)
             return kept, 0
         listed = self.listed(named)
-        if cache is not None:
+        if kept_at is not None:
             save()
         return listed
 

@@ -35,7 +35,7 @@ def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], N
             if redraw is not None:
                 yield lambda figures: redraw(f"{figures()}, {what}")
                 return
-    yield _LoggedLine(f"{work} {what}")
+    yield _logged_line(f"{work} {what}")
 
 
 def load_progress() -> None:
@@ -46,16 +46,17 @@ def load_progress() -> None:
         load_line()
 
 
-class _LoggedLine:
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._logged_s = time.monotonic()
+def _logged_line(title: str) -> Callable[[Callable[[], str]], None]:
+    logged_s = time.monotonic()
 
-    def __call__(self, figures: Callable[[], str]) -> None:
+    def show(figures: Callable[[], str]) -> None:
+        nonlocal logged_s
         now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
-            _log.info("%s: %s", self._title, figures())
+        if now_s - logged_s >= _LOG_EVERY_S:
+            logged_s = now_s
+            _log.info("%s: %s", title, figures())
+
+    return show
 
 
 def _figures(listed: ListingProgress, started_s: float) -> str:

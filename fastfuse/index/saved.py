@@ -44,18 +44,8 @@ from fastfuse.s3.whole import read_into
 from fastfuse.sizes import format_size
 
 __all__ = [
-    "CLAIM_SUFFIX",
-    "EXPIRY_S",
-    "FIRST_PAUSE_S",
-    "LONGEST_PAUSE_S",
-    "RENEWAL_S",
-    "IndexCache",
-    "SharedIndex",
-    "copy_index",
-    "load_index",
-    "replace_file",
-    "store_index",
-    "verify_index",
+    *("CLAIM_SUFFIX", "EXPIRY_S", "FIRST_PAUSE_S", "LONGEST_PAUSE_S", "RENEWAL_S", "SharedIndex", "copy_index"),
+    *("find_kept", "keep", "kept_path", "load_index", "replace_file", "store_index", "verify_index"),
 ]
 
 _log = logging.getLogger(__name__)
@@ -127,51 +117,47 @@ async def _upload(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
         await upload(client, fd, place.bucket, place.path)
 
 
-class IndexCache:
-    """The last listing of each source, one file each, in a directory that the first one creates.
+def kept_path(directory: Path, source: S3Uri, endpoint_url: str | None, view: str = "") -> Path:
+    """Return the file in `directory` of `source` in this view (`Snapshot.view`) at this service (None: AWS)."""
+    # The name reveals nothing and has a fixed length; the index in the file names its source.
+    identity = "\n".join([endpoint_url or "", str(source), *([view] if view else [])]).encode()
+    return directory / f"{hashlib.sha256(identity).hexdigest()[:32]}.index"
 
-    A cache only saves work: every failure is logged and costs a listing.
+
+def find_kept(path: Path, source: S3Uri, max_age_s: float, fd: int, view: str = "") -> Snapshot | None:
+    """Copy the index in `path` into the empty file `fd` and return it, if it is sound, ours and young enough.
+
+    Keeping a listing only saves work: every failure is logged and costs a listing.
     """
+    try:
+        with _open_file(path, os.O_NOFOLLOW) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid():
+                raise ConfigurationError("it belongs to another user")
+            if status.st_mode & 0o022:
+                raise ConfigurationError("other users can write to it")
+            _copy_into(fd, file)
+        snapshot = verify_index(fd, source, {view})
+    except FileNotFoundError:
+        return None
+    except (OSError, ConfigurationError) as error:
+        _log.warning("the kept listing %s is not used: %s", path, error)
+        os.ftruncate(fd, 0)
+        return None
+    age_s = (time.time_ns() - snapshot.listed_at_ns) / 1e9
+    if not 0 <= age_s <= max_age_s:
+        os.ftruncate(fd, 0)
+        return None
+    return snapshot
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
 
-    def path(self, source: S3Uri, endpoint_url: str | None, view: str = "") -> Path:
-        """Return the file of `source` in this view (`Snapshot.view`) at this service (None: AWS)."""
-        # The name reveals nothing and has a fixed length; the index in the file names its source.
-        identity = "\n".join([endpoint_url or "", str(source), *([view] if view else [])]).encode()
-        return self._directory / f"{hashlib.sha256(identity).hexdigest()[:32]}.index"
-
-    def find(self, path: Path, source: S3Uri, max_age_s: float, fd: int, view: str = "") -> Snapshot | None:
-        """Copy the index in `path` into the empty file `fd` and return it, if it is sound, ours and young enough."""
-        try:
-            with _open_file(path, os.O_NOFOLLOW) as file:
-                status = os.fstat(file.fileno())
-                if status.st_uid != os.geteuid():
-                    raise ConfigurationError("it belongs to another user")
-                if status.st_mode & 0o022:
-                    raise ConfigurationError("other users can write to it")
-                _copy_into(fd, file)
-            snapshot = verify_index(fd, source, {view})
-        except FileNotFoundError:
-            return None
-        except (OSError, ConfigurationError) as error:
-            _log.warning("the kept listing %s is not used: %s", path, error)
-            os.ftruncate(fd, 0)
-            return None
-        age_s = (time.time_ns() - snapshot.listed_at_ns) / 1e9
-        if not 0 <= age_s <= max_age_s:
-            os.ftruncate(fd, 0)
-            return None
-        return snapshot
-
-    def keep(self, path: Path, fd: int) -> None:
-        """Write the index in `fd` to `path`, all or nothing."""
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(path, fd)
-        except OSError as error:
-            _log.warning("the listing is not kept: %s (--no-index-cache does without)", error)
+def keep(path: Path, fd: int) -> None:
+    """Write the index in `fd` to `path`, all or nothing, in a directory that the first one creates."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(path, fd)
+    except OSError as error:
+        _log.warning("the listing is not kept: %s (--no-index-cache does without)", error)
 
 
 def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snapshot:
