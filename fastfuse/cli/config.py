@@ -36,7 +36,14 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_share, parse_size
 
 __all__ = [
-    *("channel_mountpoint", "job_memory_bytes", "memory_target_bytes", "mount_settings", "parse_listen_address"),
+    *(
+        "available_memory_bytes",
+        "channel_mountpoint",
+        "job_memory_bytes",
+        "memory_target_bytes",
+        "mount_settings",
+        "parse_listen_address",
+    ),
     "parse_part_size",
 ]
 
@@ -57,15 +64,18 @@ MAXIMUM_PART_BYTES: Final = 64 * MIB
 PAGE_BYTES: Final = 4 * KIB
 
 
-def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: int | None) -> int:
-    """Return the memory target: `text`, a size or a percentage of the available memory, or by default a quarter of it.
+def available_memory_bytes() -> int:
+    """Return the memory of this machine, or what its control group may have of it."""
+    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(ram_bytes, memory_limit_bytes() or ram_bytes)
 
-    The available memory is the RAM or the cgroup's limit, whichever is less.
+
+def memory_target_bytes(text: str | None, available_bytes: int) -> int:
+    """Return the memory target: `text`, a size or a percentage of the available memory, or by default a quarter of it.
 
     Raises:
         ConfigurationError: no size and no percentage, under the minimum, or more than there is.
     """
-    available_bytes = min(ram_bytes, cgroup_limit_bytes or ram_bytes)
     if text is None:
         return min(max(available_bytes // 4, MINIMUM_MEMORY_BYTES), MAXIMUM_DEFAULT_MEMORY_BYTES)
     size_bytes = parse_share(text, available_bytes, "--memory-target")
@@ -92,11 +102,9 @@ def job_memory_bytes(text: str | None, minimum_bytes: int) -> int:
     Raises:
         ConfigurationError: as `memory_target_bytes`.
     """
-    ram_bytes, limit_bytes = _ram_bytes(), memory_limit_bytes()
-    target_bytes = memory_target_bytes(text, ram_bytes, limit_bytes)
-    if text is not None:
-        return target_bytes
-    return max(target_bytes, min(minimum_bytes, min(ram_bytes, limit_bytes or ram_bytes) // 2))
+    available_bytes = available_memory_bytes()
+    target_bytes = memory_target_bytes(text, available_bytes)
+    return target_bytes if text is not None else max(target_bytes, min(minimum_bytes, available_bytes // 2))
 
 
 def parse_part_size(text: str, memory_bytes: int) -> int:
@@ -150,10 +158,6 @@ def channel_mountpoint(channel: str) -> Path:
             f"{channel!r} is not a channel name", hint="use 1 to 64 letters, digits, dots, underscores and hyphens"
         )
     return CHANNELS_ROOT / channel
-
-
-def _ram_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @takes(origin=origin, cache=cache, connection=connection)
@@ -214,7 +218,7 @@ def mount_settings(
             hint="give the helper its MOUNTPOINT, and this mount neither that nor --channel nor --fuse-fd",
         )
     place = channel_mountpoint(channel or "training") if mountpoint is None else Path(os.path.abspath(mountpoint))
-    memory_bytes = memory_target_bytes(memory_target, _ram_bytes(), memory_limit_bytes())
+    memory_bytes = memory_target_bytes(memory_target, available_memory_bytes())
     if not re.fullmatch("[0-7]{1,4}", umask, re.ASCII) or int(umask, 8) > 0o777:
         raise ConfigurationError(f"--umask {umask!r} is not an octal mask", hint="write it as 022")
     if grace_s < 0 or not math.isfinite(grace_s):

@@ -12,8 +12,8 @@ import typer
 
 from fastfuse import log
 from fastfuse.advise.model import Access, Job
-from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.cli import index_options, options
+from fastfuse.cli.config import available_memory_bytes
 from fastfuse.cli.messages import say
 from fastfuse.cli.options import option
 from fastfuse.doctor.machine import look
@@ -88,7 +88,7 @@ def advise(
         hours=hours,
         readers=readers,
         access=access,
-        memory_bytes=_memory_bytes() if host_memory is None else parse_size(host_memory, "--host-memory"),
+        memory_bytes=available_memory_bytes() if host_memory is None else parse_size(host_memory, "--host-memory"),
         disk_bytes_per_s=max(parse_size(disk_rate, "--disk-rate"), 1),
         host_dollars_per_hour=host_price,
         region_factor=region_factor,
@@ -97,12 +97,6 @@ def advise(
     from fastfuse.cli import source_output
 
     return source_output.advise(S3Uri.parse(source), origin, connection, job, probes=not no_probe, as_json=as_json)
-
-
-def _memory_bytes() -> int:
-    """Return the memory of this machine, or what its control group may have of it."""
-    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(ram_bytes, memory_limit_bytes() or ram_bytes)
 
 
 _VERSION = 1
@@ -170,19 +164,18 @@ def demo(
 
     Makes a data set on a local S3 server, mounts it, and reads it at full speed.
     """
-    log.configure(logs)
     from fastfuse.demo.tour import DemoSettings, run
 
-    return run(
-        DemoSettings(
-            shard_count=shards,
-            shard_bytes=parse_size(shard_size, "--shard-size"),
-            small_file_count=small_files,
-            small_file_bytes=parse_size(small_file_size, "--small-file-size"),
-            reader_count=readers,
-            keep=keep,
-            source=None if uri is None else S3Uri.parse(uri),
-            connection=connection,
-            environment=dict(os.environ),
-        )
+    settings = DemoSettings(
+        shard_count=shards,
+        shard_bytes=parse_size(shard_size, "--shard-size"),
+        small_file_count=small_files,
+        small_file_bytes=parse_size(small_file_size, "--small-file-size"),
+        reader_count=readers,
+        keep=keep,
+        source=None if uri is None else S3Uri.parse(uri),
+        connection=connection,
+        environment=dict(os.environ),
     )
+    log.configure(logs)
+    return run(settings)

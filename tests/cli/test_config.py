@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastfuse.cli import config
 from fastfuse.cli.config import (
+    available_memory_bytes,
     channel_mountpoint,
     memory_target_bytes,
     mount_settings,
@@ -31,57 +33,52 @@ GIB = 2**30
 
 class TestMemoryTarget:
     @pytest.mark.parametrize(
-        ("ram_bytes", "limit_bytes", "expected_bytes"),
-        [
-            (8 * GIB, None, 2 * GIB),
-            (64 * GIB, None, 4 * GIB),
-            (64 * GIB, 2 * GIB, 512 * MIB),
-            (2 * GIB, 64 * GIB, 512 * MIB),
-            (256 * MIB, None, 128 * MIB),
-        ],
+        ("available_bytes", "expected_bytes"),
+        [(8 * GIB, 2 * GIB), (64 * GIB, 4 * GIB), (2 * GIB, 512 * MIB), (256 * MIB, 128 * MIB)],
     )
     def test_left_out_it_is_a_quarter_of_what_is_there_between_the_minimum_and_4_gib(
-        self, ram_bytes: int, limit_bytes: int | None, expected_bytes: int
+        self, available_bytes: int, expected_bytes: int
     ) -> None:
-        assert memory_target_bytes(None, ram_bytes, limit_bytes) == expected_bytes
+        assert memory_target_bytes(None, available_bytes) == expected_bytes
 
     @pytest.mark.parametrize(
         ("text", "expected_bytes"),
         [("2GiB", 2 * GIB), ("50%", 4 * GIB), ("12.5 %", GIB), ("100%", 8 * GIB), ("134217728", 128 * MIB)],
     )
     def test_it_is_taken_as_a_size_or_as_a_percentage(self, text: str, expected_bytes: int) -> None:
-        assert memory_target_bytes(text, 8 * GIB, None) == expected_bytes
+        assert memory_target_bytes(text, 8 * GIB) == expected_bytes
 
-    def test_a_percentage_is_of_the_control_groups_limit_where_that_is_less(self) -> None:
-        assert memory_target_bytes("50%", 8 * GIB, GIB) == 512 * MIB
+    def test_the_control_groups_limit_counts_where_it_is_less_than_the_ram(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for limit_bytes, available_bytes in ((None, 4 * GIB), (GIB, GIB), (8 * GIB, 4 * GIB)):
+            monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": GIB // 1024, "SC_PAGE_SIZE": 4096}.__getitem__)
+            monkeypatch.setattr(config, "memory_limit_bytes", lambda limit_bytes=limit_bytes: limit_bytes)
+            assert available_memory_bytes() == available_bytes
 
     @pytest.mark.parametrize("text", ["127MiB", "0%", "1%", "0"])
     def test_less_than_the_minimum_is_refused_and_the_minimum_named(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="less than the minimum of 128 MiB"):
-            memory_target_bytes(text, 8 * GIB, None)
+            memory_target_bytes(text, 8 * GIB)
 
     @pytest.mark.parametrize("text", ["9GiB", "101%"])
     def test_more_than_there_is_is_refused_and_what_there_is_named(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="more than the 8 GiB of this machine"):
-            memory_target_bytes(text, 64 * GIB, 8 * GIB)
+            memory_target_bytes(text, 8 * GIB)
 
     @pytest.mark.parametrize("text", ["", "%", "-5%", "half", "5 % %"])
     def test_anything_else_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="is not a size"):
-            memory_target_bytes(text, 8 * GIB, None)
+            memory_target_bytes(text, 8 * GIB)
 
     @given(
         st.integers(min_value=0, max_value=1000),
         st.integers(min_value=256 * MIB, max_value=2**42),
-        st.none() | st.integers(min_value=256 * MIB, max_value=2**63),
     )
-    def test_whatever_the_percentage_the_target_fits_or_is_refused(
-        self, permille: int, ram_bytes: int, limit_bytes: int | None
-    ) -> None:
-        available_bytes = min(ram_bytes, limit_bytes or ram_bytes)
+    def test_whatever_the_percentage_the_target_fits_or_is_refused(self, permille: int, available_bytes: int) -> None:
         expected_bytes = available_bytes * permille // 1000
         try:
-            assert memory_target_bytes(f"{permille / 10}%", ram_bytes, limit_bytes) == expected_bytes
+            assert memory_target_bytes(f"{permille / 10}%", available_bytes) == expected_bytes
         except ConfigurationError:
             assert expected_bytes < 128 * MIB
         else:
