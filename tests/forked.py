@@ -29,7 +29,7 @@ __all__ = ["Forked", "loaded", "run_forked"]
 
 _ROOT = Path(__file__).parents[1]
 _LOADED = (
-    *("cli.main", "cli.index_command", "cli.status_command", "filesystem.supervisor", "filesystem.control"),
+    *("cli.main", "cli.source_output", "cli.status_command", "filesystem.supervisor", "filesystem.control"),
     *("sagemaker.description.cluster", "sagemaker.description.job", "sagemaker.local.file_systems"),
     *("sagemaker.running.budget", "sagemaker.running.run"),
 )
