@@ -1,7 +1,7 @@
 """File mode: a channel's objects as files on the host's disk.
 
-`survey` finds what is there already and whether the rest fits, `jobs` walks through what is missing, `fetch` gets it
-and `landing` puts it in place. A file becomes visible whole, by one rename out of a private directory. The next run
+`survey` finds what is there already and whether the rest fits, `file_channel` fetches what is missing, and `landing`
+puts it in place. A file becomes visible whole, by one rename out of a private directory. The next run
 continues one that was killed or that filled the disk.
 
 A killed run loses nothing that was written, because the kernel has it. Whole files are kept, and the parts of others

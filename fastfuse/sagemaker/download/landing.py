@@ -1,19 +1,106 @@
-"""The way from bytes to files: written in the private directory, renamed into place once whole. For threads.
+"""The way from the rows of the table to directories and files: written in a private directory, renamed once whole.
 
-Nothing waits for the disk here; `fastfuse.sagemaker.download` tells why that is safe.
+Its functions are for threads. Nothing waits for the disk here; `fastfuse.sagemaker.download` tells why that is safe.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from typing import NamedTuple
 
+from fastfuse.errors import ConfigurationError
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.sagemaker.download.disk import Directory, disk_errors, write_all, write_stamp
-from fastfuse.sagemaker.download.jobs import Job
-from fastfuse.sagemaker.download.stamps import Journal, Part, Stamp, Trust, version_of
+from fastfuse.sagemaker.download.disk import (
+    Directory,
+    Journal,
+    Part,
+    Stamp,
+    Trust,
+    disk_errors,
+    version_of,
+    write_all,
+    write_stamp,
+)
 
-__all__ = ["Half", "Landing", "half_names"]
+__all__ = ["Half", "Job", "Landing", "Places", "half_names", "jobs"]
+
+
+class Job(NamedTuple):
+    """One file to fetch, and where it goes."""
+
+    directory: Directory
+    name: bytes
+    ref: ObjectRef
+
+    @property
+    def path(self) -> bytes:
+        return self.directory.at(self.name)
+
+
+class Places:
+    """The places of a table's rows below a directory."""
+
+    def __init__(self, table: InodeTable, root: Directory) -> None:
+        self.table = table
+        self.root = root
+        self._parents = table.columns["parents"].data
+
+    def parent(self, row: int) -> int:
+        """Return the row of the directory that holds `row`."""
+        parent: int = self._parents[row]
+        return parent
+
+    def open(self, row: int) -> Directory:
+        """Open the directory at `row`; raise `OSError` where there is none, or a link."""
+        directory = self.root
+        for name in self._names(row):
+            directory = directory.enter(name)
+        return directory
+
+    def path(self, row: int) -> bytes:
+        """Return the path at `row`, for messages."""
+        return self.root.at(b"/".join(self._names(row)))
+
+    def name(self, row: int) -> bytes:
+        """Return the last segment of the path, checked to lead nowhere but down (clause N2)."""
+        name = self.table.name_at(row)
+        if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+            raise ConfigurationError(f"the index is damaged: {name!r} is no name of a file")
+        return name
+
+    def _names(self, row: int) -> list[bytes]:
+        names = []
+        while row:
+            names.append(self.name(row))
+            row = self.parent(row)
+        return names[::-1]
+
+
+def jobs(places: Places, is_there: bytearray) -> Iterator[Job]:
+    """Yield every file whose row is not in `is_there`, and make missing directories on the way.
+
+    Rows keep the files of a directory together, and after the directory itself.
+    """
+    table = places.table
+    directory, directory_row = places.root, 0
+    for row in range(1, len(table)):
+        if is_there[row]:
+            continue
+        parent = places.parent(row)
+        if parent != directory_row:
+            with disk_errors(places.path(parent)):
+                directory, directory_row = places.open(parent), parent
+        name = places.name(row)
+        found = table.file_at(row)
+        if found is None:
+            with disk_errors(directory.at(name)):
+                directory.make(name)
+        else:
+            inode, _ = found
+            yield Job(directory, name, table.ref(inode))
+
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _AGAIN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

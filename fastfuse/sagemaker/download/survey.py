@@ -16,10 +16,17 @@ from fastfuse.index.inodes.columns import Kind, exact_sum
 from fastfuse.index.inodes.table import ROOT
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.checksums import md5_of_etag
-from fastfuse.sagemaker.download.disk import PRIVATE_NAME, Directory, disk_errors, read_stamp, write_stamp
-from fastfuse.sagemaker.download.jobs import Places
-from fastfuse.sagemaker.download.landing import half_names
-from fastfuse.sagemaker.download.stamps import Stamp, Trust, version_of
+from fastfuse.sagemaker.download.disk import (
+    PRIVATE_NAME,
+    Directory,
+    Stamp,
+    Trust,
+    disk_errors,
+    read_stamp,
+    version_of,
+    write_stamp,
+)
+from fastfuse.sagemaker.download.landing import Places, half_names
 from fastfuse.sizes import format_size
 
 __all__ = ["DiskClaim", "Survey", "check_room", "clear_private", "disk_claims", "private_name", "take_survey"]

@@ -4,6 +4,7 @@ docs/USAGE.md describes its fields. Names are those of SageMaker's API where it 
 `fastfuse report` draws.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -11,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from fastfuse.filesystem.recorder import HISTORY_NAME
+from fastfuse.index.inodes.columns import Kind
+from fastfuse.index.snapshot import Snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.outputs.lineage import Listing
 from fastfuse.sagemaker.running.budget import Usage
-from fastfuse.sagemaker.script.directories import open_directory
-from fastfuse.sagemaker.script.files import JobPaths, write_file
+from fastfuse.sagemaker.script.files import JobPaths, open_directory, write_file
 from fastfuse.version import VERSION
 
 __all__ = [
@@ -25,11 +28,45 @@ __all__ = [
     "Artifact",
     "ChannelAccount",
     "Ending",
+    "Listing",
     "job_history",
     "job_record",
+    "listing_of",
     "read_failure",
     "write_record",
 ]
+
+# They say which rows there are, with their sizes and versions; times and inode numbers are left out.
+_HASHED = ("names", "name_ends", "parents", "kinds", "sizes", "etag_parts", "made", "source_order")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The objects or files that this host gets of a channel."""
+
+    objects: int
+    total_bytes: int
+    # The hash covers names below the prefix, sizes, ETags and the order of a manifest.
+    sha256: str
+
+
+def listing_of(snapshot: Snapshot) -> Listing:
+    """Describe the listing in `snapshot`; equal content has an equal hash, whatever the bucket and the times."""
+    table = snapshot.table
+    hashed = hashlib.sha256()
+    for name in _HASHED:
+        if (column := table.columns.get(name)) is not None:
+            hashed.update(f"{name}:{len(column)}\n".encode())
+            hashed.update(np.ascontiguousarray(column).view("uint8").data)
+    # The numbers of unusual ETags depend on the order in which the pages of the listing came.
+    kinds, etags = table.columns["kinds"], table.columns["etags"]
+    unusual = np.flatnonzero(kinds == Kind.FILE_OTHER_ETAG)
+    hashed.update(np.delete(etags, unusual, axis=0).tobytes() if len(unusual) else np.ascontiguousarray(etags).data)
+    for row in unusual:
+        hashed.update(f"{table.etag(table.inode(int(row)))}\n".encode(errors="surrogateescape"))
+    metadata = table.metadata
+    return Listing(objects=metadata.file_count, total_bytes=metadata.total_bytes, sha256=hashed.hexdigest())
+
 
 RECORD_NAME: Final = "job-record.json"
 # The version of the record's fields; a change that breaks a reader makes it another.

@@ -20,8 +20,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
-from fastfuse.sagemaker.outputs.archive import write_archive
-from fastfuse.sagemaker.outputs.walk import Found, open_found, unreadable, walk
+from fastfuse.sagemaker.outputs.archive import Found, open_found, unreadable, walk, write_archive
 
 __all__ = ["Outgoing", "SendTask", "Sent", "Tell", "key_of", "piece_bytes_of", "send_outputs"]
 

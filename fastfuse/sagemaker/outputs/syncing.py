@@ -27,8 +27,8 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.download import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
+from fastfuse.sagemaker.outputs.archive import Found, open_found, unreadable, walk
 from fastfuse.sagemaker.outputs.sending import Sent, Tell, key_of, piece_bytes_of
-from fastfuse.sagemaker.outputs.walk import Found, open_found, unreadable, walk
 from fastfuse.sizes import format_size
 
 __all__ = ["SyncTask", "SyncedPlace", "sync_directories"]

@@ -21,17 +21,15 @@ from fastfuse.sagemaker.description.channel import InputMode
 from fastfuse.sagemaker.download import disk_claims
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe import Guard
-from fastfuse.sagemaker.running.channels import ChannelProcess, usage_lines
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
+from fastfuse.sagemaker.running.job_processes import ChannelProcess, serving_metrics, usage_lines
 from fastfuse.sagemaker.running.opening import opening_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.sagemaker.running.scraping import serving_metrics
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.sharing import Members, Owner, claim_or_join
-from fastfuse.sagemaker.script.earlier import put_aside
 from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.script.files import claim_base_dir, write_job_files
+from fastfuse.sagemaker.script.files import claim_base_dir, put_aside, write_job_files
 from fastfuse.sagemaker.script.host_names import HostNames
 from fastfuse.sagemaker.script.training import CommandProcess, adopt_orphans, find_command, ignored_signals
 
@@ -88,7 +86,7 @@ class _Run:
         self._stopped_by: signal.Signals | None = None
         # Channels that ended by themselves and were logged.
         self._lost: set[str] = set()
-        runtime_s = settings.job.limits.runtime_s
+        runtime_s = settings.job.max_runtime_s
         # MaxRuntimeInSeconds counts from the start, downloads included, as SageMaker's TrainingStartTime.
         self._end_at_s = math.inf if runtime_s is None else time.monotonic() + runtime_s
         # The limit was over before a signal told us to stop.
@@ -278,7 +276,7 @@ class _Run:
         if self._is_out_of_time:
             return (
                 Phase.MAX_RUNTIME_EXCEEDED,
-                f"after MaxRuntimeInSeconds, which is {self._settings.job.limits.runtime_s}",
+                f"after MaxRuntimeInSeconds, which is {self._settings.job.max_runtime_s}",
             )
         assert self._stopped_by is not None
         return Phase.STOPPED, f"by {self._stopped_by.name}"

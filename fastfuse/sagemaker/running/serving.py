@@ -36,10 +36,10 @@ from fastfuse.sagemaker.download import (
     download_channel,
     settle_channel,
 )
-from fastfuse.sagemaker.local.file_listing import index_files
-from fastfuse.sagemaker.local.keeping import keep_in_place
-from fastfuse.sagemaker.outputs.lineage import listing_of
+from fastfuse.sagemaker.local_files import index_files
+from fastfuse.sagemaker.outputs.record import listing_of
 from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.placing import keep_in_place
 from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
 

@@ -13,7 +13,7 @@ import pytest
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.outputs.syncing import SyncedPlace, SyncTask
-from fastfuse.sagemaker.outputs.uploader import Syncer
+from fastfuse.sagemaker.running.delivery import Syncer
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.filesystem.waiting import wait_until

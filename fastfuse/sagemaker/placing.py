@@ -8,19 +8,22 @@ A link that is made here begins with ``/./``, by which `take_away` knows it. A m
 """
 
 import ctypes
+import logging
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.sources.shard import Shard
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.local.finding import find_directory
-from fastfuse.sagemaker.script.directories import open_directory
+from fastfuse.sagemaker.local_files import find_directory, list_files
+from fastfuse.sagemaker.script.files import open_directory
 
-__all__ = ["put_in_place", "put_links", "take_away", "unmount_directory"]
+__all__ = ["keep_in_place", "put_in_place", "put_links", "take_away", "unmount_directory"]
 
 _MARK = "/."
 
@@ -182,3 +185,42 @@ def _call(*arguments: object) -> int:
 
 def _cannot_link(place: Path, error: OSError) -> DiskError:
     return DiskError(f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there")
+
+
+_log = logging.getLogger(__name__)
+
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
+
+
+def keep_in_place(
+    channel: Channel, place: Path, base: Path, *, shard: Shard | None, allow_empty: bool, ready: Callable[[str], None]
+) -> None:
+    """Put the channel's directory, or this host's share of it, at `place`, and keep it there until told to stop.
+
+    Raises:
+        FastfuseError: the directory cannot be used, or cannot be put there.
+    """
+    source = channel.source
+    assert isinstance(source, LocalDirectory)
+    found = find_directory(source, place, allow_empty=allow_empty)
+    if shard is None:
+        refusal = put_in_place(found.path, place, base, is_writable=source.is_writable)
+        what = str(found.path)
+    else:
+        table = list_files(found, shard, allow_empty=allow_empty)
+        put_links(table, found.path, place, base)
+        refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
+    if refusal:
+        access = f"linked ({refusal}; file permissions alone decide who may write)"
+    else:
+        access = "mounted writable" if source.is_writable else "mounted read-only"
+    if channel.shuffle_seed is not None:
+        _log.warning("channel %s: ShuffleConfig has an effect in Pipe mode only; shuffle in the script", channel.name)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks mounts to list again
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    ready(f"{what} {access} at {place}")
+    signal.sigwait(_STOPPING)
+    if refusal:
+        take_away(place, channel)
+    else:
+        unmount_directory(place)
