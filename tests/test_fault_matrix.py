@@ -155,7 +155,7 @@ async def pipe(scene: Scene) -> bool:
     async with trio.open_nursery() as nursery:
         lookahead = Lookahead(ReadEngine(scene.client, CONFIG, nursery, lambda: scene.table), CONFIG)
         nursery.start_soon(lookahead.run, files)
-        epoch = EpochWriter(lookahead=lookahead, write=write, finished=lambda: None, is_gzip=False, wraps_records=False)
+        epoch = EpochWriter(lookahead, write, is_gzip=False, wraps_records=False)
         await epoch.run(files)
         nursery.cancel_scope.cancel()
     return b"".join(written) == LARGE + SMALL

@@ -207,8 +207,18 @@ def download_channel(
         SourceError, AccessError, ServiceError: an object could not be read; the message names its key.
     """
     table = open_snapshot(snapshot_fd).table
+
+    async def download_and_close() -> DownloadReport:
+        buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
+        reader = MadeReader(S3Client(S3Session(connection), buffers=buffers, counters=counters), lambda: table)
+        try:
+            return await download(table, reader, settings, report, most_gets=connection.max_connections)
+        finally:
+            with trio.CancelScope(shield=True):
+                await reader.aclose()
+
     try:
-        return trio.run(_download_and_close, table, connection, settings, report, counters)
+        return trio.run(download_and_close)
     except (FastfuseError, ExceptionGroup) as error:
         first = first_of(error)
         if isinstance(first, ReadError):
@@ -232,22 +242,6 @@ def settle_channel(directory: Path, base: Path | None = None) -> None:
         root.close()
 
 
-async def _download_and_close(
-    table: InodeTable,
-    connection: ConnectionConfig,
-    settings: DownloadSettings,
-    report: Callable[[DownloadReport], None],
-    counters: Counters | None,
-) -> DownloadReport:
-    buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
-    reader = MadeReader(S3Client(S3Session(connection), buffers=buffers, counters=counters), lambda: table)
-    try:
-        return await download(table, reader, settings, report, most_gets=connection.max_connections)
-    finally:
-        with trio.CancelScope(shield=True):
-            await reader.aclose()
-
-
 async def download(
     table: InodeTable,
     reader: RangeReader,
@@ -259,43 +253,32 @@ async def download(
     """Download from any reader as `download_channel` does; raise its `ReadError`, in a group."""
     root = await trio.to_thread.run_sync(open_root, settings.directory, settings.base)
     try:
-        return await _download_to(root, table, reader, settings, report, most_gets)
+        run = await trio.to_thread.run_sync(_Run, root, table, settings)
+        fetch = Fetch(
+            reader,
+            run.landing,
+            part_bytes=settings.part_size_bytes,
+            memory_bytes=settings.memory_target_bytes,
+            most_gets=most_gets,
+        )
+
+        def tell() -> DownloadReport:
+            run.shrink_claim(fetch)
+            state = run.report(fetch)
+            report(state)
+            return state
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_tell_often, tell)
+                await fetch.run(jobs(run.places, run.survey.is_there))
+                nursery.cancel_scope.cancel()
+            await trio.to_thread.run_sync(run.clean_up)
+        finally:
+            last = tell()  # after a failure, too: what it fetched is paid for
+        return last
     finally:
         root.close()
-
-
-async def _download_to(
-    root: Directory,
-    table: InodeTable,
-    reader: RangeReader,
-    settings: DownloadSettings,
-    report: Callable[[DownloadReport], None],
-    most_gets: int,
-) -> DownloadReport:
-    run = await trio.to_thread.run_sync(_Run, root, table, settings)
-    fetch = Fetch(
-        reader,
-        run.landing,
-        part_bytes=settings.part_size_bytes,
-        memory_bytes=settings.memory_target_bytes,
-        most_gets=most_gets,
-    )
-
-    def tell() -> DownloadReport:
-        run.shrink_claim(fetch)
-        state = run.report(fetch)
-        report(state)
-        return state
-
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell_often, tell)
-            await fetch.run(jobs(run.places, run.survey.is_there))
-            nursery.cancel_scope.cancel()
-        await trio.to_thread.run_sync(run.clean_up)
-    finally:
-        last = tell()  # after a failure, too: what it fetched is paid for
-    return last
 
 
 async def _tell_often(tell: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ Its functions are for threads. Nothing waits for the disk here; `fastfuse.sagema
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -133,9 +133,12 @@ class Landing:
         name = b"%d.new" % next(self._numbers)
         with disk_errors(job.path):
             try:
-                with _closing(os.open(name, _NEW, _MODE, dir_fd=self._private.fd)) as fd:
+                fd = os.open(name, _NEW, _MODE, dir_fd=self._private.fd)
+                try:
                     write_all(fd, data, 0)
                     self._seal(fd, Stamp(version_of(job.ref), self._trust.boot), job.ref)
+                finally:
+                    os.close(fd)
                 self._show(name, job)
             except OSError:
                 with suppress(OSError):
@@ -150,25 +153,21 @@ class Landing:
         """
         stamp = Stamp(version_of(job.ref), self._trust.boot)
         name, journal_name = half_names(stamp.version)
-        with disk_errors(job.path):
-            fd = os.open(name, _AGAIN, _MODE, dir_fd=self._private.fd)
-            try:
-                journal_fd = os.open(journal_name, _AGAIN, _MODE, dir_fd=self._private.fd)
-                try:
-                    journal = self._found(fd, journal_fd, job.ref, part_bytes) if self._continues else None
-                    if journal is None:
-                        journal = Journal.new(stamp, job.ref.size_bytes, part_bytes)
-                        os.ftruncate(journal_fd, 0)  # first: it must never tell of bytes that are gone
-                        os.ftruncate(fd, 0)
-                        # All of it now: a full disk has no room for a mark later.
-                        write_all(journal_fd, bytes(journal), 0)
-                    return Half(self, job, journal, fd, journal_fd)
-                except BaseException:
-                    os.close(journal_fd)
-                    raise
-            except BaseException:
-                os.close(fd)
-                raise
+        with disk_errors(job.path), ExitStack() as opened:
+            fds = []
+            for one in (name, journal_name):
+                fds.append(os.open(one, _AGAIN, _MODE, dir_fd=self._private.fd))
+                opened.callback(os.close, fds[-1])
+            fd, journal_fd = fds
+            journal = self._found(fd, journal_fd, job.ref, part_bytes) if self._continues else None
+            if journal is None:
+                journal = Journal.new(stamp, job.ref.size_bytes, part_bytes)
+                os.ftruncate(journal_fd, 0)  # first: it must never tell of bytes that are gone
+                os.ftruncate(fd, 0)
+                # All of it now: a full disk has no room for a mark later.
+                write_all(journal_fd, bytes(journal), 0)
+            opened.pop_all()
+            return Half(job, journal, fd, journal_fd)
 
     def _found(self, fd: int, journal_fd: int, ref: ObjectRef, part_bytes: int) -> Journal | None:
         """Return the journal of a file that can be continued."""
@@ -213,11 +212,10 @@ class Landing:
 class Half:
     """A file with parts still missing."""
 
-    def __init__(self, landing: Landing, job: Job, journal: Journal, fd: int, journal_fd: int) -> None:
+    def __init__(self, job: Job, journal: Journal, fd: int, journal_fd: int) -> None:
         self.job = job
         self.journal = journal
         self.fd = fd
-        self._landing = landing
         self._journal_fd = journal_fd
         self._is_open = True
 
@@ -238,11 +236,3 @@ class Half:
             self._is_open = False
             os.close(self._journal_fd)
             os.close(self.fd)  # the last one: NFS tells here that the disk is full
-
-
-@contextmanager
-def _closing(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -17,7 +17,6 @@ import numpy as np
 from fastfuse.filesystem.recorder import HISTORY_NAME
 from fastfuse.index.inodes.columns import Kind
 from fastfuse.index.snapshot import Snapshot
-from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 from fastfuse.sagemaker.running.budget import Usage
 from fastfuse.sagemaker.script.files import JobPaths, open_directory, write_file
@@ -92,12 +91,13 @@ class ChannelAccount:
 class Artifact:
     """Something that the job has made, as S3 holds it."""
 
-    uri: S3Uri
+    uri: str
+    # Files and links; without any, nothing was sent.
     files: int
     # The sum of the files' sizes.
     total_bytes: int
-    # The ETag of the archive; empty for a prefix.
-    etag: str
+    # The ETag of an archive; empty for a prefix.
+    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ def job_history(
 
 def _artifact(artifact: Artifact) -> dict[str, object]:
     etag = {"ETag": artifact.etag} if artifact.etag else {}
-    return {"S3Uri": str(artifact.uri), "Files": artifact.files, "Bytes": artifact.total_bytes, **etag}
+    return {"S3Uri": artifact.uri, "Files": artifact.files, "Bytes": artifact.total_bytes, **etag}
 
 
 def _utc(at: float) -> str:

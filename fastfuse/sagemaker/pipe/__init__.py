@@ -6,6 +6,6 @@ death of the streamer for the end of an epoch.
 """
 
 from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
-from fastfuse.sagemaker.pipe.pipe_channel import PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 
-__all__ = ["Guard", "PipeProgress", "PipeSettings", "remove_stale", "stream_channel"]
+__all__ = ["Guard", "PipeSettings", "PipeStream", "remove_stale", "stream_channel"]

@@ -130,15 +130,13 @@ _HELD_BYTES = 8 << 20
 _THREAD_BYTES = 32 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EpochWriter:
     """The tools and settings for the items of one epoch."""
 
     lookahead: Lookahead
     # Raises `BrokenPipeError` when the reader is gone.
     write: Sink
-    # Called after each object.
-    finished: Callable[[], None]
     is_gzip: bool
     wraps_records: bool
 
@@ -152,7 +150,6 @@ class EpochWriter:
             await (self._write_record(item) if self.wraps_records else self._pour(item, self.write))
             if isinstance(item, File):
                 self.lookahead.done(item)
-                self.finished()
 
     async def _pour(self, item: Item, sink: Sink) -> None:
         if isinstance(item, bytes):

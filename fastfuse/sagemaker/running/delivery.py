@@ -13,31 +13,37 @@ from functools import partial
 from typing import Any
 
 from fastfuse.errors import FastfuseError, OutputError
-from fastfuse.filesystem.children import error_message, heard
-from fastfuse.index.sources.uri import S3Uri
+from fastfuse.filesystem.children import NoRoomError, error_message, heard
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Artifact
 from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask, Tell, send_outputs
-from fastfuse.sagemaker.outputs.syncing import SyncedPlace, SyncTask, sync_directories
+from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
 from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import RunSettings
-from fastfuse.sizes import format_size
 
-__all__ = ["Delivery", "Syncer", "Uploader"]
+__all__ = ["Delivery", "Sender"]
 
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.2
+# The time between two looks where no signal comes.
+_LOOK_EVERY_S = 1.0
+# The time that aborting an upload may take.
+_END_S = 10.0
 
 
-class _OutputProcess(ChildProcess):
-    """A process that works with what a job has made, and says things by name."""
+class Sender(ChildProcess):
+    """A process that sends to S3 what a job has made, and says things by name."""
 
-    def __init__(self, work: Callable[[Tell], None], uris: Mapping[str, S3Uri]) -> None:
-        self._uris = uris
-        # The fields of `Sent`, by name.
-        self.sent: dict[str, Mapping[str, Any]] = {}
+    def __init__(self, work: Callable[[Tell], None], lacks: Mapping[str, str]) -> None:
+        """Fork it. `lacks` says by name, for errors, what S3 lacks until it is sent, and where that still lies."""
+        # The checkpoints that S3 had are in place.
+        self.is_ready = False
+        # The content of S3, by name.
+        self.artifacts: dict[str, Artifact] = {}
+        self._lacks = lacks
         self._errors: dict[str, FastfuseError] = {}
+        self._is_finishing = self._is_stopping = False
         super().__init__(lambda: self._tell_of(work))
 
     def _tell_of(self, work: Callable[[Tell], None]) -> None:
@@ -60,46 +66,10 @@ class _OutputProcess(ChildProcess):
             tell("", error)
             os._exit(error.exit_code)
 
-    def artifacts(self) -> dict[str, Artifact]:
-        """Return, by name, what was sent of the directories that were not empty."""
-        return {
-            name: Artifact(uri=self._uris[name], files=sent["files"], total_bytes=sent["bytes"], etag=sent["etag"])
-            for name, sent in self.sent.items()
-            if sent["files"]
-        }
-
-    @property
-    def _end(self) -> str:
-        """The reason why it did not do more."""
-        return f"the process that uploads {self.how_it_ended}"
-
-    def _failure(self, name: str, where: str) -> OutputError:
-        """Return the error for the directory `name`, of which `where` says what S3 lacks and where that still lies."""
-        error = self._errors.get(name)
-        reason = self._end if error is None else str(error)
-        return OutputError(f"the {name} {where}: {reason}", hint="" if error is None else error.hint)
-
-    def _hear(self, line: bytes, phases: Phases) -> None:
-        name, _, message = line.partition(b"\t")
-        try:
-            self._take_in(name.decode(), heard(message), phases)
-        except FastfuseError as error:
-            self._errors[name.decode()] = error
-
-    def _take_in(self, name: str, message: dict[str, Any], phases: Phases) -> None:
-        if "progress" in message:
-            phases.progress(name, *message["progress"])
-        if "sent" in message:
-            self.sent[name] = message["sent"]
-
-
-class Uploader(_OutputProcess):
-    """A process that lives until everything is sent or has failed."""
-
-    def __init__(self, task: SendTask) -> None:
-        self._task = task
-        self._is_stopping = False
-        super().__init__(partial(send_outputs, task), {outgoing.name: outgoing.uri for outgoing in task.outgoing})
+    def finish(self) -> None:
+        """Tell a process that lives as long as the job to send what is left, and to end then."""
+        self._is_finishing = True
+        super().stop()
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -107,81 +77,42 @@ class Uploader(_OutputProcess):
 
     @property
     def _end(self) -> str:
-        return "the upload was told to stop" if self._is_stopping else super()._end
-
-    def failures(self) -> dict[str, OutputError]:
-        """Return, by name, why something is not in S3, and where it still lies. Call it after the end."""
-        return {
-            one.name: self._failure(one.name, f"is not in S3 at {one.uri}, and still lies in {one.place}")
-            for one in self._task.outgoing
-            if one.name not in self.sent
-        }
-
-    def _take_in(self, name: str, message: dict[str, Any], phases: Phases) -> None:
-        super()._take_in(name, message, phases)
-        if "sent" not in message:
-            return
-        sent = message["sent"]
-        outgoing = next(one for one in self._task.outgoing if one.name == name)
-        if outgoing.data is not None:
-            return
-        if sent["files"]:
-            phases.say(f"{name}: {sent['files']:,} files, {format_size(sent['bytes'])} at {outgoing.uri}")
-        else:
-            phases.say(f"{name}: {outgoing.place} is empty, and nothing is uploaded")
-
-
-class Syncer(_OutputProcess):
-    """A process that lives as long as the job, and sends what is left at its end."""
-
-    def __init__(self, task: SyncTask) -> None:
-        self._task = task
-        # The checkpoints that S3 had are in place.
-        self.is_ready = False
-        self._is_finishing = False
-        super().__init__(partial(sync_directories, task), {place.name: place.prefix for place in task.places})
-
-    def finish(self) -> None:
-        """Tell the process that the command has ended; a second call ends it at once."""
-        self._is_finishing = True
-        self.stop()
+        """The reason why it did not do more."""
+        return "the upload was told to stop" if self._is_stopping else f"the process that uploads {self.how_it_ended}"
 
     @property
     def failure(self) -> FastfuseError | None:
         """The reason why it ended before it was told to."""
         if self.exit_code is None or self._is_finishing:
             return None
-        return self._errors.get("") or OutputError(f"{self._names} are no longer uploaded: {self._end}")
+        return self._errors.get("") or OutputError(f"{' and '.join(self._lacks)} are no longer uploaded: {self._end}")
 
-    @property
-    def _names(self) -> str:
-        return " and ".join(place.name for place in self._task.places)
+    def failures(self) -> list[FastfuseError]:
+        """Return why something is not in S3, and where it still lies. Call it after the end."""
+        missing = {name: lack for name, lack in self._lacks.items() if name not in self.artifacts}
+        return [
+            _not_sent(name, lack, self._errors.get(name) or OutputError(self._end)) for name, lack in missing.items()
+        ]
 
-    def failures(self) -> dict[str, OutputError]:
-        """Return, by name, why something is not in S3, and where it still lies. Call it after the end."""
-        return {
-            one.name: self._failure(one.name, f"are not all in S3 at {one.prefix}, and still lie in {one.directory}")
-            for one in self._task.places
-            if one.name not in self.sent
-        }
-
-    def _take_in(self, name: str, message: dict[str, Any], phases: Phases) -> None:
-        super()._take_in(name, message, phases)
-        if "ready" in message:
-            self.is_ready = True
+    def _hear(self, line: bytes, phases: Phases) -> None:
+        start, _, rest = line.partition(b"\t")
+        name = start.decode()
+        try:
+            message = heard(rest)
+        except FastfuseError as error:
+            self._errors[name] = error
+            return
+        self.is_ready = self.is_ready or "ready" in message
+        if "progress" in message:
+            phases.progress(name, *message["progress"])
         if "said" in message:
             phases.say(f"{name}: {message['said']}")
-        if "sent" in message and message["sent"]["files"]:
-            sent = message["sent"]
-            phases.say(f"{name}: {format_size(sent['bytes'])} were sent, files: {sent['files']:,}")
+        if "sent" in message:
+            self.artifacts[name] = Artifact(**message["sent"])
 
 
-_log = logging.getLogger(__name__)
-
-# The time between two looks where no signal comes.
-_LOOK_EVERY_S = 1.0
-# The time that aborting an upload may take.
-_END_S = 10.0
+def _not_sent(name: str, lack: str, error: FastfuseError) -> FastfuseError:
+    return OutputError(f"the {name} {lack}: {error}", hint=error.hint)
 
 
 class Delivery:
@@ -194,8 +125,9 @@ class Delivery:
         self._settings = settings
         self._phases = phases
         self._take_signal = take_signal
-        self._syncer: Syncer | None = None
-        self._uploader: Uploader | None = None
+        # For the job's own directories, and for what it has made in the end.
+        self._syncer: Sender | None = None
+        self._uploader: Sender | None = None
         self._is_lost_told = False
         # The content of S3, by name.
         self.artifacts: dict[str, Artifact] = {}
@@ -212,23 +144,14 @@ class Delivery:
 
     def begin(self) -> None:
         """Bring checkpoints back, and send new ones from then on."""
-        settings = self._settings
-        if not settings.job.synced:
-            return
-        places = []
-        for synced in settings.job.synced:
-            directory = settings.paths.of(synced.local_path)
-            base = settings.paths.base if directory.is_relative_to(settings.paths.base) else directory
-            place = SyncedPlace(
-                name=synced.name,
-                directory=directory,
-                base=base,
-                prefix=synced.place,
-                are_checkpoints=synced.are_checkpoints,
-            )
-            places.append(place)
-        task = SyncTask(places=tuple(places), connection=settings.connection, part_size_bytes=settings.part_size_bytes)
-        self._syncer = Syncer(task)
+        settings, paths = self._settings, self._settings.paths
+        if settings.job.synced:
+            task = SyncTask(settings.job.synced, paths, settings.connection, settings.part_size_bytes)
+            lacks = {
+                one.name: f"are not all in S3 at {one.place}, and still lie in {paths.of(one.local_path)}"
+                for one in task.synced
+            }
+            self._syncer = Sender(partial(sync_directories, task), lacks)
 
     @property
     def is_ready(self) -> bool:
@@ -289,14 +212,15 @@ class Delivery:
                 self._take_signal(_LOOK_EVERY_S)
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing) -> list[FastfuseError]:
-        settings = self._settings
-        task = SendTask(
-            outgoing=outgoing, base=settings.paths.base, connection=settings.connection, kms_key_id=kms_key_id
-        )
-        self._uploader = Uploader(task)
+        task = SendTask(outgoing, self._settings.paths.base, self._settings.connection, kms_key_id)
+        lacks = {one.name: f"is not in S3 at {one.uri}, and still lies in {one.place}" for one in outgoing}
+        try:
+            self._uploader = Sender(partial(send_outputs, task), lacks)
+        except NoRoomError as error:
+            return [_not_sent(name, lack, error) for name, lack in lacks.items()]
         return self._end(self._uploader)
 
-    def _end(self, process: Syncer | Uploader) -> list[FastfuseError]:
+    def _end(self, process: Sender) -> list[FastfuseError]:
         """Wait for the end of a process, which a second signal hastens; return what it could not send."""
         kill_at_s = math.inf
         signals = 0
@@ -310,5 +234,5 @@ class Delivery:
                     kill_at_s = min(kill_at_s, time.monotonic() + _END_S)
             if time.monotonic() >= kill_at_s:
                 process.kill()
-        self.artifacts |= process.artifacts()
-        return [*process.failures().values()]
+        self.artifacts |= {name: artifact for name, artifact in process.artifacts.items() if artifact.files}
+        return process.failures()

@@ -159,7 +159,13 @@ class _Run:
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
         name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
-        aside = put_aside(settings.paths, name, keeps=settings.keeps, fetches_code=settings.job.fetches_code)
+        aside = put_aside(
+            settings.paths,
+            name,
+            keeps=settings.keeps,
+            fetches_code=settings.job.fetches_code,
+            synced=[settings.paths.of(synced.local_path) for synced in settings.job.synced],
+        )
         if aside is not None:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)

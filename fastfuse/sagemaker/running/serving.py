@@ -38,7 +38,7 @@ from fastfuse.sagemaker.download import (
 )
 from fastfuse.sagemaker.local_files import index_files
 from fastfuse.sagemaker.outputs.record import listing_of
-from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.pipe import Guard, PipeSettings, PipeStream, stream_channel
 from fastfuse.sagemaker.placing import keep_in_place
 from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
@@ -243,34 +243,30 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         tell(ready=f"{file_count:,} {what} through {paths.channel(channel.name)}_0")
         recent.begin("")
 
-    def report(progress: PipeProgress) -> None:
+    def report(stream: PipeStream) -> None:
         if are_local:
-            counters.set(counters.slot("fastfuse_fetched_bytes"), progress.fetched_bytes)
-        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), progress.requests)
-        counters.set(counters.slot("fastfuse_read_served_bytes"), progress.written_bytes)
-        _note_waiting(counters, progress.waited_s, is_waiting=progress.is_waiting)
+            counters.set(counters.slot("fastfuse_fetched_bytes"), stream.fetched_bytes)
+        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), stream.requests)
+        counters.set(counters.slot("fastfuse_read_served_bytes"), stream.written_bytes)
+        _note_waiting(counters, stream.waited_s, is_waiting=stream.is_waiting)
         recent.look()
-        if progress.failure is not None:
-            tell(progress.failure)
+        if stream.failure is not None:
+            tell(stream.failure)
 
     settings = PipeSettings(
         channel=channel,
+        connection=task.settings.connection,
         shard=shard,
         directory=paths.data,
         base=paths.base,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
+        counters=counters,
+        guard=task.guard,
+        begin_fd=task.begin_fd,
     )
-    connection = task.settings.connection
     try:
-        stream_channel(
-            *(snapshot_fd, connection, settings),
-            ready=ready,
-            report=report,
-            guard=task.guard,
-            begin_fd=task.begin_fd,
-            counters=counters,
-        )
+        stream_channel(snapshot_fd, settings, ready=ready, report=report)
     finally:
         recent.tell_summary()
     return 0

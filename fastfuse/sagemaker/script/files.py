@@ -11,9 +11,9 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
@@ -218,13 +218,17 @@ def claim_base_dir(paths: JobPaths) -> int:
 
 _MARK = ".fastfuse-run"
 _RUNS = "runs"
-_MOST_NAME_BYTES = 4096
+# A name, and two paths of 4096 characters.
+_MOST_MARK_BYTES = 1 << 16
 
 
-def put_aside(paths: JobPaths, name: str, *, keeps: bool, fetches_code: bool = False) -> Path | None:
+def put_aside(
+    paths: JobPaths, name: str, *, keeps: bool, fetches_code: bool = False, synced: Collection[Path] = ()
+) -> Path | None:
     """Move what the earlier run left, unless this one `keeps` it, and note that the run `name` begins.
 
-    The code goes, too, if the run `fetches_code`: SageMaker's toolkit would run the earlier run's.
+    The code goes, too, if the run `fetches_code`: SageMaker's toolkit would run the earlier run's. `synced` are the
+    places of this run's checkpoints and logs; those of the earlier run are known from its note.
 
     Return where it is now, or None where nothing was moved. The caller has claimed the base directory.
 
@@ -233,10 +237,11 @@ def put_aside(paths: JobPaths, name: str, *, keeps: bool, fetches_code: bool = F
     """
     base_fd = open_directory(paths.base, paths.base)
     try:
-        moved = None if keeps else _put_aside(paths, base_fd, fetches_code=fetches_code)
+        moved = None if keeps else _put_aside(paths, base_fd, synced, fetches_code=fetches_code)
         fd = os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=base_fd)
+        below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
         with os.fdopen(fd, "w", encoding="utf-8") as mark:
-            json.dump({"name": name}, mark)
+            json.dump({"name": name, "synced": below}, mark)
         return moved
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -249,8 +254,14 @@ def put_aside(paths: JobPaths, name: str, *, keeps: bool, fetches_code: bool = F
         os.close(base_fd)
 
 
-def _put_aside(paths: JobPaths, base_fd: int, *, fetches_code: bool) -> Path | None:
-    left, name = list(_left(paths)), _earlier_name(base_fd)
+def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetches_code: bool) -> Path | None:
+    name, earlier = _earlier_run(base_fd)
+    for path in synced:
+        if not path.is_relative_to(paths.base) and _has_files(path):
+            raise ConfigurationError(
+                f"{path} has files, and a job begins without any", hint="empty it, or begin with them (--keep)"
+            )
+    left = list(_left(paths, [*synced, *(paths.base / below for below in earlier)]))
     if fetches_code and name is not None and _has_files(paths.code):
         left.append(paths.code)
     if not left:
@@ -272,13 +283,17 @@ def _put_aside(paths: JobPaths, base_fd: int, *, fetches_code: bool) -> Path | N
     return aside
 
 
-def _left(paths: JobPaths) -> Iterator[Path]:
+def _left(paths: JobPaths, synced: Iterable[Path]) -> Iterator[Path]:
     """Yield the channels, and the other directories, that have files. A mount is somebody's, and stays."""
     try:
         channels = sorted(paths.data.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         channels = []
-    for path in (*channels, paths.model, paths.output, paths.checkpoints):
+    own = (paths.model, paths.output, paths.checkpoints)
+    # What lies in another one goes with it.
+    others = {path for path in synced if path.is_relative_to(paths.base) and not {path, *path.parents} & {*own}}
+    outermost = [path for path in sorted(others) if not {*path.parents} & others]
+    for path in (*channels, *own, *outermost):
         is_mounted_channel = path.parent == paths.data and find_mount(path) is not None
         if not is_mounted_channel and _has_files(path):
             yield path
@@ -294,19 +309,26 @@ def _has_files(path: Path) -> bool:
     return False
 
 
-def _earlier_name(base_fd: int) -> str | None:
-    """Return the name of the run whose files are there, fit for a directory; None if there was none."""
+def _earlier_run(base_fd: int) -> tuple[str | None, list[str]]:
+    """Return the name of the run whose files are there, fit for a directory, and its synced directories below.
+
+    The name is None if there was no run.
+    """
     try:
         fd = os.open(_MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base_fd)
     except FileNotFoundError:
-        return None
+        return None, []
     with os.fdopen(fd, "rb") as mark:
-        text = mark.read(_MOST_NAME_BYTES)
+        text = mark.read(_MOST_MARK_BYTES)
     try:
-        name = str(json.loads(text)["name"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return "earlier"
-    return name if name.replace("-", "").isalnum() and name.isascii() else "earlier"
+        noted = json.loads(text)
+        name, synced = str(noted["name"]), [*map(str, noted.get("synced", ()))]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "earlier", []
+    is_name = name.replace("-", "").isalnum() and name.isascii()
+    # Somebody else may have written the note: it leads nowhere else.
+    below = [path for path in synced if "\0" not in path and {*PurePath(path).parts}.isdisjoint({"/", ".."})]
+    return name if is_name else "earlier", [path for path in below if PurePath(path).parts]
 
 
 def _new_directory(base: Path, name: str) -> Path:
