@@ -67,8 +67,9 @@ def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
         groups=groups,
         hyperparameters=dict(request.HyperParameters),
         environment=dict(request.Environment),
-        output=_output(request),
-        synced=_synced(request),
+        # An answer of SageMaker's names the places of the job that it ran, which are not to be written to.
+        output=None if request.TrainingJobArn else _output(request),
+        synced=() if request.TrainingJobArn else tuple(_synced(request)),
         max_runtime_s=_runtime_s(request),
         command=_command(request),
     )
@@ -97,7 +98,7 @@ def _channel(
         name=item.ChannelName,
         input_mode=mode,
         is_mode_assumed=not (item.InputMode or job_mode),
-        source=_uri(path, source) if isinstance(source, S3Source) else _directory(path, source),
+        source=_uri(path, source) if isinstance(source, S3Source) else _file_system(path, source),
         content_type=item.ContentType,
         is_gzip=item.CompressionType is CompressionType.GZIP,
         wraps_records=item.RecordWrapperType is RecordWrapper.RECORD_IO,
@@ -132,31 +133,25 @@ def _source(path: FieldPath, item: ChannelRequest) -> S3Source | FileSystemSourc
     return source
 
 
-def _directory(path: FieldPath, source: FileSystemSource) -> LocalDirectory:
-    where = (*path, "DataSource", "FileSystemDataSource", "DirectoryPath")
-    _check_directory(where, source.DirectoryPath)
+def _file_system(path: FieldPath, source: FileSystemSource) -> LocalDirectory:
     return LocalDirectory(
-        path=source.DirectoryPath,
+        path=_full_path((*path, "DataSource", "FileSystemDataSource", "DirectoryPath"), source.DirectoryPath),
         file_system=source.FileSystemId,
         is_writable=source.FileSystemAccessMode is FileSystemAccess.READ_WRITE,
     )
 
 
-def _check_directory(where: FieldPath, text: str) -> None:
+def _full_path(where: FieldPath, text: str) -> str:
     if not text.startswith("/") or "\0" in text or ".." in text.split("/"):
         raise FieldError(
             where, f"{text!r} is not the full path of a directory", hint="begin it with /, and leave .. out of it"
         )
+    return text
 
 
 def _check_mode(path: FieldPath, item: ChannelRequest, mode: InputMode) -> None:
-    if mode is InputMode.PIPE:
-        return
-    for name, is_set in (
-        ("CompressionType", item.CompressionType is not CompressionType.NONE),
-        ("RecordWrapperType", item.RecordWrapperType is not RecordWrapper.NONE),
-    ):
-        if is_set:
+    for name in ("CompressionType", "RecordWrapperType"):
+        if mode is not InputMode.PIPE and getattr(item, name) != "None":
             raise FieldError(
                 (*path, name),
                 f"is {getattr(item, name)}, which is for Pipe mode, and the channel's mode is {mode}",
@@ -205,8 +200,7 @@ def _uri(path: FieldPath, source: S3Source) -> S3Uri | LocalDirectory:
 
 def _named_directory(path: FieldPath, source: S3Source) -> LocalDirectory:
     # Taken verbatim, as the keys of an S3 URI are.
-    directory = source.S3Uri.removeprefix(_FILE_SCHEME)
-    _check_directory(path, directory)
+    directory = _full_path(path, source.S3Uri.removeprefix(_FILE_SCHEME))
     if source.S3DataType is not SourceKind.PREFIX:
         raise FieldError(
             path,
@@ -251,21 +245,16 @@ def _check_names(channels: tuple[Channel, ...]) -> None:
                 f"and both would be SM_CHANNEL_{channel.name.upper()}"
             )
             raise FieldError(path, what, hint="give each channel a name of its own")
-    for index, pipe_index in _fifo_collisions(channels):
-        raise FieldError(
-            ("InputDataConfig", index, "ChannelName"),
-            f"{channels[index].name!r} is also the name of a FIFO of the Pipe channel {channels[pipe_index].name!r}",
-            hint="rename one of the two",
-        )
-
-
-def _fifo_collisions(channels: tuple[Channel, ...]) -> Iterator[tuple[int, int]]:
-    """Yield each channel whose name is that of a FIFO ``<channel>_<epoch>``, and the FIFO's Pipe channel."""
-    pipes = {item.name: index for index, item in enumerate(channels) if item.input_mode is InputMode.PIPE}
+    pipes = {channel.name for channel in channels if channel.input_mode is InputMode.PIPE}
     for index, channel in enumerate(channels):
+        # A FIFO is ``<channel>_<epoch>``.
         name, _, epoch = channel.name.rpartition("_")
-        if index not in pipes.values() and name in pipes and re.fullmatch(r"0|[1-9][0-9]*", epoch):
-            yield index, pipes[name]
+        if channel.name not in pipes and name in pipes and re.fullmatch(r"0|[1-9][0-9]*", epoch):
+            raise FieldError(
+                ("InputDataConfig", index, "ChannelName"),
+                f"{channel.name!r} is also the name of a FIFO of the Pipe channel {name!r}",
+                hint="rename one of the two",
+            )
 
 
 def _groups(resources: ResourceRequest) -> tuple[RequestedGroup, ...]:
@@ -311,15 +300,8 @@ _TENSORBOARD: Final = "/opt/ml/output/tensorboard"
 
 
 def _output(request: Request) -> OutputConfig | None:
-    """Return the place of the job's model and output, or None if the request names none.
-
-    The answer about a job that SageMaker ran names the place of that job's model, which is not to be replaced.
-
-    Raises:
-        FieldError: it is no place in S3, or the job has no name, which is a part of it.
-    """
     config = request.OutputDataConfig
-    if config is None or request.TrainingJobArn is not None:
+    if config is None:
         return None
     folder = _folder(("OutputDataConfig", "S3OutputPath"), config.S3OutputPath)
     return OutputConfig(
@@ -329,26 +311,17 @@ def _output(request: Request) -> OutputConfig | None:
     )
 
 
-def _synced(request: Request) -> tuple[SyncedDirectory, ...]:
-    """Return the directories that go to S3 while the job runs; none of a job that SageMaker ran.
-
-    Raises:
-        FieldError: a place is none in S3, or a path is one where a job's data or everything of it lies.
-    """
+def _synced(request: Request) -> Iterator[SyncedDirectory]:
     checkpoints, logs = request.CheckpointConfig, request.TensorBoardOutputConfig
-    found = []
-    if request.TrainingJobArn is not None:
-        return ()
     if checkpoints is not None:
         path = _local_path("CheckpointConfig", checkpoints.LocalPath or _CHECKPOINTS)
         place = _folder(("CheckpointConfig", "S3Uri"), checkpoints.S3Uri)
-        found.append(SyncedDirectory(name="checkpoints", local_path=path, place=place, are_checkpoints=True))
+        yield SyncedDirectory(name="checkpoints", local_path=path, place=place, are_checkpoints=True)
     if logs is not None:
         path = _local_path("TensorBoardOutputConfig", logs.LocalPath or _TENSORBOARD)
         folder = _folder(("TensorBoardOutputConfig", "S3OutputPath"), logs.S3OutputPath)
         place = S3Uri(folder.bucket, f"{folder.path}{_job_name(request)}/tensorboard-output/")
-        found.append(SyncedDirectory(name="tensorboard", local_path=path, place=place, are_checkpoints=False))
-    return tuple(found)
+        yield SyncedDirectory(name="tensorboard", local_path=path, place=place, are_checkpoints=False)
 
 
 def _local_path(config: str, text: str) -> str:
@@ -383,11 +356,6 @@ def _job_name(request: Request) -> str:
 
 
 def _runtime_s(request: Request) -> int | None:
-    """Return the job's limit of time.
-
-    Raises:
-        FieldError: the whole, with the wait for instances, is shorter than its part.
-    """
     condition = request.StoppingCondition
     if condition is None:
         return None
