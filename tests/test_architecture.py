@@ -121,7 +121,6 @@ PURE = {
         "sagemaker.pipe.encodings",
         "sagemaker.pipe.sequence",
     ),
-    "sagemaker.running.opening",
     *("sagemaker.description.fields", "sagemaker.description.request"),
 }
 IMPURE_IMPORTS = {

@@ -20,7 +20,6 @@ from fastfuse.errors import (
     EmptySourceError,
     ObjectChangedError,
     ObjectDeniedError,
-    ReadError,
     SourceError,
     UnavailableError,
 )
@@ -99,10 +98,8 @@ def _below(root: Path, source: LocalDirectory) -> Path:
     return found
 
 
-class _File(NamedTuple):
-    key: bytes
-    size_bytes: int
-    mtime_ns: int
+# Key, size in bytes and time of the last change in nanoseconds.
+_File = tuple[bytes, int, int]
 
 
 def list_files(found: Found, shard: Shard | None, *, allow_empty: bool) -> InodeTable:
@@ -116,8 +113,8 @@ def list_files(found: Found, shard: Shard | None, *, allow_empty: bool) -> Inode
     try:
         while waiting:
             files = list(_look_into(found, waiting.pop(), waiting))
-            _, sizes, mtimes = zip(*files, strict=True) if files else ((), (), ())
-            builder.add([file.key for file in files], sizes, mtimes, [""] * len(files), ["STANDARD"] * len(files))
+            keys, sizes, mtimes = zip(*files, strict=True) if files else ((), (), ())
+            builder.add(keys, sizes, mtimes, [""] * len(files), ["STANDARD"] * len(files))
     except OSError as error:
         raise SourceError(f"{_shown(error.filename)} cannot be read: {error.strerror}") from error
     table, refusals = builder.build()
@@ -156,7 +153,7 @@ def _look_into(found: Found, folder: bytes, waiting: list[bytes]) -> Iterator[_F
                     f"{_shown(entry.path)} is neither a file nor a directory, nor a link to a file",
                     hint="remove it, or read the directory unsharded in File or FastFile mode, which shows it as it is",
                 )
-            yield _File(folder + entry.name, status.st_size, status.st_mtime_ns)
+            yield folder + entry.name, status.st_size, status.st_mtime_ns
 
 
 def _check_link(found: Found, path: bytes) -> None:
@@ -199,14 +196,10 @@ def _fill(buffer: memoryview, ref: ObjectRef, start: int) -> None:
                     done += count
         finally:
             os.close(fd)
+    except FileNotFoundError as error:
+        raise ObjectChangedError(f"{ref.uri!r} was removed since the job began") from error
     except OSError as error:
-        raise _read_error(ref, error) from error
+        kind = ObjectDeniedError if isinstance(error, PermissionError) else UnavailableError
+        raise kind(f"{ref.uri!r} cannot be read: {error.strerror}") from error
     if done < len(buffer):
         raise ObjectChangedError(f"{ref.uri!r} has changed since the job began")
-
-
-def _read_error(ref: ObjectRef, error: OSError) -> ReadError:
-    if isinstance(error, FileNotFoundError):
-        return ObjectChangedError(f"{ref.uri!r} was removed since the job began")
-    kind = ObjectDeniedError if isinstance(error, PermissionError) else UnavailableError
-    return kind(f"{ref.uri!r} cannot be read: {error.strerror}")

@@ -23,8 +23,11 @@ from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.local_files import find_directory, list_files
 from fastfuse.sagemaker.script.files import open_directory
 
-__all__ = ["keep_in_place", "put_in_place", "put_links", "take_away", "unmount_directory"]
+__all__ = ["keep_in_place", "take_away"]
 
+_log = logging.getLogger(__name__)
+
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
 _MARK = "/."
 
 # Linux has one number for each of these on every architecture but alpha.
@@ -45,13 +48,8 @@ class _MountAttributes(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd"))
 
 
-def put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool) -> str:
-    """Mount `directory` at `place` below `base`, or link to it; return why it is not mounted, or nothing if it is.
-
-    Raises:
-        MountError: something is in the way.
-        DiskError: the link cannot be made.
-    """
+def _put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool) -> str:
+    """Mount `directory` at `place` below `base`, or link to it; return why it is not mounted, or nothing if it is."""
     with _empty_directory(place, base) as place_fd:
         try:
             _bind(directory, place_fd, is_writable=is_writable)
@@ -59,35 +57,25 @@ def put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool)
             reason = error.strerror or ""
         else:
             return ""
-    try:
+    with _link_errors(place):
         parent_fd = open_directory(place.parent, base)
         try:
             os.rmdir(place.name, dir_fd=parent_fd)
             os.symlink(f"{_MARK}{directory}", place.name, dir_fd=parent_fd)
         finally:
             os.close(parent_fd)
-    except OSError as error:
-        raise _cannot_link(place, error) from error
     return reason
 
 
-def put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> None:
-    """Make a link at `place` to each file of `table`, which lists `directory`.
-
-    Raises:
-        MountError: something is in the way.
-        DiskError: a link cannot be made.
-    """
-    with _empty_directory(place, base) as fd:
-        try:
-            for row in range(1, len(table)):  # directories come before what is in them
-                path = table.path(table.inode(row))
-                if path.endswith("/"):
-                    os.mkdir(path, dir_fd=fd)
-                else:
-                    os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
-        except OSError as error:
-            raise _cannot_link(place, error) from error
+def _put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> None:
+    """Make a link at `place` to each file of `table`, which lists `directory`."""
+    with _empty_directory(place, base) as fd, _link_errors(place):
+        for row in range(1, len(table)):  # directories come before what is in them
+            path = table.path(table.inode(row))
+            if path.endswith("/"):
+                os.mkdir(path, dir_fd=fd)
+            else:
+                os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
 
 
 def take_away(place: Path, channel: Channel) -> None:
@@ -104,15 +92,11 @@ def take_away(place: Path, channel: Channel) -> None:
     elif mount is None:
         _remove_links(place)
     elif not mount.is_ours and find_directory(source, place, allow_empty=True).path.samefile(place):
-        unmount_directory(place)
+        _unmount(place)
 
 
-def unmount_directory(place: Path) -> None:
-    """Unmount what was put at `place`, with what is mounted below it; open files stay usable.
-
-    Raises:
-        MountError: it cannot be unmounted.
-    """
+def _unmount(place: Path) -> None:
+    """Unmount what was put at `place`, with what is mounted below it; open files stay usable."""
     if _LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW):
         reason = os.strerror(ctypes.get_errno())
         raise MountError(f"{place} cannot be unmounted: {reason}", hint=f"umount --lazy {place}, as root on the host")
@@ -139,6 +123,16 @@ def _is_ours(name: str, directory_fd: int | None = None) -> bool:
         return os.readlink(name, dir_fd=directory_fd).startswith(f"{_MARK}/")
     except OSError:  # it is no link
         return False
+
+
+@contextmanager
+def _link_errors(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there"
+        ) from error
 
 
 @contextmanager
@@ -183,15 +177,6 @@ def _call(*arguments: object) -> int:
     return result
 
 
-def _cannot_link(place: Path, error: OSError) -> DiskError:
-    return DiskError(f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there")
-
-
-_log = logging.getLogger(__name__)
-
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
-
-
 def keep_in_place(
     channel: Channel, place: Path, base: Path, *, shard: Shard | None, allow_empty: bool, ready: Callable[[str], None]
 ) -> None:
@@ -204,11 +189,11 @@ def keep_in_place(
     assert isinstance(source, LocalDirectory)
     found = find_directory(source, place, allow_empty=allow_empty)
     if shard is None:
-        refusal = put_in_place(found.path, place, base, is_writable=source.is_writable)
+        refusal = _put_in_place(found.path, place, base, is_writable=source.is_writable)
         what = str(found.path)
     else:
         table = list_files(found, shard, allow_empty=allow_empty)
-        put_links(table, found.path, place, base)
+        _put_links(table, found.path, place, base)
         refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
     if refusal:
         access = f"linked ({refusal}; file permissions alone decide who may write)"
@@ -223,4 +208,4 @@ def keep_in_place(
     if refusal:
         take_away(place, channel)
     else:
-        unmount_directory(place)
+        _unmount(place)

@@ -185,7 +185,6 @@ class OutputConfig:
         return self._below(f"output{_suffix(cluster)}.tar.gz")
 
     def record(self, cluster: Cluster) -> S3Uri:
-        """Return the place of the record of the run."""
         return self._below(f"job-record{_suffix(cluster)}.json")
 
     def _below(self, name: str) -> S3Uri:

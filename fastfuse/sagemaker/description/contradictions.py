@@ -211,11 +211,7 @@ def _named_directory(path: FieldPath, source: S3Source) -> LocalDirectory:
 
 
 def _https_uri(text: str) -> S3Uri:
-    """Return the S3 URI of an HTTPS address at AWS, in either style.
-
-    Raises:
-        ConfigurationError: the text is no such address. The message omits its query, which may be a signature.
-    """
+    """Return the S3 URI of an HTTPS address at AWS, in either style."""
     hint = "write it as s3://BUCKET/PREFIX, and give the service with --endpoint-url if it is not AWS"
     try:
         parts = urlsplit(text)

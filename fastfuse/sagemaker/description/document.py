@@ -143,10 +143,6 @@ def _value(text: str, at: int, path: FieldPath, named_at: int, offsets: dict[Fie
     """Return the value at `at` and the offset behind it, and note the places of all that it holds.
 
     The text is JSON.
-
-    Raises:
-        _RefusedError: a name comes twice in one object, a number is none, or values are nested too deeply.
-        OverflowError: there are more values than in any job description.
     """
     offsets[path] = named_at
     if len(offsets) > MAX_VALUES + 1:  # and the whole

@@ -292,7 +292,6 @@ def _unknown(path: FieldPath) -> tuple[str, str]:
 
 
 def _fields_at(path: FieldPath) -> list[str]:
-    """Return the names that the API has in the structure at `path`."""
     shape: type[_Shape] = Request
     for part in path:
         shape = _SHAPES.get(str(part), shape)

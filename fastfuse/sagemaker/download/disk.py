@@ -189,7 +189,6 @@ class Directory:
         self._is_open = True
 
     def close(self) -> None:
-        """Close the directory. Idempotent."""
         if self._is_open:
             self._is_open = False
             os.close(self.fd)
@@ -198,7 +197,6 @@ class Directory:
         self.close()
 
     def at(self, name: bytes) -> bytes:
-        """Return the path of `name` in this directory."""
         return os.path.join(self.path, name)
 
     def enter(self, name: bytes) -> "Directory":

@@ -303,7 +303,6 @@ class _Run:
         self.landing = Landing(self._private, trust, continues=not settings.is_verified)
 
     def clean_up(self) -> None:
-        """Remove the private directory, which is empty."""
         with disk_errors(self._private.path):
             os.rmdir(self._private_name, dir_fd=self.places.root.fd)
 

@@ -48,7 +48,6 @@ class Places:
         self._parents = table.columns["parents"].data
 
     def parent(self, row: int) -> int:
-        """Return the row of the directory that holds `row`."""
         parent: int = self._parents[row]
         return parent
 
@@ -60,7 +59,6 @@ class Places:
         return directory
 
     def path(self, row: int) -> bytes:
-        """Return the path at `row`, for messages."""
         return self.root.at(b"/".join(self._names(row)))
 
     def name(self, row: int) -> bytes:

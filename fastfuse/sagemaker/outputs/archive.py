@@ -51,7 +51,6 @@ class Found:
 
     @property
     def place(self) -> Path:
-        """A path to it that leads through no link."""
         return path_of(self.parent_fd) / self.name
 
 
@@ -181,7 +180,6 @@ class _Gzip:
         return len(data)
 
     def finish(self) -> None:
-        """Pass on what is left, and the end."""
         self._start()
         while self._ahead:
             self._write(self._ahead.popleft().result())

@@ -120,7 +120,6 @@ class Ending:
 def job_record(
     job: TrainingJob, cluster: Cluster, ending: Ending, channels: Sequence[ChannelAccount], *, ended_at: float
 ) -> dict[str, object]:
-    """Return the record as JSON."""
     failure = {"FailureReason": ending.failure_reason} if ending.failure_reason else {}
     return {
         "RecordFormat": _FORMAT,
@@ -164,7 +163,6 @@ def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
 def job_history(
     record: Mapping[str, object], phases: Sequence[tuple[str, float]], channels: Sequence[ChannelAccount]
 ) -> dict[str, object]:
-    """Return the history of a job, with its `record`, as JSON."""
     told = [
         {
             "name": account.channel.name,

@@ -106,11 +106,7 @@ class _Sending:
         self._files = self._entries = self._total_bytes = 0
 
     async def run(self) -> Artifact:
-        """Send it.
-
-        Raises:
-            FastfuseError: it is not in S3.
-        """
+        """Send it."""
         if self._outgoing.data is None:
             await trio.to_thread.run_sync(self._survey)
             if not self._files:
@@ -130,11 +126,7 @@ class _Sending:
         return Artifact(uri=str(uri), files=self._files, total_bytes=self._total_bytes, etag=etag)
 
     def _survey(self) -> None:
-        """Count the files.
-
-        Raises:
-            OutputError: something cannot be read, or S3 cannot hold it.
-        """
+        """Count the files."""
         for found in walk(self._outgoing.place, self._task.base):
             self._entries += 1
             if found.is_link and self._outgoing.uri.path.endswith("/"):

@@ -118,11 +118,7 @@ class _Directory:
         self._error: FastfuseError | None = None
 
     def bring_back(self, task: SyncTask, tell: Tell) -> None:
-        """Download what S3 has, unless files are there already that no unfinished download left.
-
-        Raises:
-            FastfuseError: something is missing in the end.
-        """
+        """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
         if not is_unfinished and any(found.is_file for found in walk(directory, self._base)):
@@ -232,11 +228,7 @@ def _is_being_written(fd: int) -> bool:
 
 
 async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:
-    """Yield what the file had when `version` was seen.
-
-    Raises:
-        OutputError: it cannot be read, got shorter, or has changed although it `must_stay` as it was.
-    """
+    """Yield what the file had when `version` was seen."""
     left_bytes = version[1]
     piece_bytes = piece_bytes_of(left_bytes)
     try:

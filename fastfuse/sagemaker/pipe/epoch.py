@@ -53,7 +53,6 @@ class Lookahead:
 
     @property
     def is_waiting(self) -> bool:
-        """True while a reader waits for bytes that are not there yet."""
         return self._waits_since_s < inf
 
     @property
@@ -102,7 +101,6 @@ class Lookahead:
             await sink(data)
 
     def done(self, file: File) -> None:
-        """Note that the file is complete."""
         self._done += 1
         self._before_bytes += file.ref.size_bytes
         if self._done <= self._planned:

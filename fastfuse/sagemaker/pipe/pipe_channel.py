@@ -137,7 +137,6 @@ class PipeStream:
 
     @property
     def is_waiting(self) -> bool:
-        """True while that is so."""
         return self._lookahead is not None and self._lookahead.is_waiting
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -159,7 +158,6 @@ class PipeStream:
                 os.close(self._directory_fd)
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        """See `RangeReader.get`; the engine calls it."""
         self.requests += 1
         try:
             data = await self._reader.get(ref, start, end)

@@ -3,17 +3,15 @@
 Processes of their own do the work (`outputs`); here is what their parent sees of them.
 """
 
-import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from fastfuse.errors import FastfuseError, OutputError
-from fastfuse.filesystem.children import NoRoomError, error_message, heard
+from fastfuse.filesystem.children import NoRoomError
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Artifact
 from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
@@ -42,29 +40,17 @@ class Sender(ChildProcess):
         # The content of S3, by name.
         self.artifacts: dict[str, Artifact] = {}
         self._lacks = lacks
-        self._errors: dict[str, FastfuseError] = {}
         self._is_finishing = self._is_stopping = False
-        super().__init__(lambda: self._tell_of(work))
+        self._reported_s = 0.0
+        super().__init__(lambda: work(self._say))
 
-    def _tell_of(self, work: Callable[[Tell], None]) -> None:
-        reported_s = 0.0
-
-        def tell(name: str, error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 - JSON
-            nonlocal reported_s
-            if "progress" in message:
-                now_s = time.monotonic()
-                if now_s - reported_s < _REPORT_EVERY_S:
-                    return
-                reported_s = now_s
-            # Bytes up to the first tab name what the rest is about.
-            line = json.dumps(message).encode() if error is None else error_message(error)
-            os.write(self._told.writing_fd, name.encode() + b"\t" + line + b"\n")
-
-        try:
-            work(tell)
-        except FastfuseError as error:
-            tell("", error)
-            os._exit(error.exit_code)
+    def _say(self, name: str, error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 - JSON
+        if "progress" in message:
+            now_s = time.monotonic()
+            if now_s - self._reported_s < _REPORT_EVERY_S:
+                return
+            self._reported_s = now_s
+        self.tell(error, name, **message)
 
     def finish(self) -> None:
         """Tell a process that lives as long as the job to send what is left, and to end then."""
@@ -85,23 +71,16 @@ class Sender(ChildProcess):
         """The reason why it ended before it was told to."""
         if self.exit_code is None or self._is_finishing:
             return None
-        return self._errors.get("") or OutputError(f"{' and '.join(self._lacks)} are no longer uploaded: {self._end}")
+        return self.errors.get("") or OutputError(f"{' and '.join(self._lacks)} are no longer uploaded: {self._end}")
 
     def failures(self) -> list[FastfuseError]:
         """Return why something is not in S3, and where it still lies. Call it after the end."""
         missing = {name: lack for name, lack in self._lacks.items() if name not in self.artifacts}
         return [
-            _not_sent(name, lack, self._errors.get(name) or OutputError(self._end)) for name, lack in missing.items()
+            _not_sent(name, lack, self.errors.get(name) or OutputError(self._end)) for name, lack in missing.items()
         ]
 
-    def _hear(self, line: bytes, phases: Phases) -> None:
-        start, _, rest = line.partition(b"\t")
-        name = start.decode()
-        try:
-            message = heard(rest)
-        except FastfuseError as error:
-            self._errors[name] = error
-            return
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
         self.is_ready = self.is_ready or "ready" in message
         if "progress" in message:
             phases.progress(name, *message["progress"])
@@ -133,7 +112,6 @@ class Delivery:
         self.artifacts: dict[str, Artifact] = {}
 
     def say_where(self) -> None:
-        """Tell where everything will go."""
         job = self._settings.job
         if job.output is not None:
             self._phases.say(f"Model and output go to {job.output.place} at the end")
@@ -155,7 +133,6 @@ class Delivery:
 
     @property
     def is_ready(self) -> bool:
-        """True once the checkpoints are there."""
         return self._syncer is None or self._syncer.is_ready
 
     @property
@@ -172,7 +149,6 @@ class Delivery:
             _log.error("%s", self.failure)
 
     def ended(self, pid: int, exit_code: int) -> None:
-        """Note that a process was reaped."""
         for process in filter(None, (self._syncer, self._uploader)):
             if process.pid == pid and process.exit_code is None:
                 process.ended(exit_code, self._phases)

@@ -68,7 +68,6 @@ class Guardian:
         os.close(command_fd)
 
     def dismiss(self) -> None:
-        """End the guardian; there is nothing left to clear."""
         with suppress(ProcessLookupError, ChildProcessError):  # killed by somebody, and reaped
             os.kill(self.pid, signal.SIGKILL)
             wait_child(self.pid)

@@ -6,6 +6,7 @@ stops it. Processes that it forks die with it.
 """
 
 import fcntl
+import json
 import logging
 import os
 import signal
@@ -13,9 +14,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError
-from fastfuse.filesystem.children import fork_child, heard, wait_child
+from fastfuse.filesystem.children import error_message, fork_child, heard, wait_child
 from fastfuse.filesystem.privileges import as_nobody
 from fastfuse.filesystem.recorder import Recorder
 from fastfuse.index.origin import SourceKind
@@ -48,8 +50,9 @@ class LinePipe:
     def lines(self) -> list[bytes]:
         """Return the whole lines that came since, without newlines; never wait."""
         received = [self._begun]
-        while chunk := self._receive():
-            received.append(chunk)
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._reading_fd, _READ_BYTES):
+                received.append(chunk)
         *lines, self._begun = b"".join(received).split(b"\n")
         return lines
 
@@ -59,53 +62,56 @@ class LinePipe:
         os.close(self._reading_fd)
         return [*last, self._begun] if self._begun else last
 
-    def _receive(self) -> bytes:
-        try:
-            return os.read(self._reading_fd, _READ_BYTES)
-        except BlockingIOError:
-            return b""
-
 
 class ChildProcess(ABC):
     """A child from its fork to its end; a subclass hears what it says."""
 
-    def __init__(self, work: Callable[[], object]) -> None:
-        """Fork a child that does `work`, which inherits what the object has until now."""
+    def __init__(self, work: Callable[[], int | None]) -> None:
+        """Fork a child that does `work` and exits with its result. It inherits what the object has until now."""
         # None while it lives; negative for a signal.
         self.exit_code: int | None = None
+        # The last error that it has told, by the name of what it is about.
+        self.errors: dict[str, FastfuseError] = {}
         self._told, self._log = LinePipe(), LinePipe()
         self.pid = fork_child(lambda: self._work(work))
         self._told.close_writing()
         self._log.close_writing()
 
-    def _work(self, work: Callable[[], object]) -> None:
+    def _work(self, work: Callable[[], int | None]) -> None:
         os.setpgid(0, 0)
         os.dup2(self._log.writing_fd, 2)
-        work()
+        try:
+            exit_code = work()
+        except FastfuseError as error:
+            self.tell(error)
+            exit_code = error.exit_code
+        os._exit(exit_code or 0)
+
+    def tell(self, error: FastfuseError | None = None, name: str = "", **message: Any) -> None:  # noqa: ANN401 - JSON
+        """Say something about `name` to the parent; the child calls this."""
+        line = json.dumps(message).encode() if error is None else error_message(error)
+        os.write(self._told.writing_fd, name.encode() + b"\t" + line + b"\n")
 
     def listen(self, phases: Phases) -> None:
-        """Take in what the process has said until now."""
         if self.exit_code is None:
             self._take(self._told.lines(), self._log.lines(), phases)
 
     def ended(self, exit_code: int, phases: Phases) -> None:
-        """Note that the process was reaped."""
         self.exit_code = exit_code
         self._take(self._told.close(), self._log.close(), phases)
 
     def stop(self) -> None:
-        """Tell the process to end."""
-        if self.exit_code is None:
-            os.kill(self.pid, signal.SIGTERM)
+        self.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
         if self.exit_code is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     @property
     def how_it_ended(self) -> str:
-        """The end of the process in words; it has ended."""
         assert self.exit_code is not None
         return f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exited with {self.exit_code}"
 
@@ -113,11 +119,16 @@ class ChildProcess(ABC):
         for line in log:
             phases.relay(line)
         for line in told:
-            self._hear(line, phases)
+            # Bytes up to the first tab name what the rest is about.
+            name, _, message = line.partition(b"\t")
+            try:
+                self._hear(name.decode(), heard(message), phases)
+            except FastfuseError as error:
+                self.errors[name.decode()] = error
 
     @abstractmethod
-    def _hear(self, line: bytes, phases: Phases) -> None:
-        """Take in a line that the process has said."""
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        """Take in what the process has said about `name`."""
 
 
 class ChannelProcess(ChildProcess):
@@ -127,7 +138,6 @@ class ChannelProcess(ChildProcess):
         self.channel: Channel = task.channel
         self.is_ready = False
         self.is_stopping = False
-        self.error: FastfuseError | None = None
         self._listing: Listing | None = None
         # Read here even after a death.
         self._counters = counters
@@ -137,30 +147,28 @@ class ChannelProcess(ChildProcess):
         self._recorder = Recorder(counters)
         super().__init__(lambda: self._serve(task))
 
-    def _serve(self, task: ChannelTask) -> None:
+    def _serve(self, task: ChannelTask) -> int:
         for handler in logging.getLogger().handlers:
             handler.addFilter(self._name_channel)
-        os._exit(serve_channel(task, self._counters, self._told.writing_fd))
+        return serve_channel(task, self._counters, self.tell)
 
     def _name_channel(self, record: logging.LogRecord) -> bool:
         record.channel = self.channel.name
         return True
 
     def listen(self, phases: Phases) -> None:
-        """Take in what the process has said, and what it has counted until now."""
         super().listen(phases)
         if self.exit_code is None:
             self._recorder.look(time.monotonic(), time.time())
 
     def stop(self) -> None:
-        """Tell the process to end; a second call makes it not wait for open files."""
         self.is_stopping = True
         super().stop()
 
     def refresh(self) -> None:
         """List a mounted channel again (clause L6); other modes have nothing to refresh."""
-        if self.exit_code is None and self.is_ready and self.channel.input_mode is InputMode.FAST_FILE:
-            os.kill(self.pid, signal.SIGHUP)
+        if self.is_ready and self.channel.input_mode is InputMode.FAST_FILE:
+            self.send(signal.SIGHUP)
 
     @property
     def failure(self) -> FastfuseError | None:
@@ -168,19 +176,15 @@ class ChannelProcess(ChildProcess):
 
         It is None while the channel serves, or if it was told to end, finished its work, or was unmounted from outside.
         """
-        if self.error is not None:
-            return type(self.error)(f"channel {self.channel.name}: {self.error}", hint=self.error.hint)
-        if self.exit_code is None or self.is_stopping or self._is_rightly_over:
+        if (error := self.errors.get("")) is not None:
+            return type(error)(f"channel {self.channel.name}: {error}", hint=error.hint)
+        is_rightly_over = self.exit_code == 0 and self.is_ready and self.channel.input_mode is not InputMode.PIPE
+        if self.exit_code is None or self.is_stopping or is_rightly_over:
             return None
         hint = "out of memory?" if self.exit_code == -signal.SIGKILL else "the log has the reason"
         return ServiceError(f"channel {self.channel.name}: its process {self.how_it_ended}", hint=hint)
 
-    @property
-    def _is_rightly_over(self) -> bool:
-        return self.exit_code == 0 and self.is_ready and self.channel.input_mode is not InputMode.PIPE
-
     def usage(self) -> Usage:
-        """Return what the channel took from S3 until now."""
         counters = self._counters
         gets = sum(counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES)
         indexing = counters.get("fastfuse_index_requests")
@@ -193,16 +197,10 @@ class ChannelProcess(ChildProcess):
         )
 
     def account(self) -> ChannelAccount:
-        """Return what the record of the job says of the channel."""
         samples = self._recorder.record(time.time())
         return ChannelAccount(channel=self.channel, usage=self.usage(), listing=self._listing, samples=samples)
 
-    def _hear(self, line: bytes, phases: Phases) -> None:
-        try:
-            message = heard(line)
-        except FastfuseError as error:
-            self.error = error
-            return
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
         if "progress" in message:
             phases.progress(self.channel.name, *message["progress"])
         if "listing" in message:

@@ -62,7 +62,6 @@ def service_environment(inherited: Mapping[str, str], connection: ConnectionConf
 
 
 def count_gpus() -> int:
-    """Return how many GPUs ``nvidia-smi`` lists; 0 where it cannot run."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=_GPU_PATIENCE_S

@@ -166,7 +166,6 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
 
 
 def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
-    """Return the error for a path below the base directory that cannot be made."""
     message = f"{str(path)!r} cannot be made: {error.strerror}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskError(message, hint=FREE_SPACE)
