@@ -41,7 +41,6 @@ from fastfuse.sagemaker.download.disk import Directory, Part, disk_errors, open_
 from fastfuse.sagemaker.download.landing import Half, Job, Landing, Places, jobs
 from fastfuse.sagemaker.download.survey import (
     DiskClaim,
-    Survey,
     check_room,
     clear_private,
     disk_claims,
@@ -49,103 +48,16 @@ from fastfuse.sagemaker.download.survey import (
     take_survey,
 )
 
-__all__ = ["DownloadReport", "DownloadSettings", "Fetch", "download", "download_channel", "settle_channel"]
+__all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel", "settle_channel"]
 
 T = TypeVar("T")
 
+# As often as a bar is worth drawing again.
+_REPORT_EVERY_S = 0.1
 # Four writers are enough for a local disk; a network's takes more (EFS: 10 ms for a new file).
 _DISK_THREADS = 8
 # One hop to a thread opens the directories of so many files: it costs as much as ten of them.
 _JOBS_AHEAD = 128
-
-
-class Fetch:
-    """One run; `requests`, `fetched_bytes`, `done_files` and `done_bytes` say how far it is."""
-
-    def __init__(
-        self, reader: RangeReader, landing: Landing, *, part_bytes: int, memory_bytes: int, most_gets: int
-    ) -> None:
-        self._reader = reader
-        self._landing = landing
-        # One part that is written fits beside one that is fetched.
-        self._part_bytes = min(part_bytes, max(memory_bytes // 2, 1))
-        # As many writes may wait for the disk as GETs for the network.
-        self._room = Room(Pace(most_gets), most_fetches=2 * most_gets, memory_bytes=memory_bytes)
-        self._threads = trio.CapacityLimiter(_DISK_THREADS)
-        # By file, the parts that are missing.
-        self._halves: dict[Half, int] = {}
-        self.requests = self.fetched_bytes = self.done_files = self.done_bytes = 0
-
-    async def run(self, jobs: Iterator[Job]) -> None:
-        """Fetch all files; raise the first error, in a group. What is on the disk stays there."""
-        try:
-            async with trio.open_nursery() as nursery:
-                while batch := await self._in_thread(lambda: list(islice(jobs, _JOBS_AHEAD))):
-                    for job in batch:
-                        await self._start(nursery, job)
-                    del job, batch  # and with them their directories
-        finally:
-            for half in self._halves:
-                half.close()
-
-    async def _start(self, nursery: trio.Nursery, job: Job) -> None:
-        size_bytes = job.ref.size_bytes
-        if size_bytes > self._part_bytes:
-            await self._start_parts(nursery, job)
-            return
-        await self._room.enter(size_bytes)
-        nursery.start_soon(self._fetch_whole, job)
-
-    async def _start_parts(self, nursery: trio.Nursery, job: Job) -> None:
-        half = await self._in_thread(lambda: self._landing.open_half(job, self._part_bytes))
-        missing = list(half.journal.missing())
-        self._halves[half] = len(missing)
-        self.done_bytes += half.journal.done_bytes
-        if not missing:
-            await self._finish(half)
-        for part in missing:
-            await self._room.enter(part.end - part.start)
-            nursery.start_soon(self._fetch_part, half, part)
-
-    async def _fetch_whole(self, job: Job) -> None:
-        size_bytes = job.ref.size_bytes
-        data = await self._get(job.ref, 0, size_bytes)
-        await self._in_thread(lambda: self._landing.land(job, data))
-        self._room.leave(size_bytes)
-        self.done_bytes += size_bytes
-        self.done_files += 1
-
-    async def _fetch_part(self, half: Half, part: Part) -> None:
-        try:
-            data = await self._get(half.job.ref, part.start, part.end)
-        except IntegrityError:
-            await self._in_thread(half.spoil)
-            raise
-        await self._in_thread(lambda: half.write(part, data))
-        self._room.leave(len(data))
-        self.done_bytes += len(data)
-        self._halves[half] -= 1
-        if not self._halves[half]:
-            await self._finish(half)
-
-    async def _finish(self, half: Half) -> None:
-        await self._in_thread(lambda: self._landing.finish(half))
-        del self._halves[half]
-        self.done_files += 1
-
-    async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        started_s = trio.current_time()
-        data: Buffer = b""
-        if start < end:
-            self.requests += 1
-            data = await self._reader.get(ref, start, end)
-            self.fetched_bytes += len(data)
-        self._room.landed(started_s)
-        return data
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        # Never abandoned: a write that has begun ends.
-        return await trio.to_thread.run_sync(work, limiter=self._threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +94,6 @@ class DownloadReport:
     requests: int
     fetched_bytes: int
     elapsed_s: float
-
-
-# As often as a bar is worth drawing again.
-_REPORT_EVERY_S = 0.1
 
 
 def download_channel(
@@ -253,77 +161,146 @@ async def download(
     """Download from any reader as `download_channel` does; raise its `ReadError`, in a group."""
     root = await trio.to_thread.run_sync(open_root, settings.directory, settings.base)
     try:
-        run = await trio.to_thread.run_sync(_Run, root, table, settings)
-        fetch = Fetch(
-            reader,
-            run.landing,
-            part_bytes=settings.part_size_bytes,
-            memory_bytes=settings.memory_target_bytes,
-            most_gets=most_gets,
-        )
+        run = await trio.to_thread.run_sync(_Download, root, table, reader, settings, most_gets)
 
-        def tell() -> DownloadReport:
-            run.shrink_claim(fetch)
-            state = run.report(fetch)
-            report(state)
-            return state
+        async def report_often() -> None:
+            while True:
+                report(run.report())
+                await trio.sleep(_REPORT_EVERY_S)
 
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_tell_often, tell)
-                await fetch.run(jobs(run.places, run.survey.is_there))
+                nursery.start_soon(report_often)
+                await run.fetch(jobs(run.places, run.survey.is_there))
                 nursery.cancel_scope.cancel()
             await trio.to_thread.run_sync(run.clean_up)
         finally:
-            last = tell()  # after a failure, too: what it fetched is paid for
+            last = run.report()  # after a failure, too: what it fetched is paid for
+            report(last)
         return last
     finally:
         root.close()
 
 
-async def _tell_often(tell: Callable[[], object]) -> None:
-    while True:
-        tell()
-        await trio.sleep(_REPORT_EVERY_S)
+class _Download:
+    """One run: what is decided before the first byte is fetched, the fetches, and how far they are."""
 
-
-class _Run:
-    """The decisions before the first byte is fetched."""
-
-    def __init__(self, root: Directory, table: InodeTable, settings: DownloadSettings) -> None:
+    def __init__(
+        self, root: Directory, table: InodeTable, reader: RangeReader, settings: DownloadSettings, most_gets: int
+    ) -> None:
         self._started_s = time.monotonic()
         self.places = Places(table, root)
         self._private_name = private_name(self.places)
         trust = read_trust(root)
-        self.survey: Survey = take_survey(self.places, trust, self._private_name)
+        self.survey = take_survey(self.places, trust, self._private_name)
         self._private = open_private(root, self._private_name)
         self._claim = settings.claim
         check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey), self._claim)
         self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
-        self.landing = Landing(self._private, trust, continues=not settings.is_verified)
+        self._landing = Landing(self._private, trust, continues=not settings.is_verified)
+        self._reader = reader
+        memory_bytes = settings.memory_target_bytes
+        # One part that is written fits beside one that is fetched.
+        self._part_bytes = min(settings.part_size_bytes, max(memory_bytes // 2, 1))
+        # As many writes may wait for the disk as GETs for the network.
+        self._room = Room(Pace(most_gets), most_fetches=2 * most_gets, memory_bytes=memory_bytes)
+        self._threads = trio.CapacityLimiter(_DISK_THREADS)
+        # By file, the parts that are missing.
+        self._halves: dict[Half, int] = {}
+        self._requests = self._fetched_bytes = self._done_files = self._done_bytes = 0
 
     def clean_up(self) -> None:
+        """Remove the private directory, which is empty."""
         with disk_errors(self._private.path):
             os.rmdir(self._private_name, dir_fd=self.places.root.fd)
 
-    def shrink_claim(self, fetch: Fetch) -> None:
-        """Reduce the claim by what is on the disk."""
-        left_bytes = self._missing_bytes - fetch.done_bytes
+    def report(self) -> DownloadReport:
+        """Return how far it is, and reduce the claim by what is on the disk."""
+        left_bytes = self._missing_bytes - self._done_bytes
         self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
-
-    def report(self, fetch: Fetch) -> DownloadReport:
         metadata = self.places.table.metadata
         return DownloadReport(
             files=metadata.file_count,
-            done_files=self.survey.kept_files + fetch.done_files,
+            done_files=self.survey.kept_files + self._done_files,
             kept_files=self.survey.kept_files,
             unknown_files=self.survey.unknown_files,
             total_bytes=metadata.total_bytes,
-            done_bytes=self.survey.kept_bytes + fetch.done_bytes,
-            requests=fetch.requests,
-            fetched_bytes=fetch.fetched_bytes,
+            done_bytes=self.survey.kept_bytes + self._done_bytes,
+            requests=self._requests,
+            fetched_bytes=self._fetched_bytes,
             elapsed_s=time.monotonic() - self._started_s,
         )
+
+    async def fetch(self, jobs: Iterator[Job]) -> None:
+        """Fetch all files; raise the first error, in a group. What is on the disk stays there."""
+        try:
+            async with trio.open_nursery() as nursery:
+                while batch := await self._in_thread(lambda: list(islice(jobs, _JOBS_AHEAD))):
+                    for job in batch:
+                        await self._start(nursery, job)
+                    del job, batch  # and with them their directories
+        finally:
+            for half in self._halves:
+                half.close()
+
+    async def _start(self, nursery: trio.Nursery, job: Job) -> None:
+        size_bytes = job.ref.size_bytes
+        if size_bytes > self._part_bytes:
+            await self._start_parts(nursery, job)
+            return
+        await self._room.enter(size_bytes)
+        nursery.start_soon(self._fetch_whole, job)
+
+    async def _start_parts(self, nursery: trio.Nursery, job: Job) -> None:
+        half = await self._in_thread(lambda: self._landing.open_half(job, self._part_bytes))
+        missing = list(half.journal.missing())
+        self._halves[half] = len(missing)
+        self._done_bytes += half.journal.done_bytes
+        if not missing:
+            await self._finish(half)
+        for part in missing:
+            await self._room.enter(part.end - part.start)
+            nursery.start_soon(self._fetch_part, half, part)
+
+    async def _fetch_whole(self, job: Job) -> None:
+        size_bytes = job.ref.size_bytes
+        data = await self._get(job.ref, 0, size_bytes)
+        await self._in_thread(lambda: self._landing.land(job, data))
+        self._room.leave(size_bytes)
+        self._done_bytes += size_bytes
+        self._done_files += 1
+
+    async def _fetch_part(self, half: Half, part: Part) -> None:
+        try:
+            data = await self._get(half.job.ref, part.start, part.end)
+        except IntegrityError:
+            await self._in_thread(half.spoil)
+            raise
+        await self._in_thread(lambda: half.write(part, data))
+        self._room.leave(len(data))
+        self._done_bytes += len(data)
+        self._halves[half] -= 1
+        if not self._halves[half]:
+            await self._finish(half)
+
+    async def _finish(self, half: Half) -> None:
+        await self._in_thread(lambda: self._landing.finish(half))
+        del self._halves[half]
+        self._done_files += 1
+
+    async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        started_s = trio.current_time()
+        data: Buffer = b""
+        if start < end:
+            self._requests += 1
+            data = await self._reader.get(ref, start, end)
+            self._fetched_bytes += len(data)
+        self._room.landed(started_s)
+        return data
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # Never abandoned: a write that has begun ends.
+        return await trio.to_thread.run_sync(work, limiter=self._threads)
 
 
 def _command_error(error: ReadError) -> FastfuseError:
