@@ -34,7 +34,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.pipe import PipeSettings, stream_channel
+from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, stream_channel
 
 __all__ = ["Figures", "main", "measure_fifo", "measure_pipe", "measure_raw"]
 

@@ -12,20 +12,3 @@ an MD5, and fetched again otherwise.
 An extended attribute says which version of which object a file is. Where the file system has none (tmpfs before Linux
 6.6, NFS before 4.2), a file is kept only if its ETag proves it.
 """
-
-from fastfuse.sagemaker.download.file_channel import (
-    DownloadReport,
-    DownloadSettings,
-    download_channel,
-    settle_channel,
-)
-from fastfuse.sagemaker.download.survey import DiskClaim, disk_claims
-
-__all__ = [
-    "DiskClaim",
-    "DownloadReport",
-    "DownloadSettings",
-    "disk_claims",
-    "download_channel",
-    "settle_channel",
-]

@@ -36,13 +36,11 @@ from fastfuse.sagemaker.script.files import open_directory
 
 __all__ = [
     "PRIVATE_NAME",
-    "STAMP_BYTES",
     "Directory",
     "Journal",
     "Part",
     "Stamp",
     "Trust",
-    "boot_id",
     "disk_errors",
     "open_private",
     "open_root",

@@ -26,7 +26,6 @@ __all__ = [
     "RECORD_NAME",
     "Artifact",
     "ChannelAccount",
-    "Ending",
     "Listing",
     "job_history",
     "job_record",
@@ -100,27 +99,24 @@ class Artifact:
     etag: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """The end of a run: its last phase, with the seconds of those before."""
-
-    # ``Completed``, ``Failed`` or ``Stopped``.
-    status: str
-    # The status, or what SageMaker calls a special one.
-    secondary_status: str
-    exit_code: int
-    started_at: float
-    phase_s: Mapping[str, float]
-    # Empty for a job that did not fail.
-    failure_reason: str = ""
-    # The artifacts by name, such as ``model``.
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-
-
 def job_record(
-    job: TrainingJob, cluster: Cluster, ending: Ending, channels: Sequence[ChannelAccount], *, ended_at: float
+    job: TrainingJob,
+    cluster: Cluster,
+    channels: Sequence[ChannelAccount],
+    *,
+    status: str,
+    secondary_status: str,
+    exit_code: int,
+    failure_reason: str,
+    times: tuple[float, float],
+    phase_s: Mapping[str, float],
+    artifacts: Mapping[str, Artifact],
 ) -> dict[str, object]:
-    failure = {"FailureReason": ending.failure_reason} if ending.failure_reason else {}
+    """Return the record as JSON.
+
+    `status` is ``Completed``, ``Failed`` or ``Stopped``, and `secondary_status` the same, or what SageMaker calls a
+    special one. `times` are those of start and end, and `artifacts` are by name, such as ``model``.
+    """
     return {
         "RecordFormat": _FORMAT,
         "FastfuseVersion": VERSION,
@@ -128,14 +124,14 @@ def job_record(
         "TrainingJobArn": job.arn or None,
         "CurrentHost": cluster.current_host,
         "Hosts": list(cluster.hosts),
-        "TrainingJobStatus": ending.status,
-        "SecondaryStatus": ending.secondary_status,
-        "ExitCode": ending.exit_code,
-        **failure,
-        "StartTime": _utc(ending.started_at),
-        "EndTime": _utc(ended_at),
-        "PhaseSeconds": {name: round(took_s, 3) for name, took_s in ending.phase_s.items()},
-        "Artifacts": {name: _artifact(artifact) for name, artifact in ending.artifacts.items()},
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary_status,
+        "ExitCode": exit_code,
+        **({"FailureReason": failure_reason} if failure_reason else {}),
+        "StartTime": _utc(times[0]),
+        "EndTime": _utc(times[1]),
+        "PhaseSeconds": {name: round(took_s, 3) for name, took_s in phase_s.items()},
+        "Artifacts": {name: _artifact(artifact) for name, artifact in artifacts.items()},
         "Channels": {account.channel.name: _channel(account, cluster) for account in channels},
     }
 

@@ -25,8 +25,8 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import SyncedDirectory
-from fastfuse.sagemaker.download import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
+from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.outputs.archive import Found, open_found, unreadable, walk
 from fastfuse.sagemaker.outputs.record import Artifact
 from fastfuse.sagemaker.outputs.sending import Tell, key_of, piece_bytes_of

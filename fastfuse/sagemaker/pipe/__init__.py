@@ -4,8 +4,3 @@
 `sequence` puts in order, and writes it as `encodings` decompresses and frames it. With a `Guard`, no reader takes the
 death of the streamer for the end of an epoch.
 """
-
-from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
-from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
-
-__all__ = ["Guard", "PipeSettings", "PipeStream", "remove_stale", "stream_channel"]

@@ -26,18 +26,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES
 
-__all__ = [
-    "Attribute",
-    "File",
-    "Item",
-    "Lines",
-    "Objects",
-    "attributes_of",
-    "epoch_order",
-    "find_object",
-    "sequence_of",
-    "source_order",
-]
+__all__ = ["File", "Item", "Lines", "Objects", "sequence_of"]
 
 _REFERENCE_SUFFIX = "-ref"
 

@@ -21,9 +21,9 @@ from fastfuse.errors import FastfuseError, MountError
 from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode, TrainingJob
 from fastfuse.sagemaker.description.fields import Handling
-from fastfuse.sagemaker.download import disk_claims
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_history, job_record, read_failure, write_record
-from fastfuse.sagemaker.pipe import Guard
+from fastfuse.sagemaker.download.survey import disk_claims
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, job_history, job_record, read_failure, write_record
+from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.job_processes import ChannelProcess, serving_metrics, usage_lines
@@ -183,17 +183,17 @@ class _Run:
         failure = read_failure(settings.paths, self._started_at) if is_script else ""
         if failure:
             self._phases.say(f"the script's failure: {failure}")
-        ending = Ending(
+        accounts = [channel.account() for channel in self._channels]
+        record = job_record(
+            *(settings.job, settings.cluster, accounts),
             status=outcome.phase.status,
             secondary_status=outcome.phase.value,
             exit_code=outcome.exit_code,
-            started_at=self._started_at,
-            phase_s=self._phases.seconds(),
             failure_reason=failure or (outcome.text if outcome.phase is Phase.FAILED else ""),
+            times=(self._started_at, time.time()),
+            phase_s=self._phases.seconds(),
             artifacts=self._delivery.artifacts,
         )
-        accounts = [channel.account() for channel in self._channels]
-        record = job_record(settings.job, settings.cluster, ending, accounts, ended_at=time.time())
         try:
             data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
         except OSError as error:

@@ -24,16 +24,12 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
-from fastfuse.sagemaker.download import (
-    DiskClaim,
-    DownloadReport,
-    DownloadSettings,
-    download_channel,
-    settle_channel,
-)
+from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
+from fastfuse.sagemaker.download.survey import DiskClaim
 from fastfuse.sagemaker.local_files import index_files
 from fastfuse.sagemaker.outputs.record import listing_of
-from fastfuse.sagemaker.pipe import Guard, PipeSettings, PipeStream, stream_channel
+from fastfuse.sagemaker.pipe.fifo import Guard
+from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 from fastfuse.sagemaker.placing import keep_in_place
 from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size

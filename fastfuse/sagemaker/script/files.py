@@ -22,10 +22,8 @@ from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, 
 
 __all__ = [
     "BASE_DIR",
-    "FREE_SPACE",
     "BaseDirInUseError",
     "JobPaths",
-    "_cannot_make",
     "claim_base_dir",
     "input_data_config",
     "open_directory",

@@ -17,7 +17,8 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.pipe import Guard, PipeSettings, PipeStream, stream_channel
+from fastfuse.sagemaker.pipe.fifo import Guard
+from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 
 
 def tell(**told: Any) -> None:  # noqa: ANN401 - whatever JSON can carry
