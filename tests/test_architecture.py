@@ -117,14 +117,10 @@ PURE = {
     ),
     *("sagemaker.description.cluster", "sagemaker.description.contradictions", "s3.concurrency"),
     *(
-        "sagemaker.download.stamps",
-        "sagemaker.local.file_systems",
         "sagemaker.pipe.encodings",
         "sagemaker.pipe.sequence",
     ),
-    *("sagemaker.outputs.places", "sagemaker.running.opening"),
-    *("sagemaker.description.ending", "sagemaker.description.fields", "sagemaker.description.request"),
-    "sagemaker.description.spelling",
+    *("sagemaker.description.fields", "sagemaker.description.request"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

@@ -112,7 +112,7 @@ def run(
     with startup.loading():
         from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
         from fastfuse.sagemaker.description.cluster import find_cluster
-        from fastfuse.sagemaker.local.file_systems import located
+        from fastfuse.sagemaker.description.job import located
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings

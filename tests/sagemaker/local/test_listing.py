@@ -10,9 +10,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.sources.shard import Shard
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.buffers import PartBuffers
-from fastfuse.sagemaker.local.file_listing import list_files
-from fastfuse.sagemaker.local.file_reader import FileReader
-from fastfuse.sagemaker.local.finding import Found
+from fastfuse.sagemaker.local_files import FileReader, Found, list_files
 from fastfuse.sagemaker.pipe.sequence import source_order
 from tests.sagemaker.local.conftest import FILES, write_files
 from tests.tables import check_table
