@@ -33,7 +33,7 @@ app = typer.Typer(
     cls=Group,
     context_settings={"help_option_names": HELP_OPTIONS},
     epilog="Exit codes: 0 clean, 1 anything else, 2 usage or configuration, 3 credentials or access, "
-    "4 source not found or empty, 5 mount failed.",
+    "4 source not found or empty, 5 mount failed, 6 a job's outputs are not all in S3.",
 )
 
 
