@@ -129,7 +129,8 @@ class S3Client:
     def count_left(self, status: int) -> None:
         """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""
         failure = failure_of_reply(status, "") if status else Failure(kind=Kind.BROKEN, detail="")
-        self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
+        if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
+            self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
         self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(status >= 500))
         if failure.kind is Kind.THROTTLED:
             self._rate.throttled(trio.current_time())
@@ -414,8 +415,7 @@ class S3Client:
 
     def _judged(self, failure: Failure) -> Failure:
         """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
-        is_wrong = failure.is_foreign and not self._has_met_s3
-        return replace(failure, kind=Kind.NOT_S3) if is_wrong else failure
+        return replace(failure, kind=Kind.NOT_S3) if failure.is_foreign and not self._has_met_s3 else failure
 
     def _no_service(self, error: BadReplyHeadError, bucket: str, route: Route) -> FastfuseError:
         failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
