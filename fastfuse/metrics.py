@@ -53,7 +53,7 @@ RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "ot
 # How a check of an object's bytes against its checksum ended. "begun": a large one, which may be read only in part.
 CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
 
-# How a read that failed was answered.
+# The answers to reads that failed.
 READ_ERRNOS = ("EIO", "ESTALE", "EACCES")
 
 # The fates of bytes in the local tier (fastfuse.cache). Not kept were those that a full queue skipped, that the

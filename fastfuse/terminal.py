@@ -1,4 +1,4 @@
-"""What may be drawn where: one rule for every bar and spinner; and the line of a terminal that is redrawn."""
+"""Decides what may be drawn on a terminal, for every bar and spinner, and redraws a line of it."""
 
 import logging
 from collections.abc import Callable, Iterator

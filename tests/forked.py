@@ -170,7 +170,7 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
 
 def _run(request: Mapping[str, Any]) -> None:
     """Be the command, from its settings to its exit."""
-    # What the streams were when the loaded process began, a file or a pipe, is no longer true.
+    # The streams are other files or pipes than when the loaded process began.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

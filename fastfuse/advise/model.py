@@ -1,4 +1,4 @@
-"""What each way to give a source to a job takes and costs, from its shape, the network and the job; and which to take.
+"""Estimates time and cost of each way to give a source to a job, and recommends one.
 
 An epoch takes as long as its small objects at a rate of files, and then its large ones at a rate of bytes. The rate of
 files is that of GETs in flight, each of which takes the time to the first byte and the transfer, up to what the CPU of
@@ -339,7 +339,7 @@ _HOW: Final[Mapping[Mode, str]] = {
 _SMALL_BYTES = 4 * MIB
 _MANY = 10_000
 _SHARD_BYTES = 150 * MIB
-# What S3 serves of GETs a second for one prefix before it divides it.
+# S3 serves so many GETs a second for one prefix before it divides it.
 _GETS_PER_S = 5_500
 
 

@@ -153,7 +153,7 @@ def _is_given(context: typer.Context, parameter: Any) -> bool:  # noqa: ANN401 -
     return parameter.name != "product" and context.params.get(parameter.name) not in (parameter.default, None, ())
 
 
-# What a unit and a shell take without quotes.
+# A unit and a shell take such a path without quotes.
 _PLAIN: Final = re.compile(r"/[\w./+@-]+", re.ASCII)
 
 

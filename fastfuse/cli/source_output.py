@@ -1,4 +1,4 @@
-"""What ``fastfuse index`` and ``fastfuse advise`` find out about a source: made, written, and printed."""
+"""Makes, writes and prints what ``fastfuse index`` and ``fastfuse advise`` find out about a source."""
 
 import heapq
 import json

@@ -93,7 +93,7 @@ def make_index(
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """What `make_index` was asked for. Each method returns a snapshot, and the number of requests that it took."""
+    """One call of `make_index`. Each method returns a snapshot, and the number of requests that it took."""
 
     source: S3Uri
     origin: IndexOrigin

@@ -217,7 +217,7 @@ Line = tuple[str, Sequence[tuple[float, float | None]]]
 # Width, height and the most labels of time. A phone shows the second: letters would be too small in the first.
 _SIZES = {"wide": (1000, 240, 9), "narrow": (380, 240, 4)}
 _STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400)
-# As in the style sheet: pygal leaves room for labels of this size.
+# The size in the style sheet: pygal leaves room for such labels.
 _FONT_PX = 14
 # Nobody can point at them without a script.
 _OF_SCRIPTS = ("overlay", "text-overlay", "tooltip-overlay")

@@ -217,7 +217,7 @@ def test_a_helper_that_was_killed_leaves_the_mount_to_its_successor(server: Loop
         assert fd is not None
         os.close(fd)
         assert json.loads(answer)["mountpoint"] == str(pod.place)
-        # So does one that nobody asks to mount before it ends.
+        # A helper that nobody asks to mount before it ends leaves nothing mounted, either.
         Helper(pod.place, USER).close()
         assert find_mount(pod.place) is None
 

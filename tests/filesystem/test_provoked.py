@@ -53,7 +53,7 @@ class Place:
 
     @contextmanager
     def gives(self, verdict: str) -> Iterator[None]:
-        """What happens in the block has this verdict."""
+        """Expect this verdict of what happens in the block."""
         began, before = self.now()
 
         def figures() -> Figures:

@@ -116,7 +116,7 @@ def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting() -> None
         assert sum(Scrape(port)["memory_bytes", use] for use in ("in_flight", "unread")) == 0
 
 
-# Of time, of the machine, or of how often the kernel asks for names.
+# These depend on time, on the machine, or on how often the kernel asks for names.
 NOT_EXACT = {
     *("blocked_seconds", "stalled_seconds", "in_use_seconds", "asked_seconds", "cpu_seconds", "requests"),
     *(

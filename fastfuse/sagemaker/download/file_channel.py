@@ -52,7 +52,7 @@ __all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel",
 
 T = TypeVar("T")
 
-# As often as a bar is worth drawing again.
+# A bar that is drawn more often looks no smoother.
 _REPORT_EVERY_S = 0.1
 # Four writers are enough for a local disk; a network's takes more (EFS: 10 ms for a new file).
 _DISK_THREADS = 8
@@ -202,10 +202,10 @@ class _Download:
         memory_bytes = settings.memory_target_bytes
         # One part that is written fits beside one that is fetched.
         self._part_bytes = min(settings.part_size_bytes, max(memory_bytes // 2, 1))
-        # As many writes may wait for the disk as GETs for the network.
+        # Twice the GETs: as many writes may wait for the disk as GETs for the network.
         self._room = Room(Pace(most_gets), most_fetches=2 * most_gets, memory_bytes=memory_bytes)
         self._threads = trio.CapacityLimiter(_DISK_THREADS)
-        # By file, the parts that are missing.
+        # The number of parts that are missing, by file.
         self._halves: dict[Half, int] = {}
         self._requests = self._fetched_bytes = self._done_files = self._done_bytes = 0
 

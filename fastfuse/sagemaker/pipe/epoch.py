@@ -38,7 +38,7 @@ class Lookahead:
         self._engine = engine
         self._part_bytes = config.part_size_bytes
         self._max_bytes = config.max_window_bytes
-        # How far ahead, until `begin`.
+        # The bytes that may be ahead of the reader until `begin`.
         self._limit_bytes = min(config.max_window_bytes, config.memory_limit_bytes // _UNREAD_DIVISOR)
         # `run` waits here.
         self._changed = trio.lowlevel.ParkingLot()

@@ -127,7 +127,7 @@ class PipeStream:
         self._fifos: list[Fifo] = []
         # They are made in it, wherever its path may lead later.
         self._directory_fd = -1
-        # Of epochs that have ended.
+        # The seconds that readers waited in epochs that have ended.
         self._waited_s = 0.0
 
     @property

@@ -104,7 +104,7 @@ class Delivery:
         self._settings = settings
         self._phases = phases
         self._take_signal = take_signal
-        # For the job's own directories, and for what it has made in the end.
+        # The first sends checkpoints and logs while the job runs, the second model and output at its end.
         self._syncer: Sender | None = None
         self._uploader: Sender | None = None
         self._is_lost_told = False

@@ -191,7 +191,7 @@ class ChannelProcess(ChildProcess):
         is_listed = self.channel.source_kind is SourceKind.PREFIX
         return Usage(
             fetched_bytes=counters.get("fastfuse_fetched_bytes"),
-            # Of a manifest, every object is asked for its size.
+            # A manifest takes a HEAD of every object, for its size.
             gets=gets + (0 if is_listed else indexing),
             lists=indexing if is_listed else 0,
         )

@@ -287,7 +287,7 @@ def _left(paths: JobPaths, synced: Iterable[Path]) -> Iterator[Path]:
     except (FileNotFoundError, NotADirectoryError):
         channels = []
     own = (paths.model, paths.output, paths.checkpoints)
-    # What lies in another one goes with it.
+    # A directory inside another one moves with it.
     others = {path for path in synced if path.is_relative_to(paths.base) and not {path, *path.parents} & {*own}}
     outermost = [path for path in sorted(others) if not {*path.parents} & others]
     for path in (*channels, *own, *outermost):
