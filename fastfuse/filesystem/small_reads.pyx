@@ -120,7 +120,7 @@ cdef enum:
     _STACK_BYTES = 256 << 10
     _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
-    # Who has an inode in hand.
+    # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
     _BY_THREAD = 2
     _NEVER = 4
@@ -154,7 +154,7 @@ cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
 cdef Record gone_wrong[_MOST_THREADS * 4]
 cdef int wrong_count = 0
-# What Python is told, copied so that no thread waits for the interpreter.
+# Copies of the records that Python takes, so that no thread waits for the interpreter.
 cdef Record told_records[_MOST_RECORDS]
 cdef int device = -1, wrong_fd = -1
 cdef int64_t *in_hand = NULL
@@ -295,26 +295,32 @@ def end_stalled():
     pthread_mutex_unlock(&lock)
 
 
+cdef int take_records(Record *source, int *count) noexcept:
+    """Move the records in `source` to `told_records`, unmark their inodes, and return how many there are."""
+    cdef int at, taken
+    pthread_mutex_lock(&lock)
+    taken, count[0] = count[0], 0
+    memcpy(told_records, source, taken * sizeof(Record))
+    pthread_mutex_unlock(&lock)
+    for at in range(taken):
+        marks[told_records[at].inode] &= ~_BY_THREAD
+    return taken
+
+
 def served():
     """Return what threads have read since the last call.
 
     Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
     byte, whether it had a checksum)``.
     """
-    global record_count
-    cdef int at, count
+    cdef int at
     cdef Record *one
     cdef int64_t now_ns = small_now_ns()
     if not record_count:
         return ()
-    pthread_mutex_lock(&lock)
-    count, record_count = record_count, 0
-    memcpy(told_records, records, count * sizeof(Record))
-    pthread_mutex_unlock(&lock)
     told = []
-    for at in range(count):
+    for at in range(take_records(records, &record_count)):
         one = &told_records[at]
-        marks[one.inode] &= ~_BY_THREAD
         told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
                      one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0))
     return told
@@ -325,17 +331,11 @@ def returned():
 
     Each is ``(number, inode, size, process, status of the service's reply or 0)``.
     """
-    global wrong_count
-    cdef int at, count
+    cdef int at
     cdef Record *one
-    pthread_mutex_lock(&lock)
-    count, wrong_count = wrong_count, 0
-    memcpy(told_records, gone_wrong, count * sizeof(Record))
-    pthread_mutex_unlock(&lock)
     told = []
-    for at in range(count):
+    for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
-        marks[one.inode] &= ~_BY_THREAD
         told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status))
     return told
 
