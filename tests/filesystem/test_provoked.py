@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -177,5 +178,7 @@ def test_a_script_that_computes(place: Place) -> None:
     at_once(in_order, in_turn[12:], readers=1)  # the memory has nothing of the tests before
     with place.gives("not waiting"):
         for path in in_turn[:4]:
+            began_s = monotonic()
             in_order(path)
-            threading.Event().wait(1.5)
+            # Much longer than the reads, however busy the machine is.
+            threading.Event().wait(max(1.5, 25 * (monotonic() - began_s)))
