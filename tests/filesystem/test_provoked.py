@@ -56,6 +56,9 @@ class Place:
     @contextmanager
     def gives(self, verdict: str) -> Iterator[None]:
         """Expect this verdict of what happens in the block."""
+        _, earlier = self.now()
+        # What was read before the block is counted within a second, and CPU last.
+        wait_until(lambda: self.now()[1].get("fastfuse_cpu_seconds") > earlier.get("fastfuse_cpu_seconds"))
         began, before = self.now()
 
         def figures() -> Figures:
