@@ -25,8 +25,7 @@ from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
-from fastfuse.filesystem.deaths import DeathRecord
-from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
+from fastfuse.filesystem.health import BEAT_EVERY_S, DeathRecord
 from fastfuse.filesystem.hint_taker import listen_for_hints
 from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.key_finder import KeyFinder

@@ -30,11 +30,10 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
-from fastfuse.filesystem.failing import FailingReads
 from fastfuse.filesystem.fuse import pyfuse3, small_reads
 from fastfuse.filesystem.get_record import RecordedReader
 from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
-from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
+from fastfuse.filesystem.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.hint_taker import HintTaker
 from fastfuse.filesystem.key_finder import ask_for_keys
 from fastfuse.filesystem.mount_settings import most_worker_bytes

@@ -17,7 +17,7 @@ from typing import Any
 from fastfuse.errors import ServiceError
 from fastfuse.filesystem.children import is_over_within, wait_child
 from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
-from fastfuse.filesystem.heartbeat import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
+from fastfuse.filesystem.health import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
 from fastfuse.filesystem.sockets import raise_no_sigio
 from fastfuse.filesystem.worker import (
     READY,
