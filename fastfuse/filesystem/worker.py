@@ -31,7 +31,6 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.fuse import pyfuse3, small_reads
-from fastfuse.filesystem.get_record import RecordedReader
 from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.hint_taker import HintTaker
@@ -41,7 +40,7 @@ from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.filesystem.replies import threads_for
 from fastfuse.filesystem.small_files import SmallFiles
-from fastfuse.filesystem.watching import WatchedReads
+from fastfuse.filesystem.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
