@@ -22,7 +22,7 @@ from fastfuse.filesystem.children import Fork, answer_on, error_message, fork_ch
 from fastfuse.filesystem.control import RefreshReport, send_answer
 from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
-from fastfuse.filesystem.protocol import pack_notices
+from fastfuse.filesystem.replies import pack_notices
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.make import IndexReport, make_index
 from fastfuse.index.origin import IndexOrigin

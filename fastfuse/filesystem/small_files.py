@@ -18,8 +18,7 @@ import trio
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.fuse import interposed, pyfuse3, small_reads
 from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.protocol import OUT_HEADER
-from fastfuse.filesystem.replies import write_reply
+from fastfuse.filesystem.replies import OUT_HEADER, write_reply
 from fastfuse.filesystem.watching import Access, RecordedReader
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadEngine

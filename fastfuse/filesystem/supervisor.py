@@ -22,7 +22,6 @@ from typing import TypeVar
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
 from fastfuse.filesystem.health import BEAT_EVERY_S, DeathRecord
@@ -36,7 +35,7 @@ from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
 from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session, tune_kernel
-from fastfuse.filesystem.status import Recent
+from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics

@@ -28,7 +28,6 @@ from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.fuse import pyfuse3, small_reads
 from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
@@ -40,6 +39,7 @@ from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.filesystem.replies import threads_for
 from fastfuse.filesystem.small_files import SmallFiles
+from fastfuse.filesystem.status import Board
 from fastfuse.filesystem.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
