@@ -12,6 +12,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
+from fastfuse.cgroup import cpu_limit
 from fastfuse.filesystem.kernel_readahead import readahead_kib
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.recorder import Recorder
@@ -61,16 +62,14 @@ class Recent:
         """Note that the mount with the bdi `device` serves from now on; "" if it is no mount."""
         self.mounted_at, self._mounted_s = time.time(), time.monotonic()
         self._looked_s, self._counted = self._mounted_s, self._numbers()
+        self._note_limits()
         self._recorder.look(self._mounted_s, self.mounted_at)
         self._device = device
 
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
         self.look()
-        if self._device:
-            # Whoever may change it may have done so.
-            kernel_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
-            self.counters.set(kernel_slot, readahead_kib(self._device) << 10)
+        self._note_limits()
         return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s), self._mode)
 
     def tell_summary(self) -> None:
@@ -81,8 +80,17 @@ class Recent:
 
     def record(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record, as of `filesystem.recorder`, of the mount whose `status` this is."""
+        self._note_limits()
         told = ("version", "source", "mountpoint", "state", "errors")
         return {**{name: status[name] for name in told}, **self._recorder.record(time.time())}
+
+    def _note_limits(self) -> None:
+        """Note what others may have changed since."""
+        cpus = min(cpu_limit() or inf, len(os.sched_getaffinity(0)))
+        self.counters.set(self.counters.slot("fastfuse_cpu_limit"), int(cpus * 1000))
+        if self._device:
+            readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
+            self.counters.set(readahead_slot, readahead_kib(self._device) << 10)
 
     def look(self) -> None:
         """Note what the counters are now; call it about once a second."""

@@ -18,7 +18,7 @@ __all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "sum
 _HARDLY = 0.05
 # The share of GETs that are retried, above which retries are the cause of the waiting.
 _OFTEN_RETRIED = 0.02
-# The share of one core: the worker has one thread that takes requests.
+# The share of the one core that an event loop can use, and of those that the mount may use.
 _BUSY = 0.9
 # The share of parts that readers asked for, above which little was foreseen.
 _MOSTLY_DEMANDED = 0.5
@@ -32,8 +32,8 @@ _READAHEAD_REQUEST_BYTES = 256 << 10
 _SOME_WASTE, _MUCH_WASTE = 0.05, 0.5
 # Bytes read for each byte of the source.
 _TOO_MUCH = 1.3
-# Readers that wait at the same time, of those that wait at all.
-_ALONE = 1.5
+# Readers that wait at the same time, of those that wait at all: while one waits, the kernel asks for what comes next.
+_ALONE = 2.0
 # Fewer GETs tell nothing, nor do fewer parts, which are counted once a second.
 _FEW = 20
 
@@ -63,8 +63,11 @@ class Figures:
     # Other requests that were tried again.
     retried: int
     failed_reads: int
-    # The CPU time of the worker; one core is 1 s a second.
+    # The CPU time of the worker, and of its event loop, which has one core at most; a core is 1 s a second.
     cpu_s: float
+    loop_cpu_s: float
+    # The CPUs that the mount may use; 0 if unknown.
+    cpus: float
     # Parts by asker.
     demanded: int
     ahead: int
@@ -150,6 +153,8 @@ def figures_of(counters: Counters, *, elapsed_s: float) -> Figures:
         retried=count("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled")),
         failed_reads=count("fastfuse_errors", *READ_ERRNOS),
         cpu_s=numbers["fastfuse_cpu_seconds"],
+        loop_cpu_s=numbers["fastfuse_loop_cpu_seconds"],
+        cpus=numbers["fastfuse_cpu_limit"],
         demanded=count("fastfuse_fetched_parts", "demanded"),
         ahead=count("fastfuse_fetched_parts", "ahead"),
         prefetched=count("fastfuse_fetched_parts", "prefetched"),
@@ -173,9 +178,9 @@ class Rule(NamedTuple):
     advice: str
 
 
-def _used_cores(it: Figures) -> float:
-    """Return the CPU time of each second in which the mount was asked, or readers waited."""
-    return it.cpu_s / max(it.active_s, it.stalled_s)
+def _asked_s(it: Figures) -> float:
+    """Return the seconds in which the mount was asked, or readers waited."""
+    return max(it.active_s, it.stalled_s)
 
 
 def _is_random(it: Figures) -> bool:
@@ -210,9 +215,15 @@ RULES: Final = (
     ),
     Rule(
         "CPU limit",
-        lambda it: _used_cores(it) >= _BUSY,
-        lambda it: f"the mount used {_used_cores(it):.1f} of a core while it was asked",
-        "give the host more cores, or one mount to each half of the data; see --io direct for large files",
+        lambda it: it.cpus > 0 and it.cpu_s >= _BUSY * it.cpus * _asked_s(it),
+        lambda it: f"the mount used {it.cpu_s / _asked_s(it):.2g} of its {it.cpus:g} CPUs while it was asked",
+        "give it more: a larger host, or a higher limit of its container or service",
+    ),
+    Rule(
+        "CPU limit",
+        lambda it: it.loop_cpu_s >= _BUSY * _asked_s(it),
+        lambda it: f"the loop that takes requests was at work in {it.loop_cpu_s / _asked_s(it):.0%} of the time",
+        "mount each half of the data by itself; see --io direct for large files",
     ),
     Rule(
         "memory target too small",

@@ -253,6 +253,8 @@ class _Report:
             **self._by_slot("fastfuse_reads", READS, now.hits, now.waits),
             **self._by_slot("fastfuse_read_source_bytes", SOURCES, served_bytes - now.waited_bytes, now.waited_bytes),
             counters.slot("fastfuse_wasted_bytes"): now.pool.unread_dropped_bytes,
+            # The event loop runs in this thread.
+            counters.slot("fastfuse_loop_cpu_seconds"): int(time.thread_time() * 1e6),
             counters.slot("fastfuse_cpu_seconds"): int(time.process_time() * 1e6),
         }
         for slot, number in grown.items():
