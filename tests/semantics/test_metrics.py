@@ -286,7 +286,7 @@ def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds() -> N
 
 def test_a_second_epoch_is_read_from_the_page_cache_without_a_request() -> None:
     """D1"""
-    with place(objects(), "--metrics-listen", "0") as here:
+    with page_cache(is_dropped=False), place(objects(), "--metrics-listen", "0") as here:
         port = here.mount.metrics_port()
         for _ in range(3):
             assert (here.path / "folder" / "large").read_bytes() == block_bytes(1, 100_000)
@@ -296,7 +296,7 @@ def test_a_second_epoch_is_read_from_the_page_cache_without_a_request() -> None:
 
 
 def test_a_second_listing_and_a_second_read_of_what_the_kernel_has_ask_nothing() -> None:
-    with place(objects(), "--metrics-listen", "0") as here:
+    with page_cache(is_dropped=False), place(objects(), "--metrics-listen", "0") as here:
         port = here.mount.metrics_port()
         path = here.path / "folder" / "large"
 
