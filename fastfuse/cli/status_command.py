@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.control import STACK, TASKS, TRACE, ask, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
+from fastfuse.filesystem.mountpoint import DeadMountError, MountEntry, fastfuse_mounts
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import MIB, format_size
 
@@ -109,13 +109,17 @@ def _asked(entry: MountEntry) -> dict[str, Any]:
     try:
         return ask_status(entry)
     except FastfuseError as error:
-        return {"mountpoint": str(entry.path), "source": entry.source, "state": "no answer", "reason": str(error)}
+        state = "dead" if isinstance(error, DeadMountError) else "no answer"
+        told = {"state": state, "reason": str(error), "hint": error.hint}
+        return {"mountpoint": str(entry.path), "source": entry.source, **told}
 
 
 def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"{plain(one['mountpoint'])}  {plain(one['source'])}"
     if "counters" not in one:
-        yield f"  state     {one['state']}: {plain(one['reason'])}"
+        yield f"  state     {one['state']}"
+        # The reason repeats the mountpoint.
+        yield f"  hint      {plain(one['hint'] or one['reason'])}"
         return
     counters, rates = one["counters"], one["rates"]
     yield f"  state     {one['state']}, mounted for {duration(now - one['mounted_at'])}, process {one['pid']}"
