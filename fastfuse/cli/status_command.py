@@ -126,7 +126,8 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     if trouble := one["trouble"]:
         since = duration(now - trouble["since"])
         tried = trouble["requests"]
-        what = f"{tried} requests are tried again" if tried or not counters["fastfuse_reads_failing"] else "reads fail"
+        again = "1 request is tried again" if tried == 1 else f"{tried} requests are tried again"
+        what = again if tried or not counters["fastfuse_reads_failing"] else "reads fail"
         yield f"  trouble   for {since}: {failures_in(trouble)}; {what}"
     listed_ago = duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
@@ -222,9 +223,10 @@ def trace(mountpoint: Path, choice: Choice, *, count: int | None, as_json: bool)
     Raises:
         MountError: nothing of fastfuse is mounted there, or the mount does not answer.
     """
+    entry = entry_of(mountpoint)
     if not as_json:
         say(_HEADING)
-    told = (read for read in _reads(entry_of(mountpoint), choice.sample) if choice.has(read))
+    told = (read for read in _reads(entry, choice.sample) if choice.has(read))
     for read in islice(told, count or sys.maxsize):
         say(json.dumps(read) if as_json else line_of(read))
     return 0

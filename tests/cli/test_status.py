@@ -79,7 +79,7 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
         assert status_of(mount)["counters"]["fastfuse_in_trouble"] == 1
         done = run_fastfuse("status", str(mount.path))
         assert done.returncode == 1
-        assert re.search(r"\n  trouble   for \d+ s: \d+ × 503 SlowDown; 1 requests are tried again\n", done.stdout)
+        assert re.search(r"\n  trouble   for \d+ s: \d+ × 503 SlowDown; 1 request is tried again\n", done.stdout)
         assert re.search(r"\n  waiting   [1-9]\d* reads now; ", done.stdout)
         server.faults.remove(slow)
         assert reading.result(60) == b"b" * 1000
