@@ -148,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, hint, exit_code = str(error), error.hint, error.exit_code
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "fastfuse")
-        message, hint, exit_code = error.format_message(), f"see '{command} --help'", ConfigurationError.exit_code
+        message, hint = messages.usage_message(error), f"see '{command} --help'"
+        exit_code = ConfigurationError.exit_code
     except BaseExceptionGroup as group:
         # Ctrl-C in a run of trio raises a group, and typer only knows a bare KeyboardInterrupt.
         if group.split(KeyboardInterrupt)[1] is not None:

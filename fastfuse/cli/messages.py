@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from fastfuse import log
 from fastfuse.errors import FastfuseError
 
-__all__ = ["INTERRUPTED", "fail", "say", "variables_of", "warn", "warn_of_unknown_variables"]
+__all__ = ["INTERRUPTED", "fail", "say", "usage_message", "variables_of", "warn", "warn_of_unknown_variables"]
 
 # The exit code of a command that Ctrl-C ends, as shells report it: 128 and the signal.
 INTERRUPTED = 130
@@ -29,6 +29,12 @@ def say(text: object) -> None:
         # The rest of the buffer would fail once more at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def usage_message(error: typer.TyperException) -> str:
+    """Return what typer says of a mistake on one line and without the word of its checker."""
+    on_one_line = re.sub(r"\n\t?", " ", error.format_message())
+    return on_one_line.replace(": Value error, ", ": ", 1)
 
 
 def variables_of(group: TyperGroup) -> dict[str, str]:

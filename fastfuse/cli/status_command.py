@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.control import STACK, TASKS, TRACE, ask, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
+from fastfuse.filesystem.mountpoint import DeadMountError, MountEntry, fastfuse_mounts
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import MIB, format_size
 
@@ -109,20 +109,25 @@ def _asked(entry: MountEntry) -> dict[str, Any]:
     try:
         return ask_status(entry)
     except FastfuseError as error:
-        return {"mountpoint": str(entry.path), "source": entry.source, "state": "no answer", "reason": str(error)}
+        state = "dead" if isinstance(error, DeadMountError) else "no answer"
+        told = {"state": state, "reason": str(error), "hint": error.hint}
+        return {"mountpoint": str(entry.path), "source": entry.source, **told}
 
 
 def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"{plain(one['mountpoint'])}  {plain(one['source'])}"
     if "counters" not in one:
-        yield f"  state     {one['state']}: {plain(one['reason'])}"
+        yield f"  state     {one['state']}"
+        # The reason repeats the mountpoint.
+        yield f"  hint      {plain(one['hint'] or one['reason'])}"
         return
     counters, rates = one["counters"], one["rates"]
     yield f"  state     {one['state']}, mounted for {duration(now - one['mounted_at'])}, process {one['pid']}"
     if trouble := one["trouble"]:
         since = duration(now - trouble["since"])
         tried = trouble["requests"]
-        what = f"{tried} requests are tried again" if tried or not counters["fastfuse_reads_failing"] else "reads fail"
+        again = "1 request is tried again" if tried == 1 else f"{tried} requests are tried again"
+        what = again if tried or not counters["fastfuse_reads_failing"] else "reads fail"
         yield f"  trouble   for {since}: {failures_in(trouble)}; {what}"
     listed_ago = duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
@@ -218,9 +223,10 @@ def trace(mountpoint: Path, choice: Choice, *, count: int | None, as_json: bool)
     Raises:
         MountError: nothing of fastfuse is mounted there, or the mount does not answer.
     """
+    entry = entry_of(mountpoint)
     if not as_json:
         say(_HEADING)
-    told = (read for read in _reads(entry_of(mountpoint), choice.sample) if choice.has(read))
+    told = (read for read in _reads(entry, choice.sample) if choice.has(read))
     for read in islice(told, count or sys.maxsize):
         say(json.dumps(read) if as_json else line_of(read))
     return 0

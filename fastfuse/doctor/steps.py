@@ -105,7 +105,8 @@ class _Steps:
                 f"the name {host!r} has no address: {told}", hint="check --endpoint-url, --region and /etc/resolv.conf"
             ) from error
         through = f"{endpoint.host} through the proxy {host}:{port}" if proxy else f"{host}:{port}"
-        return [Finding("address", Level.OK, f"{through}, {len(addresses)} addresses")]
+        noun = "address" if len(addresses) == 1 else "addresses"
+        return [Finding("address", Level.OK, f"{through}, {len(addresses)} {noun}")]
 
     async def _connection(self) -> list[Finding]:
         route = await self._route()
@@ -151,7 +152,8 @@ class _Steps:
         if not self._refs:
             remedy = "check the prefix: fastfuse mounts an empty one with --allow-empty only"
             return [Finding("list", Level.WARN, "permitted, but nothing is below the prefix", remedy)]
-        return [Finding("list", Level.OK, f"{len(self._refs):,} objects{more}, the first page in {took_ms:.0f} ms")]
+        noun = "object" if len(self._refs) == 1 else "objects"
+        return [Finding("list", Level.OK, f"{len(self._refs):,} {noun}{more}, the first page in {took_ms:.0f} ms")]
 
     async def _get(self) -> list[Finding]:
         asked = samples(self._refs)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from fastfuse.errors import MountError
 from fastfuse.filesystem import sockets
 from fastfuse.filesystem.children import error_message, heard
-from fastfuse.filesystem.mountpoint import MountEntry, find_mount
+from fastfuse.filesystem.mountpoint import DeadMountError, MountEntry, find_mount, is_dead
 from fastfuse.filesystem.sockets import addresses, control_prefix, peer_uid, raise_sigio
 
 __all__ = [
@@ -280,9 +280,14 @@ def _ask(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float | None)
 
 
 def _no_answer(entry: MountEntry) -> MountError:
+    # A mount that hangs has a socket, and is not asked by statvfs, which would take its whole patience.
+    if not any(True for _ in addresses(control_prefix(entry.device))) and is_dead(entry.path):
+        return DeadMountError(
+            f"the mount at {entry.path} is dead: no process serves it", hint=f"fastfuse unmount {entry.path}"
+        )
     return MountError(
         f"the mount at {entry.path} does not answer",
-        hint="it may be dead, another user's, or of another container: see its log, or send its process SIGHUP there",
+        hint="it may hang, be another user's, or of another container: see its log",
     )
 
 

@@ -21,6 +21,7 @@ from fastfuse.filesystem.sockets import addresses, control_prefix
 __all__ = [
     "SUBTYPE",
     "BusyMountError",
+    "DeadMountError",
     "MountEntry",
     "abort",
     "fastfuse_mounts",
@@ -334,3 +335,7 @@ def _entry(line: bytes) -> MountEntry:
 def _unescaped(field: bytes) -> bytes:
     r"""Undo the kernel's octal escapes (``\040``) of space, tab, newline, backslash and, in sources, ``#``."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)
+
+
+class DeadMountError(MountError):
+    """The connection of the mount has ended, and the kernel answers every access with an error."""

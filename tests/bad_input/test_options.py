@@ -24,6 +24,18 @@ def test_an_option_that_makes_no_sense_is_named(tmp_path: Path, options: list[st
     refused(tmp_path, 2, message, arguments=["mount", "s3://bucket/data", str(tmp_path), *UNREACHABLE, *options])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["deploy"], "error: Missing argument 'WHAT'. Choose from: kubernetes, grafana, prometheus\n"),
+        (["cache", "show"], "error: Invalid value for 'action': 'show' is not one of 'status', 'verify', 'clear', "),
+    ],
+    ids=["missing", "unknown"],
+)
+def test_a_choice_is_named_on_one_line(tmp_path: Path, words: list[str], message: str) -> None:
+    refused(tmp_path, 2, message, arguments=words)
+
+
 def test_a_uri_that_is_not_utf8(tmp_path: Path) -> None:
     uri = os.fsdecode(b"s3://bucket/\xff")
     refused(tmp_path, 2, "is not UTF-8", arguments=["mount", uri, str(tmp_path), *UNREACHABLE])

@@ -17,7 +17,7 @@ from fastfuse.filesystem.control import LOG_LEVEL, ask, entry_of
 from fastfuse.filesystem.mountpoint import MountEntry
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN
-from tests.filesystem.waiting import wait_until
+from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, terminal
 
@@ -79,7 +79,7 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
         assert status_of(mount)["counters"]["fastfuse_in_trouble"] == 1
         done = run_fastfuse("status", str(mount.path))
         assert done.returncode == 1
-        assert re.search(r"\n  trouble   for \d+ s: \d+ × 503 SlowDown; 1 requests are tried again\n", done.stdout)
+        assert re.search(r"\n  trouble   for \d+ s: \d+ × 503 SlowDown; 1 request is tried again\n", done.stdout)
         assert re.search(r"\n  waiting   [1-9]\d* reads now; ", done.stdout)
         server.faults.remove(slow)
         assert reading.result(60) == b"b" * 1000
@@ -198,6 +198,20 @@ def test_where_nothing_is_mounted(tmp_path: Path) -> None:
         assert f"nothing of fastfuse is mounted at {tmp_path}" in done.stderr
 
 
+def test_a_mount_whose_processes_were_killed_is_dead_and_can_be_taken_away(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        worker = os.pidfd_open(mount.worker())
+        mount.process.kill()
+        mount.wait()
+        wait_for_end(worker)
+        shown = run_fastfuse("status").stdout
+        assert f"{mount.path}  s3://bucket/data\n  state     dead\n  hint      fastfuse unmount {mount.path}\n" in shown
+        done = run_fastfuse("stats", str(mount.path))
+        assert (done.returncode, done.stdout) == (5, "")
+        assert f"the mount at {mount.path} is dead: no process serves it\nhint: fastfuse unmount" in done.stderr
+        assert run_fastfuse("unmount", str(mount.path)).returncode == 0
+
+
 def test_one_that_does_not_answer_is_told_among_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,7 +220,8 @@ def test_one_that_does_not_answer_is_told_among_the_others(
     monkeypatch.setattr(status_command, "entry_of", lambda _: entry)
     assert status_command.status(None, as_json=False) == 1
     assert capsys.readouterr().out == (
-        "/mnt/x  s3://b/\\x1b\n  state     no answer: the mount at /mnt/x does not answer\n"
+        "/mnt/x  s3://b/\\x1b\n  state     no answer\n"
+        "  hint      it may hang, be another user's, or of another container: see its log\n"
     )
     monkeypatch.setattr(status_command, "fastfuse_mounts", list)
     assert status_command.status(None, as_json=False) == 0

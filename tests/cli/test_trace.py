@@ -131,6 +131,6 @@ def test_filters_a_stopped_trace_and_ctrl_c(server: LoopbackServer) -> None:
 
 
 def test_where_nothing_is_mounted(tmp_path: Path) -> None:
-    done = run_fastfuse("trace", str(tmp_path), "--json")
+    done = run_fastfuse("trace", str(tmp_path))
     assert (done.returncode, done.stdout) == (5, "")
     assert f"nothing of fastfuse is mounted at {tmp_path}" in done.stderr

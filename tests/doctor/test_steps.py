@@ -156,6 +156,8 @@ def test_small_objects_show_no_rate(server: LoopbackServer) -> None:
     found = asked("s3://bucket/tiny/", server.endpoint_url, "--region", "us-east-1")
     assert found["throughput"]["level"] == "warn"
     assert "small" in found["throughput"]["found"]
+    assert found["address"]["found"].endswith(", 1 address")
+    assert found["list"]["found"].startswith("1 object, ")
 
 
 def test_what_is_no_uri_is_a_mistake_of_usage() -> None:
