@@ -1,9 +1,9 @@
 """Small direct reads that no thread waits for: Linux AIO, whose completions wake the event loop through an eventfd.
 
 Handing 40 KB to a thread and back takes two switches and two turns at the GIL: more CPU time than the rest of the read
-(docs/MEASUREMENTS.md, "Local tier"). Each read carries ``RWF_NOWAIT``, so submitting it never blocks the loop. The kernel
-refuses a read for which it would have to wait, for room in the disk's queue or for metadata. The caller then takes a
-thread. It does so for all reads where the file system has no direct I/O, or the system no AIO.
+(docs/MEASUREMENTS.md, "Local tier"). Each read carries ``RWF_NOWAIT``, so submitting it never blocks the loop. Where the
+kernel would have to wait, for room in the disk's queue or for metadata, it refuses the read. The caller then takes a
+thread, as it does where the file system has no direct I/O, or the system no AIO.
 
 io_uring does not serve here: container runtimes forbid it by default.
 """
@@ -13,6 +13,7 @@ import errno
 import os
 import platform
 import struct
+from contextlib import suppress
 from itertools import count
 
 import trio
@@ -36,20 +37,29 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class _Read:
-    """A read in flight; the kernel needs its memory. `task` is None once that was cancelled."""
+    """A read in flight; the kernel needs its memory. `task` is None once that waits no more."""
 
-    __slots__ = ("into", "result_bytes", "task")
+    __slots__ = ("into", "is_overdue", "result_bytes", "task")
 
     def __init__(self, task: trio.lowlevel.Task, into: memoryview) -> None:
         self.task: trio.lowlevel.Task | None = task
         self.into = into
         self.result_bytes = 0
+        self.is_overdue = False
+
+    def end(self) -> None:
+        """Let the task go on, if it waits."""
+        task, self.task = self.task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
 
 
 class KernelReads:
     """The reads of one run of trio, in which it is constructed."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float) -> None:
+        """Wait no longer for a read than twice `patience_s`."""
+        self._patience_s = patience_s
         # Empty where the system has no AIO, or the file system does not take such reads.
         self._calls = _CALLS.get(platform.machine(), ())
         self._context = ctypes.c_ulong()
@@ -64,6 +74,7 @@ class KernelReads:
         if self._calls:
             self._finished = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             trio.lowlevel.spawn_system_task(self._reap)
+            trio.lowlevel.spawn_system_task(self._end_overdue)
 
     @property
     def is_available(self) -> bool:
@@ -71,7 +82,11 @@ class KernelReads:
         return bool(self._calls)
 
     async def read(self, fd: int, offset: int, into: memoryview) -> bool:
-        """Fill `into` from a file; memory, size and offset are aligned. Return False if a thread has to do it."""
+        """Fill `into` from a file; memory, size and offset are aligned. Return False if a thread has to do it.
+
+        Raises:
+            trio.TooSlowError: the disk does not answer.
+        """
         if not self._calls or len(self._reads) >= _MOST_READS:
             return False
         number, read = next(self._numbers), _Read(trio.lowlevel.current_task(), into)
@@ -88,23 +103,35 @@ class KernelReads:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(give_up)
+        if read.is_overdue:
+            raise trio.TooSlowError
         return read.result_bytes == len(into)
 
     async def _reap(self) -> None:
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._finished)
-                os.eventfd_read(self._finished)
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._finished)
                 found = self._call(2, self._context, ctypes.c_long(0), ctypes.c_long(_MOST_READS), self._events, None)
                 for place in range(0, found * _EVENT.size, _EVENT.size):
                     number, _, result_bytes, _ = _EVENT.unpack_from(self._events, place)
                     read = self._reads.pop(number)
                     read.result_bytes = result_bytes
-                    if read.task is not None:
-                        trio.lowlevel.reschedule(read.task)
+                    read.end()
         finally:
             # The run ends. A read that is still in flight holds the end of the process up, as it would in a thread.
             os.close(self._finished)
+
+    async def _end_overdue(self) -> None:
+        """End the wait for reads that were there at the last look already: a deadline for each read costs 20 µs."""
+        seen: set[int] = set()
+        while True:
+            await trio.sleep(self._patience_s)
+            for number in seen & self._reads.keys():
+                self._reads[number].is_overdue = True
+                self._reads[number].end()
+            seen = set(self._reads)
 
     def _call(self, which: int, *arguments: object) -> int:
         result: int = _libc.syscall(ctypes.c_long(self._calls[which]), *arguments)

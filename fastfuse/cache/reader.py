@@ -87,7 +87,7 @@ class CachedReader:
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
         counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
-        self._threads, self._reads = Receivers(), KernelReads()
+        self._threads, self._reads = Receivers(), KernelReads(patience_s)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         self._off_until_s = 0.0
@@ -221,10 +221,10 @@ class CachedReader:
         data: memoryview | None = None
         failed: list[tuple[Extent, Exception]] = []
         try:
-            with trio.fail_after(self._patience_s):
-                if len(wanted) == 1 and not fetched:
-                    data = await self._read_small(wanted[0][0], seed, start, end)
-                if data is None:
+            if len(wanted) == 1 and not fetched:
+                data = await self._read_small(wanted[0][0], seed, start, end)
+            if data is None:
+                with trio.fail_after(self._patience_s):
                     data = await self._read_pieces(wanted, seed, start, end, failed)
         except (trio.TooSlowError, NoThreadError) as error:
             self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")

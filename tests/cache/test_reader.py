@@ -65,6 +65,20 @@ async def test_small_ranges_take_no_thread_where_the_kernel_can_read_by_itself(
     assert store.fetched_bytes == sum(map(len, data.values())) + len(BIG)
 
 
+async def test_a_disk_that_does_not_answer_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, counters = CountingStore({"a": content("a", 39_000)}), Counters()
+    ref = store.ref("a")
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        await reader.get(ref, 0, 39_000)
+    async with tier(store, settings_of(tmp_path / "cache"), counters, patience_s=0.02) as reader:
+        await reader.get(ref, 0, 39_000)  # opens the segment
+        monkeypatch.setattr(aio.KernelReads, "_call", lambda *_: 1)  # is taken, and never done
+        for _ in range(2):
+            assert await reader.get(ref, 0, 39_000) == content("a", 39_000)
+    assert len(store.fetched) == 3
+    assert counters.get("fastfuse_cache_failures", "disk") == 1
+
+
 @pytest.mark.parametrize(
     ("kept", "asked", "missing"),
     [
