@@ -1,9 +1,9 @@
 """Small direct reads that no thread waits for: Linux AIO, whose completions wake the event loop through an eventfd.
 
-Handing 40 KB to a thread and back takes two switches and two turns at the GIL: more CPU time than the rest of the read
-(docs/MEASUREMENTS.md, "Local tier"). Each read carries ``RWF_NOWAIT``, so submitting it never blocks the loop. Where the
-kernel would have to wait, for room in the disk's queue or for metadata, it refuses the read. The caller then takes a
-thread, as it does where the file system has no direct I/O, or the system no AIO.
+Handing 40 KB to a thread and back takes two switches and two turns at the GIL: more CPU time than all else of the read
+(docs/MEASUREMENTS.md, "Local tier"). Each read carries ``RWF_NOWAIT``, so submitting it never blocks the loop. Where
+the kernel would have to wait, for room in the disk's queue or for metadata, it refuses the read. The caller then takes
+a thread, as it does where the file system has no direct I/O, or the system no AIO.
 
 io_uring does not serve here: container runtimes forbid it by default.
 """

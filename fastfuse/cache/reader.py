@@ -105,7 +105,7 @@ class CachedReader:
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Read a range as `RangeReader.get` does."""
-        if not ref.etag or self._writer.is_gone or trio.current_time() < self._off_until_s:
+        if not ref.etag or self._writer.is_gone or self._is_off():
             return await self._reader.get(ref, start, end)
         check_range_arguments(ref, start, end)
         object_id, seed = identity(self._endpoint_url, ref)
@@ -115,6 +115,8 @@ class CachedReader:
             data = await self._read(object_id, seed, extents, start, end, {})
             if data is not None:
                 return data
+            if self._is_off():  # the same disk is not asked again
+                return await self._reader.get(ref, start, end)
             extents = self._find(object_id, start, end)
         return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
 
@@ -163,7 +165,7 @@ class CachedReader:
 
         while wanted := missing():
             first, behind = wanted[0]
-            keeps = keeps and trio.current_time() >= self._off_until_s
+            keeps = keeps and not self._is_off()
             if keeps and not self._claim(object_id, first, behind):
                 if trio.current_time() < waits_until_s:
                     await trio.sleep(look_s)
@@ -294,6 +296,9 @@ class CachedReader:
             self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
         else:
             self._leave_alone("disk", str(error))
+
+    def _is_off(self) -> bool:
+        return trio.current_time() < self._off_until_s
 
     def _leave_alone(self, kind: str, why: str) -> None:
         self._off_until_s = trio.current_time() + _OFF_S
