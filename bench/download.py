@@ -27,7 +27,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.sagemaker.download import DownloadSettings, download_channel
+from fastfuse.sagemaker.download.file_channel import DownloadSettings, download_channel
 from fastfuse.testing import Pace, ServerProcess
 
 __all__ = ["main"]

@@ -27,7 +27,7 @@ from typing import TypeVar
 from bench.machine import describe
 from bench.mounting import ENVIRONMENT
 from fastfuse.demo.mounting import MountProcess
-from fastfuse.index import shared
+from fastfuse.index import saved
 from fastfuse.s3 import retries
 from fastfuse.s3.rate import RequestRate
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Pace, ServerConfig
@@ -157,7 +157,7 @@ class _Simulation:
 
     def _share(self) -> Steps[bool]:
         """List for all hosts, or wait for the index and load it; return False if the host dies meanwhile."""
-        client, pause_s = _Client(), shared.FIRST_PAUSE_S
+        client, pause_s = _Client(), saved.FIRST_PAUSE_S
         while not (yield from self._head(client)):
             seen, is_free = yield from self._ask("HeadObject", client, self._see)
             if is_free and (yield from self._ask("PutObject", client, partial(self._take, seen))):
@@ -168,7 +168,7 @@ class _Simulation:
                 yield from self._release(client)
                 break
             yield self._random.uniform(pause_s / 2, pause_s)
-            pause_s = min(2 * pause_s, shared.LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, saved.LONGEST_PAUSE_S)
         yield from self._ask("HeadObject", client)
         for _ in range(self._fleet.index_parts):
             yield from self._ask("GetObject", client)
@@ -191,7 +191,7 @@ class _Simulation:
         if self._deaths_left:
             self._deaths_left -= 1
             yield self._fleet.pages * self._fleet.page_s / 2
-            self._claimed_until_s = self._now_s + shared.EXPIRY_S
+            self._claimed_until_s = self._now_s + saved.EXPIRY_S
             return False
         yield from self._list(client)
         yield from self._ask("PutObject", client)

@@ -46,7 +46,7 @@ _VALUE_BYTES = 512
 _MEMBERS = 1000
 _MEMBER_BYTES = 100_000
 _BLOCK_BYTES = 1 << 20
-# What a model of 1,024 tokens of two bytes takes at once.
+# A model with a context of 1,024 tokens takes so many at once, of two bytes each.
 _CROP_TOKENS = 1025
 # The directory holds the files, and the indexes of the libraries.
 _DATA_BYTES = 1800 << 20

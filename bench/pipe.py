@@ -34,7 +34,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.pipe import PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, stream_channel
 
 __all__ = ["Figures", "main", "measure_fifo", "measure_pipe", "measure_raw"]
 
@@ -107,15 +107,18 @@ def measure_pipe(server: Server, fd: int, memory_bytes: int) -> Figures:
     """One epoch, the FIFO being there before it begins."""
     with tempfile.TemporaryDirectory() as place:
         channel = Channel(name="train", input_mode=InputMode.PIPE, source=S3Uri.parse(f"s3://{server.bucket}/"))
-        settings = PipeSettings(channel=channel, directory=Path(place), memory_target_bytes=memory_bytes)
+        settings = PipeSettings(
+            channel=channel,
+            connection=_connection(server),
+            directory=Path(place),
+            memory_target_bytes=memory_bytes,
+        )
         ready_fd, told_fd = os.pipe()
 
-        def report(_: PipeProgress) -> None:
-            pass
+        def ready() -> None:
+            os.close(told_fd)
 
-        child = fork_child(
-            lambda: stream_channel(fd, _connection(server), settings, ready=lambda: os.close(told_fd), report=report)
-        )
+        child = fork_child(lambda: stream_channel(fd, settings, ready=ready, report=lambda _: None))
         os.close(told_fd)
         os.read(ready_fd, 1)
         os.close(ready_fd)

@@ -18,10 +18,8 @@ from bench import machine
 from bench.modes.job import JobRun, channel, run_job
 from bench.profiles import PROFILES
 from bench.server import Server
-from fastfuse.advise.model import Estimate, Job, Mode, Network, Shape, estimates
-from fastfuse.advise.probe import probe
-from fastfuse.advise.recommend import recommend
-from fastfuse.advise.shape import shape_of
+from fastfuse.advise.model import Estimate, Job, Mode, Network, Shape, estimates, recommend
+from fastfuse.advise.probe import probe, shape_of
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot

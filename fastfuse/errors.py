@@ -8,32 +8,11 @@ and errors of one read (`errno`, answered to the kernel). Foreign exceptions are
 import errno as _errno
 
 __all__ = [
-    "AccessError",
-    "BadReplyError",
-    "ConditionsUnsupportedError",
-    "ConfigurationError",
-    "DeadlineError",
-    "DiskError",
-    "EmptySourceError",
-    "FastfuseError",
-    "ForbiddenObjectError",
-    "IntegrityError",
-    "MissingObjectError",
-    "MountError",
-    "ObjectArchivedError",
-    "ObjectChangedError",
-    "ObjectDeniedError",
-    "OutputError",
-    "PoisonedReadError",
-    "ReadError",
-    "ServiceError",
-    "SourceError",
-    "StaleInodeError",
-    "ThrottledError",
-    "UnavailableError",
-    "WriteConflictError",
-    "errno_for",
-    "first_of",
+    *("AccessError", "BadReplyError", "ConditionsUnsupportedError", "ConfigurationError", "DeadlineError"),
+    *("DiskError", "EmptySourceError", "FastfuseError", "ForbiddenObjectError", "IntegrityError"),
+    *("MissingObjectError", "MountError", "ObjectArchivedError", "ObjectChangedError", "ObjectDeniedError"),
+    *("OutputError", "PoisonedReadError", "ReadError", "ServiceError", "SourceError", "StaleInodeError"),
+    *("ThrottledError", "UnavailableError", "WriteConflictError", "errno_for", "first_of"),
 ]
 
 

@@ -24,7 +24,7 @@ __all__ = [
 
 
 _OWN: Final = "fastfuse"
-# From the one that logs most to the one that logs least.
+# The first logs most, the last least.
 LEVELS: Final = ("debug", "info", "warning", "error")
 # The journal listens here too, where there is one.
 SYSLOG: Final = Path("/dev/log")

@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -27,27 +27,9 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.version import VERSION
 
 __all__ = [
-    "ASKERS",
-    "BUILD_INFO",
-    "CACHE_EVENTS",
-    "CACHE_FAILURES",
-    "ERRNO_LABELS",
-    "HISTOGRAMS",
-    "MEMORY_USES",
-    "METRICS",
-    "OUTCOMES",
-    "READS",
-    "READ_ERRNOS",
-    "RETRY_CAUSES",
-    "SOURCES",
-    "Counter",
-    "Counters",
-    "Distribution",
-    "Histogram",
-    "bind_metrics",
-    "endpoint_url",
-    "health",
-    "serve_metrics",
+    *("ASKERS", "BUILD_INFO", "CACHE_EVENTS", "CACHE_FAILURES", "ERRNO_LABELS", "HISTOGRAMS", "MEMORY_USES"),
+    *("METRICS", "OUTCOMES", "READS", "READ_ERRNOS", "RETRY_CAUSES", "SOURCES", "Counter", "Counters"),
+    *("Distribution", "Histogram", "bind_metrics", "endpoint_url", "health", "serve_metrics"),
 ]
 
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
@@ -71,7 +53,7 @@ RETRY_CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "ot
 # How a check of an object's bytes against its checksum ended. "begun": a large one, which may be read only in part.
 CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
 
-# How a read that failed was answered.
+# The answers to reads that failed.
 READ_ERRNOS = ("EIO", "ESTALE", "EACCES")
 
 # The fates of bytes in the local tier (fastfuse.cache). Not kept were those that a full queue skipped, that the
@@ -217,9 +199,8 @@ class Counters:
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         """Begin with the `numbers` of a `copy`, or with 0 everywhere."""
-        self._slots = _SLOTS
         # Anonymous and shared: every process forked from this one sees the same numbers.
-        self._memory = mmap.mmap(-1, 8 * len(self._slots))
+        self._memory = mmap.mmap(-1, 8 * len(_SLOTS))
         self._values = memoryview(self._memory).cast("q")
         for slot, number in enumerate(numbers):
             self._values[slot] = number
@@ -237,7 +218,7 @@ class Counters:
 
     def slot(self, name: str, value: str = "") -> int:
         """Index of a metric's slot; `KeyError` for what is not declared."""
-        return self._slots[name, value]
+        return _SLOTS[name, value]
 
     def memory(self, slot: int) -> memoryview:
         """Return the one number of `slot` as memory, for compiled code."""
@@ -253,12 +234,12 @@ class Counters:
         return self._values[slot]
 
     def get(self, name: str, value: str = "") -> int:
-        return self._values[self._slots[name, value]]
+        return self._values[_SLOTS[name, value]]
 
     def observer(self, name: str) -> Callable[[float], None]:
         """Return what counts a time, in seconds, in a histogram."""
         bounds_s = next(histogram.bounds_s for histogram in HISTOGRAMS if histogram.name == name)
-        values, first, total = self._values, self._slots[name, "0"], self._slots[name, "sum"]
+        values, first, total = self._values, _SLOTS[name, "0"], _SLOTS[name, "sum"]
 
         def observe(took_s: float) -> None:
             values[first + bisect_left(bounds_s, took_s)] += 1
@@ -287,28 +268,24 @@ class _SharedCollector(Collector):
         self._channels = channels
 
     def collect(self) -> Iterator[Metric]:
-        is_job = "" not in self._channels
         build = GaugeMetricFamily(BUILD_INFO.name, BUILD_INFO.help, labels=[BUILD_INFO.label])
         build.add_metric([*BUILD_INFO.values], 1)
         yield build
+        # A mount has no name, and its metrics no label for one.
+        names = [] if "" in self._channels else ["channel"]
+        channels = [([channel] if names else [], counters) for channel, counters in self._channels.items()]
         for metric in METRICS:
-            names = [*(["channel"] if is_job else []), *([metric.label] if metric.label else [])]
-            family = (GaugeMetricFamily if metric.is_gauge else CounterMetricFamily)(
-                metric.name, metric.help, labels=names
-            )
-            for channel, counters in self._channels.items():
-                for value in metric.values:
-                    number = counters.get(metric.name, value) * metric.unit
-                    family.add_metric([*([channel] if is_job else []), *([value] if metric.label else [])], number)
+            kind = GaugeMetricFamily if metric.is_gauge else CounterMetricFamily
+            family = kind(metric.name, metric.help, labels=[*names, *filter(None, [metric.label])])
+            for (own, counters), value in product(channels, metric.values):
+                family.add_metric([*own, *filter(None, [value])], counters.get(metric.name, value) * metric.unit)
             yield family
         for histogram in HISTOGRAMS:
-            names = ["channel"] if is_job else []
             distributions = HistogramMetricFamily(histogram.name, histogram.help, labels=names)
-            for channel, counters in self._channels.items():
+            for own, counters in channels:
                 seen = counters.distribution(histogram)
                 bounds = (*map(floatToGoString, seen.bounds_s), "+Inf")
-                buckets = [*zip(bounds, accumulate(seen.counts), strict=True)]
-                distributions.add_metric([channel] if is_job else [], buckets, seen.sum_s)
+                distributions.add_metric(own, [*zip(bounds, accumulate(seen.counts), strict=True)], seen.sum_s)
             yield distributions
 
 

@@ -1,8 +1,11 @@
 """Frozen values that every layer shares."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from typing import Any, NamedTuple
 
-__all__ = ["ARCHIVE_STORAGE_CLASSES", "MAX_KEY_BYTES", "Buffer", "ObjectRef"]
+__all__ = ["ARCHIVE_STORAGE_CLASSES", "MAX_KEY_BYTES", "Buffer", "ObjectColumns", "ObjectRef"]
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
 MAX_KEY_BYTES = 1024
@@ -34,3 +37,26 @@ class ObjectRef:
     def uri(self) -> str:
         """The URI for messages; in the place of a bucket a local file has the directory that its key lies below."""
         return f"{'file' if self.bucket.startswith('/') else 's3'}://{self.bucket}/{self.key}"
+
+
+class ObjectColumns(NamedTuple):
+    """Objects in columns of equal length, as listings bring them and an inode table is built of them.
+
+    The keys are whole and exact; the ETags have their quotes; times are in nanoseconds since the epoch.
+    """
+
+    keys: list[bytes]
+    sizes: list[int]
+    mtimes_ns: list[int]
+    etags: list[str]
+    storage_classes: list[str]
+
+    def rows(self, rows: slice) -> "ObjectColumns":
+        """Return the objects of these rows."""
+        columns: Iterator[Any] = (column[rows] for column in self)
+        return ObjectColumns(*columns)
+
+    def chosen(self, is_chosen: Sequence[bool]) -> "ObjectColumns":
+        """Return the objects for which `is_chosen` is true."""
+        columns: Iterator[Any] = (list(compress(column, is_chosen)) for column in self)
+        return self if all(is_chosen) else ObjectColumns(*columns)

@@ -29,8 +29,8 @@ __all__ = ["Forked", "loaded", "run_forked"]
 
 _ROOT = Path(__file__).parents[1]
 _LOADED = (
-    *("cli.main", "cli.index_command", "cli.status_command", "filesystem.supervisor", "filesystem.control"),
-    *("sagemaker.description.cluster", "sagemaker.description.job", "sagemaker.local.file_systems"),
+    *("cli.main", "cli.source_output", "cli.status_command", "filesystem.supervisor", "filesystem.control"),
+    *("sagemaker.description.cluster", "sagemaker.description.job"),
     *("sagemaker.running.budget", "sagemaker.running.run"),
 )
 _MOST_BYTES = 1 << 17
@@ -170,7 +170,7 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
 
 def _run(request: Mapping[str, Any]) -> None:
     """Be the command, from its settings to its exit."""
-    # What the streams were when the loaded process began, a file or a pipe, is no longer true.
+    # The streams are other files or pipes than when the loaded process began.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -28,7 +28,7 @@ FLOORS: Mapping[str, set[str]] = {
     for name, allowed in {
         "__main__": "cli",
         "cli": f"advise cache demo deploy doctor hints report sagemaker filesystem index s3 {LEAVES}",
-        "demo": f"cli filesystem index s3 testing {LEAVES}",
+        "demo": f"filesystem index s3 testing {LEAVES}",
         "deploy": "errors version",
         "doctor": f"advise index filesystem s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
@@ -63,7 +63,6 @@ STRICTER: Mapping[str, set[str]] = {
         "index.inodes": "errors objects index.inodes index.sources",
         "index.sources": "errors objects index.sources",
         "advise.model": "prices sizes",
-        "advise.recommend": "sizes advise.model",
         "hints": "errors filesystem.mountpoint filesystem.sockets",
     }.items()
 }
@@ -80,7 +79,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "psutil": "",
         "pyarrow": "index",
         "pydantic": "cli report sagemaker",
-        "pygal": "report.charts",
+        "pygal": "report.layout",
         "pydantic_core": "sagemaker",
         "pyfuse3": "filesystem.fuse",
         "rich": "cli demo index sagemaker terminal",
@@ -101,7 +100,7 @@ READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
     *("cache.policy", "cache.pieces", "doctor.rules", "report.intervals"),
-    *("advise.model", "prices", "advise.recommend", "advise.shape"),
+    *("advise.model", "prices"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),
@@ -118,14 +117,10 @@ PURE = {
     ),
     *("sagemaker.description.cluster", "sagemaker.description.contradictions", "s3.concurrency"),
     *(
-        "sagemaker.download.stamps",
-        "sagemaker.local.file_systems",
         "sagemaker.pipe.encodings",
         "sagemaker.pipe.sequence",
     ),
-    *("sagemaker.outputs.places", "sagemaker.running.opening"),
-    *("sagemaker.description.ending", "sagemaker.description.fields", "sagemaker.description.request"),
-    "sagemaker.description.spelling",
+    *("sagemaker.description.fields", "sagemaker.description.request"),
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),
@@ -249,10 +244,9 @@ def purity_violations(modules: Mapping[str, Module]) -> list[str]:
 
 # Functions that are a list of the options of a command and their help: as long as the list.
 OPTION_LISTS = {
-    "cli.main.mount",
     "cli.config.mount_settings",
-    "cli.deploy_command.deploy",
-    "cli.main.demo",
+    "cli.index_options.origin",
+    "cli.deploy_commands.deploy",
     "cli.run_command.run",
     "cli.options.connection",
 }

@@ -34,8 +34,7 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Failure, Kind, read_error, start_error
 from fastfuse.s3.retries import attempts
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download
-from fastfuse.sagemaker.pipe.epoch import EpochWriter
-from fastfuse.sagemaker.pipe.lookahead import Lookahead
+from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
 from fastfuse.sagemaker.pipe.sequence import File
 from fastfuse.testing import Answer, FaultRule, LoopbackServer, MemoryObjects, Reset
 from fastfuse.testing.faults import Action
@@ -156,7 +155,7 @@ async def pipe(scene: Scene) -> bool:
     async with trio.open_nursery() as nursery:
         lookahead = Lookahead(ReadEngine(scene.client, CONFIG, nursery, lambda: scene.table), CONFIG)
         nursery.start_soon(lookahead.run, files)
-        epoch = EpochWriter(lookahead=lookahead, write=write, finished=lambda: None, is_gzip=False, wraps_records=False)
+        epoch = EpochWriter(lookahead, write, is_gzip=False, wraps_records=False)
         await epoch.run(files)
         nursery.cancel_scope.cancel()
     return b"".join(written) == LARGE + SMALL

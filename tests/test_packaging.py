@@ -1,4 +1,4 @@
-"""What a built package holds: setuptools says what it would put into the wheel and the sdist, without building them."""
+"""Tests what a built package holds: setuptools says what wheel and sdist would have, without building them."""
 
 import json
 import subprocess

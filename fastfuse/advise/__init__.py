@@ -1,5 +1,5 @@
 """Estimates, from the listing of a source, what each way to give it to a training job takes and costs.
 
-Pure: `shape` sums up the listing, `model` estimates each mode by `prices`, `recommend` picks one. `probe` measures the
-network. docs/ADVICE.md has the formulas and where each constant was measured.
+`probe` sums up the listing and measures the network; `model` estimates each mode by `prices` and picks one (pure).
+docs/ADVICE.md has the formulas and where each constant was measured.
 """

@@ -1,20 +1,28 @@
-"""What each way to give a source to a job takes and costs, from its shape, the network and the job. Pure.
+"""Estimates time and cost of each way to give a source to a job, and recommends one.
 
 An epoch takes as long as its small objects at a rate of files, and then its large ones at a rate of bytes. The rate of
 files is that of GETs in flight, each of which takes the time to the first byte and the transfer, up to what the CPU of
-the host was measured to serve. docs/ADVICE.md has the formulas, and where each constant was measured.
+the host was measured to serve.
+
+The mode with the shortest job is recommended. A mode that takes less trouble, and is no more than a quarter slower, is
+preferred: FastFile needs no disk and no change of the script, and a file system must be made and filled.
+
+Pure. docs/ADVICE.md has the formulas and the rules, and where each constant was measured.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from fastfuse.prices import FSX_LEAST_GB, Item, dollars
-from fastfuse.sizes import GIB, KIB, MIB
+from fastfuse.sizes import GIB, KIB, MIB, format_size
 
-__all__ = ["PART_BYTES", "RANDOM_BYTES", "Access", "Estimate", "Job", "Mode", "Network", "Shape", "estimates"]
+__all__ = [
+    *("PART_BYTES", "RANDOM_BYTES", "Access", "Advice", "Estimate", "Job", "Mode", "Network", "Shape", "estimates"),
+    "recommend",
+]
 
 # A larger object is fetched in several GETs; see `readahead.limits`.
 PART_BYTES = 8 * MIB
@@ -183,15 +191,11 @@ def _list_s(shape: Shape) -> float:
 
 
 def _s3_rates(mode: Mode, network: Network, shape: Shape, in_flight: int) -> _Rates:
-    get_s = network.latency_s + _mean_small_bytes(shape) / network.connection_bytes_per_s
+    get_s = network.latency_s + shape.small_bytes / max(shape.small_objects, 1) / network.connection_bytes_per_s
     cpu = _CPU[mode]
     return _Rates(
         min(in_flight / get_s, network.requests_per_s, cpu.files_per_s), min(network.total_bytes_per_s, cpu.bytes_per_s)
     )
-
-
-def _mean_small_bytes(shape: Shape) -> float:
-    return shape.small_bytes / shape.small_objects if shape.small_objects else 0.0
 
 
 def _epoch_s(mode: Mode, shape: Shape, network: Network, job: Job) -> float:
@@ -320,3 +324,64 @@ def _estimate(
         epoch_dollars=job.region_factor * dollars(Item.GET, epoch_gets),
         job_dollars=job.region_factor * paid + job.hosts * job_s / 3600 * job.host_dollars_per_hour,
     )
+
+
+# The least trouble first.
+_PREFERRED = (Mode.FAST_FILE, Mode.CACHED, Mode.HINTED, Mode.TIERED, Mode.FILE, Mode.PIPE, Mode.EFS, Mode.FSX)
+_AS_GOOD = 1.25
+_HOW: Final[Mapping[Mode, str]] = {
+    Mode.CACHED: "The page cache holds all of it after the first epoch.",
+    Mode.TIERED: "Mount with --cache DIR on a local disk: later epochs ask S3 for nothing.",
+    Mode.HINTED: "Announce the order of the files (fastfuse.hints): they are fetched before they are opened.",
+    Mode.PIPE: "The script has to read one stream, in the order of the channel.",
+}
+# Below a mean of so much, an epoch is bound by requests; and the size that AWS advises for shards.
+_SMALL_BYTES = 4 * MIB
+_MANY = 10_000
+_SHARD_BYTES = 150 * MIB
+# S3 serves so many GETs a second for one prefix before it divides it.
+_GETS_PER_S = 5_500
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The mode to take and the reasons, each a sentence; no mode for a source without objects."""
+
+    mode: Mode | None
+    reasons: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join((f"{self.mode or 'Nothing to read'}:", *self.reasons))
+
+
+def recommend(shape: Shape, found: Sequence[Estimate], job: Job) -> Advice:
+    """Return the mode whose job is shortest, or nearly so with less trouble."""
+    if not shape.objects:
+        return Advice(None, ("The source has no objects.",))
+    times_s = {estimate.mode: estimate.prepare_s + estimate.job_s for estimate in found}
+    shortest_s = min(times_s.values())
+    mode = next(mode for mode in _PREFERRED if times_s.get(mode, float("inf")) <= _AS_GOOD * shortest_s)
+    chosen = next(estimate for estimate in found if estimate.mode is mode)
+    return Advice(mode, tuple(_reasons(shape, chosen, {each.mode: each for each in found}, job)))
+
+
+def _reasons(shape: Shape, chosen: Estimate, by_mode: dict[Mode, Estimate], job: Job) -> Iterator[str]:
+    file, fast = by_mode[Mode.FILE], by_mode[Mode.FAST_FILE]
+    if chosen.mode is Mode.FILE:
+        yield f"Epochs read the local disk, where FastFile would take {fast.epoch_s:,.0f} s for each."
+    elif chosen.mode in (Mode.EFS, Mode.FSX):
+        yield "The file system serves an epoch sooner than S3 does, and is filled once."
+    else:
+        yield f"Training begins after {chosen.start_s:,.1f} s, where File takes {file.start_s:,.1f} s and a disk."
+    if chosen.mode in _HOW:
+        yield _HOW[chosen.mode]
+    if shape.objects >= _MANY and shape.mean_bytes < _SMALL_BYTES:
+        shards = max(round(shape.total_bytes / _SHARD_BYTES), 1)
+        yield f"{shape.objects:,} files are small: about {shards:,} shards of {format_size(_SHARD_BYTES)} read faster."
+    if job.access is Access.RANDOM:
+        yield "Random ranges take a GET each, and nothing can be fetched ahead: use more readers, or File."
+    if chosen.epoch_gets > _GETS_PER_S * chosen.epoch_s:
+        yield f"S3 may throttle: a prefix begins with {_GETS_PER_S:,} GETs/s for all hosts."
+    if shape.archived_objects:
+        yield f"{shape.archived_objects:,} objects are archived: restore them first."

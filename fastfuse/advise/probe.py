@@ -1,28 +1,32 @@
-"""Measures the network between this host and the source: latency, the rate of one connection, and that of many.
+"""The facts that the model needs: counts and sums of a listing, and the network between this host and the source.
 
-It asks for bytes of objects that the index names, a few seconds long at most, and for a bounded number of bytes. What
-cannot be measured, because all objects are small, keeps the model's default.
+The network is measured: latency, the rate of one connection, and that of many. It asks for bytes of objects that the
+index names, a few seconds long at most, and for a bounded number of bytes. What cannot be measured, because all objects
+are small, keeps the model's default.
 """
 
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
-from fastfuse.advise.model import PART_BYTES, Network
+from fastfuse.advise.model import PART_BYTES, RANDOM_BYTES, Network, Shape
 from fastfuse.errors import FastfuseError
-from fastfuse.index.inodes.columns import are_objects
+from fastfuse.index.inodes.columns import are_objects, exact_sum
+from fastfuse.index.inodes.selection import archived, readable_rows
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.client import S3Client
 from fastfuse.sizes import KIB, MIB
 
-__all__ = ["MOST_BYTES", "Probe", "measure_network", "probe"]
+__all__ = ["MOST_BYTES", "Probe", "measure_network", "probe", "shape_of"]
 
 _PATIENCE_S = 5.0
 _LATENCY_GETS = 5
@@ -50,11 +54,8 @@ def probe(table: InodeTable, connection: ConnectionConfig) -> Probe:
 
 
 async def _probe(connection: ConnectionConfig, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:
-    client = S3Client(S3Session(connection))
-    try:
+    async with aclosing(S3Client(S3Session(connection))) as client:
         return await measure_network(client, largest, spread)
-    finally:
-        await client.aclose()
 
 
 async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:
@@ -119,17 +120,35 @@ def _bytes_of(ranges: Sequence[tuple[ObjectRef, int, int]]) -> int:
 
 def _samples(table: InodeTable) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Return the largest objects, and some that are spread over the listing; none that is empty or archived."""
-    archives = np.array([name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes], bool)
-    sizes = table.columns["sizes"]
-    rows = np.flatnonzero(
-        are_objects(table.columns["kinds"]) & (sizes != 0) & ~archives[table.columns["storage_classes"]]
-    )
+    rows = readable_rows(table)
     if not len(rows):
         return [], []
     count = min(_AT_ONCE, len(rows))
-    largest = rows[np.argsort(sizes[rows], kind="stable")[: -count - 1 : -1]]
+    largest = rows[np.argsort(table.columns["sizes"][rows], kind="stable")[: -count - 1 : -1]]
     spread = rows[np.linspace(0, len(rows) - 1, count).astype("int64")]
-    return (
-        [table.ref(table.inode(int(row))) for row in largest],
-        [table.ref(table.inode(int(row))) for row in spread],
+    first, second = ([table.ref(table.inode(row)) for row in chosen.tolist()] for chosen in (largest, spread))
+    return first, second
+
+
+def shape_of(table: InodeTable) -> Shape:
+    """Return the shape of the objects in `table`: 50 ms for a million."""
+    is_object = are_objects(table.columns["kinds"])
+    sizes = table.columns["sizes"][is_object].astype("int64", copy=False)
+    is_small = sizes <= PART_BYTES
+    return Shape(
+        objects=len(sizes),
+        directories=table.metadata.directory_count,
+        total_bytes=table.metadata.total_bytes,
+        median_bytes=int(np.partition(sizes, len(sizes) // 2)[len(sizes) // 2]) if len(sizes) else 0,
+        largest_bytes=int(sizes.max(initial=0)),
+        small_objects=int(np.count_nonzero(is_small)),
+        small_bytes=exact_sum(sizes[is_small]),
+        gets=exact_sum(_ranges(sizes, PART_BYTES)),
+        random_gets=exact_sum(_ranges(sizes, RANDOM_BYTES)),
+        archived_objects=int(np.count_nonzero(archived(table) & is_object)),
     )
+
+
+def _ranges(sizes_bytes: npt.NDArray[np.int64], range_bytes: int) -> npt.NDArray[np.int64]:
+    """Return how many ranges each size is divided into. Adding before dividing would overflow at 8 EiB."""
+    return np.asarray(sizes_bytes // range_bytes + (sizes_bytes % range_bytes != 0), "int64")

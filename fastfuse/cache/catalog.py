@@ -222,6 +222,11 @@ class Index:
                 (object_id, extent.start, extent.segment, extent.offset),
             )
 
+    def forget(self, object_id: int) -> None:
+        """Forget everything that is kept of an object."""
+        with _transaction(self._connection):
+            self._connection.execute("DELETE FROM extents WHERE object = ?", (object_id,))
+
     def unfilled(self) -> list[Segment]:
         """Return the segments that have room, with the most of it first."""
         rows = self._connection.execute(

@@ -19,6 +19,7 @@ from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import ALIGNMENT, DamagedError, Segments, aligned_part
 from fastfuse.cache.writer import Range, Writer
+from fastfuse.errors import IntegrityError
 from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
@@ -94,6 +95,8 @@ class CachedReader:
         self._threads, self._reads = Receivers(), KernelReads(patience_s)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
+        # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
+        self._wrong: set[int] = set()
         self._off_until_s = 0.0
         self._is_closed = False
         token = trio.lowlevel.current_trio_token()
@@ -109,10 +112,19 @@ class CachedReader:
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Read a range as `RangeReader.get` does."""
-        if not ref.etag or self._writer.is_gone or self._is_off():
+        if not ref.etag:
             return await self._reader.get(ref, start, end)
         check_range_arguments(ref, start, end)
         object_id, seed = identity(self._endpoint_url, ref)
+        try:
+            return await self._get_kept(ref, object_id, seed, start, end)
+        except IntegrityError:
+            self._forget(ref, object_id)
+            raise
+
+    async def _get_kept(self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int) -> Buffer:
+        if self._writer.is_gone or self._is_off() or object_id in self._wrong:
+            return await self._reader.get(ref, start, end)
         return_bytes = self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
         extents = self._find(object_id, start, end)
         if not gaps(((one.start, one.end) for one in extents), start, end):
@@ -195,7 +207,7 @@ class CachedReader:
         is_handed_over = False
         try:
             data = memoryview(await self._reader.get(ref, start, end))
-            if keeps:
+            if keeps and object_id not in self._wrong:
                 is_handed_over = self._writer.offer(Range(object_id, seed, start, data, return_bytes))
             else:
                 self._counters.add(self._events["declined"], end - start)
@@ -306,6 +318,19 @@ class CachedReader:
 
     def _is_off(self) -> bool:
         return trio.current_time() < self._off_until_s
+
+    def _forget(self, ref: ObjectRef, object_id: int) -> None:
+        """Have everything forgotten that is kept of an object that has not the service's checksum.
+
+        What was kept before that showed would be read as right by a later process, which fetches and checks nothing.
+        """
+        if object_id in self._wrong:
+            return
+        if len(self._wrong) >= _MAX_DAMAGED:
+            self._wrong.clear()
+        self._wrong.add(object_id)
+        self._writer.forget(object_id)
+        self._tell("corrupt", f"{self._where}: what it keeps of {ref.key!r} is forgotten: its checksum is wrong")
 
     def _leave_alone(self, kind: str, why: str) -> None:
         self._off_until_s = trio.current_time() + _OFF_S

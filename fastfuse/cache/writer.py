@@ -89,7 +89,9 @@ class Writer:
         self._slots = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._queue_bytes = queue_bytes
         self._tell = tell
-        self._queue: queue.SimpleQueue[Range | tuple[int, Extent] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Range | tuple[int, Extent] | int | None] = queue.SimpleQueue()
+        # Objects of which everything is still to be forgotten; those of an index that cannot be written wait here.
+        self._unwanted: list[int] = []
         # Each is counted by one thread only.
         self._offered_bytes = self._done_bytes = 0
         self._asked_bytes = self._committed_bytes = 0
@@ -159,6 +161,10 @@ class Writer:
         """Have an extent forgotten that cannot be read."""
         self._queue.put((object_id, extent))
 
+    def forget(self, object_id: int) -> None:
+        """Have everything forgotten that is kept of an object, or was offered before."""
+        self._queue.put(object_id)
+
     def _count(self, what: str, size_bytes: int) -> None:
         self._counters.add(self._slots[what], size_bytes)
 
@@ -200,6 +206,8 @@ class Writer:
                 if isinstance(item, Range):
                     ranges.append(item)
                     size_bytes += len(item.data)
+                elif isinstance(item, int):
+                    self._unwanted.append(item)
                 else:
                     self._guarded(partial(self._index.drop, *item))
                 if size_bytes >= _BATCH_BYTES or len(ranges) >= _BATCH_RANGES:
@@ -209,6 +217,8 @@ class Writer:
             pass
         if ranges:
             self._put(ranges, size_bytes)
+        while self._unwanted and self._guarded(partial(self._index.forget, self._unwanted[-1])):
+            self._unwanted.pop()
         return goes_on
 
     def _put(self, ranges: list[Range], size_bytes: int) -> None:

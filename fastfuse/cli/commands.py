@@ -55,17 +55,11 @@ PAGES: Final[Mapping[str, Page]] = {
     ),
     "unmount": Page(("fastfuse unmount /mnt/data",)),
     "index": Page(
-        (
-            "fastfuse index s3://BUCKET/PREFIX -o data.index",
-            "fastfuse index s3://BUCKET/PREFIX --summary",
-        ),
+        ("fastfuse index s3://BUCKET/PREFIX -o data.index", "fastfuse index s3://BUCKET/PREFIX --summary"),
         ("--output", "--summary", "--json", "--inventory", *_ACCESS),
     ),
     "advise": Page(
-        (
-            "fastfuse advise s3://BUCKET/PREFIX",
-            "fastfuse advise s3://BUCKET/PREFIX --hosts 8 --epochs 10 --hours 5",
-        ),
+        ("fastfuse advise s3://BUCKET/PREFIX", "fastfuse advise s3://BUCKET/PREFIX --hosts 8 --epochs 10 --hours 5"),
         ("--hosts", "--epochs", "--hours", "--readers", "--access", "--json", *_ACCESS),
     ),
     "doctor": Page(("fastfuse doctor", "fastfuse doctor s3://BUCKET/PREFIX"), ("--json", *_ACCESS, "--ca-bundle")),
@@ -115,37 +109,31 @@ PAGES: Final[Mapping[str, Page]] = {
 }
 
 
-class Command(TyperCommand):
-    """A command that converts no text and writes its own help page."""
+class _OwnPages:
+    """The half of a command, and of a group of them, that converts no text and writes its own help page."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- typer keeps the type to itself
-        _prepare(self, ctx, args)
-        return super().parse_args(ctx, args)
+        ctx.meta[_SHOW_ALL] = _ALL in args
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            if "process_value" not in vars(parameter):
+                vars(parameter)["process_value"] = partial(_process, parameter, parameter.process_value)
+        parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return parsed
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        _write_page(self, ctx, formatter)
+        _write_page(self, ctx, formatter)  # type: ignore[arg-type]
 
 
-class Group(TyperGroup):
+class Command(_OwnPages, TyperCommand):
+    """A command that converts no text and writes its own help page."""
+
+
+class Group(_OwnPages, TyperGroup):
     """The same for the program itself, whose page lists the commands, too."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        _prepare(self, ctx, args)
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        _write_page(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.get_short_help_str(_NO_LIMIT)) for name, one in self.commands.items()])
-
-
-def _prepare(command: Command | Group, ctx: Any, args: Sequence[str]) -> None:  # noqa: ANN401
-    ctx.meta[_SHOW_ALL] = _ALL in args
-    for parameter in command.get_params(ctx):
-        if "process_value" not in vars(parameter):
-            vars(parameter)["process_value"] = partial(_process, parameter, parameter.process_value)
 
 
 def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:  # noqa: ANN401
@@ -168,7 +156,7 @@ def first_sentence(text: str) -> str:
 def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[str, list[tuple[str, str]]]:  # noqa: ANN401
     """Return the terms and texts of a help page below their titles: of all options, or of those used most."""
     page = PAGES[command.name or ""]
-    sections: dict[str, list[tuple[str, str]]] = {}
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
     parameters: Sequence[Any] = command.get_params(ctx)
     for parameter in parameters:
         record = parameter.get_help_record(ctx)
@@ -176,7 +164,7 @@ def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[
             continue
         if parameter.param_type_name == "argument":
             # Typer adds the type, as in MOUNTPOINT <Path>.
-            sections.setdefault("Arguments", []).append((record[0].partition(" <")[0], record[1]))
+            sections["Arguments"].append((record[0].partition(" <")[0], record[1]))
         elif shows_all or not page.options:
             sections.setdefault(parameter.rich_help_panel or _OPTIONS, []).append(record)
         elif max(parameter.opts, key=len) in page.options:
@@ -184,7 +172,7 @@ def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[
     sections.setdefault(_OPTIONS, []).append(("-h, --help", "Show this page."))
     if page.options:
         sections[_OPTIONS].append((_ALL, "Show every option, and the environment variable of each."))
-    return sections
+    return {title: rows for title, rows in sections.items() if rows}
 
 
 def _write_page(command: Command | Group, ctx: Any, formatter: Any) -> None:  # noqa: ANN401

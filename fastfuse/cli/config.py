@@ -1,4 +1,4 @@
-"""Turns options and environment variables into the frozen configuration of each component.
+"""The settings of one mount, from its options; and the checks of sizes and addresses that other commands share.
 
 Every check that needs no network is made here, before anything is mounted, and fails with one sentence.
 """
@@ -6,41 +6,52 @@ Every check that needs no network is made here, before anything is mounted, and 
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Annotated, Final
+
+import typer
 
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import memory_limit_bytes
+from fastfuse.cli.index_options import origin
+from fastfuse.cli.options import (
+    MEMORY_PANEL,
+    VIEW_PANEL,
+    Gid,
+    Io,
+    MetricsListen,
+    PartSize,
+    Uid,
+    cache,
+    checked_cache,
+    connection,
+    setting,
+    takes,
+)
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.sse import read_customer_key
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_share, parse_size
 
 __all__ = [
-    "CHANNELS_ROOT",
-    "DemoSettings",
-    "channel_mountpoint",
-    "checked_cache",
-    "connection_config",
-    "demo_settings",
-    "job_memory_bytes",
-    "memory_target_bytes",
-    "mount_settings",
-    "parse_listen_address",
+    *(
+        "available_memory_bytes",
+        "channel_mountpoint",
+        "job_memory_bytes",
+        "memory_target_bytes",
+        "mount_settings",
+        "parse_listen_address",
+    ),
     "parse_part_size",
-    "parse_size",
 ]
 
 # Where a SageMaker training job finds the data of its channels.
 CHANNELS_ROOT: Final = Path("/opt/ml/input/data")
 # SageMaker's own rule for ChannelName.
 _CHANNEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_RIGHTS = "Mounting without rights"
 
 # Eight times what a fast host needs in flight (64 parts of 8 MiB). The page cache makes better use of the rest.
 MAXIMUM_DEFAULT_MEMORY_BYTES: Final = 4 * GIB
@@ -52,40 +63,19 @@ MAXIMUM_PART_BYTES: Final = 64 * MIB
 # Parts meet at page borders, so that a page comes from one part.
 PAGE_BYTES: Final = 4 * KIB
 
-_AWS_REGION: Final = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
-_ANY_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
-# If one of these is set, botocore talks to another service than AWS, whose regions may have any name.
-_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+def available_memory_bytes() -> int:
+    """Return the memory of this machine, or what its control group may have of it."""
+    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(ram_bytes, memory_limit_bytes() or ram_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoSettings:
-    """The settings of `fastfuse demo`: what it makes, reads and leaves behind."""
-
-    # The data set of the built-in server: sequential shards, and many small files.
-    shard_count: int
-    shard_bytes: int
-    small_file_count: int
-    small_file_bytes: int
-    reader_count: int
-    # Leave the mount and the server up until interrupted, to look around.
-    keep: bool
-    # Read this instead of the built-in server's data set.
-    source: S3Uri | None
-    connection: ConnectionConfig
-    # The environment of the processes that the demo starts. It may hold credentials, so it is not shown.
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-
-
-def memory_target_bytes(text: str | None, ram_bytes: int, cgroup_limit_bytes: int | None) -> int:
+def memory_target_bytes(text: str | None, available_bytes: int) -> int:
     """Return the memory target: `text`, a size or a percentage of the available memory, or by default a quarter of it.
-
-    The available memory is the RAM or the cgroup's limit, whichever is less.
 
     Raises:
         ConfigurationError: no size and no percentage, under the minimum, or more than there is.
     """
-    available_bytes = min(ram_bytes, cgroup_limit_bytes or ram_bytes)
     if text is None:
         return min(max(available_bytes // 4, MINIMUM_MEMORY_BYTES), MAXIMUM_DEFAULT_MEMORY_BYTES)
     size_bytes = parse_share(text, available_bytes, "--memory-target")
@@ -112,11 +102,9 @@ def job_memory_bytes(text: str | None, minimum_bytes: int) -> int:
     Raises:
         ConfigurationError: as `memory_target_bytes`.
     """
-    ram_bytes, limit_bytes = _ram_bytes(), memory_limit_bytes()
-    target_bytes = memory_target_bytes(text, ram_bytes, limit_bytes)
-    if text is not None:
-        return target_bytes
-    return max(target_bytes, min(minimum_bytes, min(ram_bytes, limit_bytes or ram_bytes) // 2))
+    available_bytes = available_memory_bytes()
+    target_bytes = memory_target_bytes(text, available_bytes)
+    return target_bytes if text is not None else max(target_bytes, min(minimum_bytes, available_bytes // 2))
 
 
 def parse_part_size(text: str, memory_bytes: int) -> int:
@@ -172,112 +160,48 @@ def channel_mountpoint(channel: str) -> Path:
     return CHANNELS_ROOT / channel
 
 
-def connection_config(
-    *,
-    endpoint_url: str | None = None,
-    region: str | None = None,
-    profile: str | None = None,
-    no_sign_request: bool = False,
-    force_path_style: bool = False,
-    ca_bundle: Path | None = None,
-    no_verify_ssl: bool = False,
-    request_payer: bool = False,
-    sse_c_key_file: Path | None = None,
-    verify: bool = False,
-    max_connections: int = 128,
-    read_deadline_s: float = 60.0,
-    environ: Mapping[str, str] = os.environ,
-) -> ConnectionConfig:
-    """Return the connection's options, checked one by one and together; `environ` is only asked for an endpoint.
-
-    Raises:
-        ConfigurationError: an option that cannot be right, or two that contradict each other.
-    """
-    if no_sign_request and profile is not None:
-        raise ConfigurationError(
-            "--no-sign-request and --profile contradict each other: unsigned requests use no credentials",
-            hint="give one of the two",
-        )
-    if no_verify_ssl and ca_bundle is not None:
-        raise ConfigurationError(
-            "--no-verify-ssl and --ca-bundle contradict each other: nothing is verified with the bundle",
-            hint="give one of the two",
-        )
-    if endpoint_url is not None:
-        _check_endpoint(endpoint_url)
-    if region is not None:
-        _check_region(region, aws=not (endpoint_url or any(environ.get(name) for name in _ENDPOINT_VARIABLES)))
-    if ca_bundle is not None and not os.access(ca_bundle, os.R_OK):
-        raise ConfigurationError(
-            f"--ca-bundle {str(ca_bundle)!r} cannot be read", hint="name a readable file of PEM certificates"
-        )
-    if sse_c_key_file is not None:
-        read_customer_key(sse_c_key_file)
-    return ConnectionConfig(
-        endpoint_url=endpoint_url,
-        region=region,
-        profile=profile,
-        sign_request=not no_sign_request,
-        force_path_style=force_path_style,
-        # A daemon changes to the root directory, so paths are absolute.
-        ca_bundle=None if ca_bundle is None else str(ca_bundle.absolute()),
-        verify_ssl=not no_verify_ssl,
-        request_payer=request_payer,
-        sse_c_key_file=None if sse_c_key_file is None else str(sse_c_key_file.absolute()),
-        verify=verify,
-        max_connections=max_connections,
-        deadline_s=read_deadline_s,
-    )
-
-
-def _check_endpoint(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigurationError("--endpoint-url is not an http or https URL", hint="write it as https://HOST[:PORT]")
-    if parts.username is not None or parts.query or parts.fragment:
-        # The message does not repeat the URL: it may hold a secret.
-        raise ConfigurationError(
-            "--endpoint-url holds more than a host, a port and a path",
-            hint="credentials belong in a profile or in the environment, never in the URL",
-        )
-
-
-def _check_region(region: str, *, aws: bool) -> None:
-    if not (_AWS_REGION if aws else _ANY_REGION).fullmatch(region):
-        raise ConfigurationError(
-            f"--region {region!r} is not the name of {'an AWS' if aws else 'a'} region",
-            hint="AWS regions look like eu-west-1; for another service give its --endpoint-url too",
-        )
-
-
+@takes(origin=origin, cache=cache, connection=connection)
 def mount_settings(
+    source: Annotated[str, typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE",
+        help="s3://BUCKET/PREFIX, or s3://BUCKET/KEY for one object.")],
+    mountpoint: Annotated[Path | None, typer.Argument(metavar="MOUNTPOINT", envvar="FASTFUSE_MOUNTPOINT",
+        parser=Path,  # checks nothing there: a hung mount would hang this process, too
+        help="An empty directory, created if it is missing. Left out, it is /opt/ml/input/data/CHANNEL.")] = None,
     *,
-    source: str,
-    mountpoint: Path | None = None,
-    channel: str | None = None,
+    channel: Annotated[str | None, setting("--channel NAME", None,
+        "Channel that names the default mountpoint ('training' if left out). Not together with MOUNTPOINT.")] = None,
+    mount_option: Annotated[list[str] | None, setting("-o --mount-option OPTIONS", None,
+        "Options as in fstab, separated by commas: any of these long options (region=eu-west-1), and those of "
+        "mount(8), of which what a read-only mount has no use for is ignored.", envvar=None)] = None,
+    metrics_listen: MetricsListen = None,
+    grace_s: Annotated[float, setting("--grace-s SECONDS", None,
+        "How long a stopping mount lets reads under way end.")] = 30.0,
+    uid: Uid = None,
+    gid: Gid = None,
+    umask: Annotated[str, setting("--umask OCTAL", VIEW_PANEL,
+        "Permissions to take from the 0444 of files and the 0555 of directories.")] = "000",
+    allow_other: Annotated[bool, setting("--allow-other", VIEW_PANEL,
+        "Let other users in (unless you are root, /etc/fuse.conf must have user_allow_other).")] = False,
+    memory_target: Annotated[str | None, setting("--memory-target SIZE|PERCENT", MEMORY_PANEL,
+        "Memory for data on its way to readers: 2GiB, or 25% of the RAM or of the control group's limit, whichever is "
+        "less. At least 128MiB; left out, a quarter, but at most 4GiB.")] = None,
+    fuse_socket: Annotated[Path | None, setting("--fuse-socket PATH", _RIGHTS,
+        "Mount through the helper that listens there ('fastfuse fuse-helper'), at its place, so that this process "
+        "needs no rights.")] = None,
+    fuse_fd: Annotated[int | None, setting("--fuse-fd N", _RIGHTS,
+        "Serve the mount at MOUNTPOINT that was made with this descriptor of /dev/fuse; whoever made it unmounts it.",
+        min=3)] = None,
+    part_size: PartSize = "8MiB",
+    training: Annotated[bool, setting("--training", MEMORY_PANEL,
+        "Expect what training does, that every file is read whole, once in each epoch: large files are read far ahead "
+        "at once, the first ones before anybody opens them, and of small ones in an order that nobody has announced "
+        "those are fetched that nobody has opened yet, within the memory. Whoever reads only a few small files has "
+        "caused up to four times as many GETs, and of large ones up to 256 MiB for nothing.")] = False,
+    io: Io = PageCacheUse.AUTO,
+    origin: IndexOrigin,
+    cache: CacheSettings | None,
     connection: ConnectionConfig,
-    origin: IndexOrigin | None = None,
-    cache: CacheSettings | None = None,
-    memory_target: str | None = None,
-    part_size: str = "8MiB",
-    training: bool = False,
-    io: PageCacheUse = PageCacheUse.AUTO,
-    uid: int | None = None,
-    gid: int | None = None,
-    umask: str = "000",
-    allow_other: bool = False,
-    mount_options: Sequence[str] = (),
-    grace_s: float = 30.0,
-    fuse_socket: Path | None = None,
-    fuse_fd: int | None = None,
-    metrics_listen: str | None = None,
-    notify_socket: str | None = None,
-    watchdog_usec: str = "",
-) -> MountSettings:
+) -> MountSettings:  # fmt: skip
     """Return the settings of one mount. Reads the machine's RAM and cgroup, the user's id, and the working directory.
 
     Raises:
@@ -294,7 +218,7 @@ def mount_settings(
             hint="give the helper its MOUNTPOINT, and this mount neither that nor --channel nor --fuse-fd",
         )
     place = channel_mountpoint(channel or "training") if mountpoint is None else Path(os.path.abspath(mountpoint))
-    memory_bytes = memory_target_bytes(memory_target, _ram_bytes(), memory_limit_bytes())
+    memory_bytes = memory_target_bytes(memory_target, available_memory_bytes())
     if not re.fullmatch("[0-7]{1,4}", umask, re.ASCII) or int(umask, 8) > 0o777:
         raise ConfigurationError(f"--umask {umask!r} is not an octal mask", hint="write it as 022")
     if grace_s < 0 or not math.isfinite(grace_s):
@@ -303,7 +227,7 @@ def mount_settings(
         source=S3Uri.parse(source),
         mountpoint=place,
         connection=connection,
-        origin=origin or IndexOrigin(),
+        origin=origin,
         cache=checked_cache(cache, connection),
         memory_target_bytes=memory_bytes,
         part_size_bytes=parse_part_size(part_size, memory_bytes),
@@ -317,59 +241,9 @@ def mount_settings(
         allow_other=allow_other or fuse_socket is not None,
         # fastfuse creates the parents of a channel's place. Elsewhere a missing parent is probably mistyped.
         create_parents=place.parent == CHANNELS_ROOT,
-        mount_options=tuple(mount_options),
+        mount_options=tuple(mount_option or ()),
         grace_s=grace_s,
         fuse_socket=fuse_socket,
         fuse_fd=fuse_fd,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
-        notify_socket=notify_socket,
-        # Its sender is the service manager, so what is no number is none of its.
-        watchdog_s=int(watchdog_usec) / 1e6 if watchdog_usec.isascii() and watchdog_usec.isdigit() else None,
-    )
-
-
-def checked_cache(cache: CacheSettings | None, connection: ConnectionConfig) -> CacheSettings | None:
-    """Return `cache`, unless it would keep in the clear what is encrypted with a key of the user's.
-
-    Raises:
-        ConfigurationError: it would.
-    """
-    if cache is not None and connection.sse_c_key_file is not None:
-        raise ConfigurationError(
-            "--cache would keep objects in the clear that --sse-c-key-file decrypts", hint="give one of the two"
-        )
-    return cache
-
-
-def _ram_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def demo_settings(
-    *,
-    shards: int,
-    shard_size: str,
-    small_files: int,
-    small_file_size: str,
-    readers: int,
-    keep: bool,
-    uri: str | None,
-    connection: ConnectionConfig,
-    environ: Mapping[str, str] = os.environ,
-) -> DemoSettings:
-    """Return the demo's options, checked.
-
-    Raises:
-        ConfigurationError: a size or an S3 URI that is none.
-    """
-    return DemoSettings(
-        shard_count=shards,
-        shard_bytes=parse_size(shard_size, "--shard-size"),
-        small_file_count=small_files,
-        small_file_bytes=parse_size(small_file_size, "--small-file-size"),
-        reader_count=readers,
-        keep=keep,
-        source=None if uri is None else S3Uri.parse(uri),
-        connection=connection,
-        environment=dict(environ),
     )

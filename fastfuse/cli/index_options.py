@@ -1,41 +1,89 @@
-"""Turns the options that say where an index comes from into an `IndexOrigin`.
+"""The options that say where an index comes from and what of it is shown, as one `IndexOrigin`.
 
 Every check that needs no network is made here, before anything is listed, and fails with one sentence.
 """
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+from fastfuse.cli.options import setting
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["by_channel", "index_origin", "parse_duration_s", "parse_index_place"]
+__all__ = ["ShardBy", "by_channel", "origin", "parse_duration_s", "parse_index_place"]
 
+INDEX_PANEL = "Index"
+_SOURCE = "What the source is"
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def index_origin(
-    *,
-    index: str | None = None,
-    inventory: str | None = None,
-    keys_from: Path | None = None,
-    index_cache: Path | None = None,
-    no_index_cache: bool = False,
-    index_max_age: str | None = None,
-    strict: bool = False,
-    allow_empty: bool = False,
-    source_type: SourceKind = SourceKind.PREFIX,
-    attribute_names: Sequence[str] = (),
-    shard: str | None = None,
-    shard_by: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> IndexOrigin:
-    """Return where an index comes from and what of it is shown; `environ` is asked for the user's cache directory.
+class ShardBy(StrEnum):
+    COUNT = "count"
+    BYTES = "bytes"
+
+
+IndexCache = Annotated[
+    Path | None,
+    setting(
+        "--index-cache DIR",
+        INDEX_PANEL,
+        "Keep the last listing of each source here (left out, below your cache directory).",
+    ),
+]
+NoIndexCache = Annotated[bool, setting("--no-index-cache", INDEX_PANEL, "Keep no listing.")]
+IndexMaxAge = Annotated[
+    str | None,
+    setting(
+        "--index-max-age TIME",
+        INDEX_PANEL,
+        "Take the kept listing if it is no older (90s, 15m, 12h, 7d), instead of listing.",
+    ),
+]
+Strict = Annotated[
+    bool, setting("--strict", INDEX_PANEL, "Fail if any key cannot be shown as a file, instead of leaving it out.")
+]
+AllowEmpty = Annotated[
+    bool,
+    setting("--allow-empty", INDEX_PANEL, "Take a prefix without objects as an empty directory, instead of failing."),
+]
+
+
+def origin(
+    index: Annotated[str | None, setting("--index FILE|S3_URI", INDEX_PANEL,
+        "Take the index that 'fastfuse index' wrote there, instead of listing. With --index-max-age an object of S3 "
+        "is made where it is missing or older: one host lists and writes it, the others wait for it.")] = None,
+    inventory: Annotated[str | None, setting("--inventory S3_URI", INDEX_PANEL,
+        "Take the objects from this manifest.json of an S3 Inventory report (CSV or Parquet), instead of listing.",
+    )] = None,
+    keys_from: Annotated[Path | None, setting("--keys-from FILE", INDEX_PANEL,
+        "Show the keys in this file only, one on each line, instead of listing. Each is asked for its size.")] = None,
+    index_cache: IndexCache = None,
+    no_index_cache: NoIndexCache = False,
+    index_max_age: IndexMaxAge = None,
+    strict: Strict = False,
+    allow_empty: AllowEmpty = False,
+    source_type: Annotated[SourceKind, setting("--source-type", _SOURCE,
+        "What S3_URI names: a prefix, or a manifest of SageMaker, whose objects are shown under their whole keys "
+        "(below the names of their buckets if there are several). An augmented manifest is shown beside what its "
+        "lines refer to, under its own name. SageMaker's FastFile mode takes prefixes only: manifests are an "
+        "extension of fastfuse.")] = SourceKind.PREFIX,
+    attribute_name: Annotated[list[str] | None, setting("--attribute-name NAME", _SOURCE,
+        "Keep this attribute of each line of an augmented manifest; repeat it for several, in their order (left out, "
+        "all are kept). Case-sensitive; in the environment separated by spaces.")] = None,
+    shard: Annotated[str | None, setting("--shard I/N", _SOURCE,
+        "Show shard I of N, counted from 1: of the objects, or of the lines of an augmented manifest. The N shards "
+        "have nothing in common and are everything together, as SageMaker's ShardedByS3Key promises; which shard has "
+        "what is fastfuse's own rule. A shard may be empty.")] = None,
+    shard_by: Annotated[ShardBy | None, setting("--shard-by", _SOURCE,
+        "Make shards of as many objects each ('count', the default), or of about as many bytes.")] = None,
+) -> IndexOrigin:  # fmt: skip
+    """Return where an index comes from and what of it is shown.
 
     Raises:
         ConfigurationError: an option that cannot be right, or two that contradict each other.
@@ -43,7 +91,11 @@ def index_origin(
     from fastfuse.index.sources.manifests import check_attribute_names  # help does without
 
     if no_index_cache:
-        index_cache, index_max_age = _without_environment(index, index_cache, index_max_age, environ)
+        # On the command line, it beats the environment.
+        if index is None and index_max_age == os.environ.get("FASTFUSE_INDEX_MAX_AGE"):
+            index_max_age = None
+        if str(index_cache) == os.environ.get("FASTFUSE_INDEX_CACHE"):
+            index_cache = None
     saved = None if index is None else parse_index_place(index)
     max_age_s = 0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age)
     given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
@@ -59,7 +111,7 @@ def index_origin(
             f"{named[0]} and --source-type {source_type} contradict each other: the manifest says what there is",
             hint="give one of them",
         )
-    if attribute_names and source_type is not SourceKind.AUGMENTED_MANIFEST:
+    if attribute_name and source_type is not SourceKind.AUGMENTED_MANIFEST:
         raise ConfigurationError(
             "--attribute-name picks attributes of an augmented manifest",
             hint=f"give --source-type {SourceKind.AUGMENTED_MANIFEST} too",
@@ -71,23 +123,14 @@ def index_origin(
         inventory=None if inventory is None else S3Uri.parse(inventory),
         # A daemon changes to the root directory.
         keys_from=None if keys_from is None else keys_from.absolute(),
-        cache=None if no_index_cache else _index_cache(index_cache, environ),
+        cache=None if no_index_cache else _index_cache(index_cache),
         max_age_s=max_age_s,
         strict=strict,
         allow_empty=allow_empty,
         kind=source_type,
-        attribute_names=check_attribute_names(attribute_names),
-        shard=None if shard is None else Shard.parse(shard, by_bytes=shard_by == "bytes"),
+        attribute_names=check_attribute_names(attribute_name or ()),
+        shard=None if shard is None else Shard.parse(shard, by_bytes=shard_by is ShardBy.BYTES),
     )
-
-
-def _without_environment(
-    index: str | None, index_cache: Path | None, index_max_age: str | None, environ: Mapping[str, str]
-) -> tuple[Path | None, str | None]:
-    """Return what the command line says of kept listings: --no-index-cache there beats the environment."""
-    has_age = index is not None or index_max_age != environ.get("FASTFUSE_INDEX_MAX_AGE")
-    has_cache = str(index_cache) != environ.get("FASTFUSE_INDEX_CACHE")
-    return index_cache if has_cache else None, index_max_age if has_age else None
 
 
 def by_channel(option: str, values: Sequence[str], channels: Sequence[str]) -> dict[str, str]:
@@ -114,15 +157,15 @@ def by_channel(option: str, values: Sequence[str], channels: Sequence[str]) -> d
     return found
 
 
-def _index_cache(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+def _index_cache(given: Path | None) -> Path | None:
     """Return the directory of kept listings; None for a user without a home."""
     if given is not None:
         return given.absolute()
     # systemd.exec(5), CacheDirectory=; then the XDG base directory specification, which ignores relative paths.
     for variable, below in (("CACHE_DIRECTORY", "index"), ("XDG_CACHE_HOME", "fastfuse/index")):
-        if environ.get(variable, "").startswith("/"):
-            return Path(environ[variable].partition(":")[0], below)
-    home = environ.get("HOME", "")
+        if os.environ.get(variable, "").startswith("/"):
+            return Path(os.environ[variable].partition(":")[0], below)
+    home = os.environ.get("HOME", "")
     return Path(home, ".cache/fastfuse/index") if home.startswith("/") else None
 
 

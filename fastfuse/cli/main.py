@@ -4,32 +4,19 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from fastfuse import log
-from fastfuse.cache.settings import CacheSettings
-from fastfuse.cli import daemon, fstab, messages, mounted, options, startup
+from fastfuse.cli import cache_commands, deploy_commands, fstab, messages, mounted, options, source_commands, startup
 from fastfuse.cli import run_command as cli_run
-from fastfuse.cli.advise_command import advise
-from fastfuse.cli.cache_command import cache as cache_command
-from fastfuse.cli.cache_options import cache
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
-from fastfuse.cli.config import demo_settings, mount_settings
-from fastfuse.cli.deploy_command import deploy
-from fastfuse.cli.doctor_command import doctor
-from fastfuse.cli.index_options import parse_index_place
-from fastfuse.cli.install_command import install
-from fastfuse.cli.report_command import report
-from fastfuse.cli.warm_command import warm
+from fastfuse.cli.config import mount_settings
 from fastfuse.errors import ConfigurationError, FastfuseError
-from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
-from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.sources.uri import S3Uri
+from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.log import LogConfig
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.version import VERSION
 
 __all__ = ["app", "main"]
@@ -46,7 +33,7 @@ app = typer.Typer(
     cls=Group,
     context_settings={"help_option_names": HELP_OPTIONS},
     epilog="Exit codes: 0 clean, 1 anything else, 2 usage or configuration, 3 credentials or access, "
-    "4 source not found or empty, 5 mount failed.",
+    "4 source not found or empty, 5 mount failed, 6 a job's outputs are not all in S3.",
 )
 
 
@@ -70,124 +57,29 @@ def fastfuse(
     epilog="Options can be set in the environment, under the name that is shown with them. In fstab: "
     "s3://BUCKET/PREFIX /mnt/data fuse.fastfuse ro,_netdev,allow_other,region=eu-west-1 0 0",
 )
-@options.takes(origin=options.origin, cache=cache, connection=options.connection, logs=options.logs)
+@options.takes(settings=mount_settings, logs=options.logs)
 def mount(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, or s3://BUCKET/KEY for one object."
-        ),
-    ],
-    mountpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="MOUNTPOINT",
-            envvar="FASTFUSE_MOUNTPOINT",
-            parser=Path,  # checks nothing there: a hung mount would hang this process, too
-            help="An empty directory, created if it is missing. Left out, it is /opt/ml/input/data/CHANNEL.",
-        ),
-    ] = None,
     *,
-    channel: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FASTFUSE_CHANNEL",
-            metavar="NAME",
-            help="Channel that names the default mountpoint ('training' if left out). Not together with MOUNTPOINT.",
-        ),
-    ] = None,
     background: Annotated[
         bool, typer.Option("--daemon", help="Return once the mount is ready and serve it from the background.")
     ] = False,
-    mount_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-o",
-            "--mount-option",
-            metavar="OPTIONS",
-            help="Options as in fstab, separated by commas: any of these long options (region=eu-west-1), and those "
-            "of mount(8), of which what a read-only mount has no use for is ignored.",
-        ),
-    ] = None,
-    metrics_listen: options.MetricsListen = None,
-    grace_s: Annotated[
-        float,
-        typer.Option(
-            envvar="FASTFUSE_GRACE_S",
-            metavar="SECONDS",
-            help="How long a stopping mount lets reads under way end.",
-        ),
-    ] = 30.0,
-    uid: options.Uid = None,
-    gid: options.Gid = None,
-    umask: Annotated[
-        str,
-        typer.Option(
-            envvar="FASTFUSE_UMASK",
-            metavar="OCTAL",
-            rich_help_panel=options.VIEW_PANEL,
-            help="Permissions to take from the 0444 of files and the 0555 of directories.",
-        ),
-    ] = "000",
-    allow_other: Annotated[
-        bool,
-        typer.Option(
-            "--allow-other",
-            envvar="FASTFUSE_ALLOW_OTHER",
-            rich_help_panel=options.VIEW_PANEL,
-            help="Let other users in (unless you are root, /etc/fuse.conf must have user_allow_other).",
-        ),
-    ] = False,
-    memory_target: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FASTFUSE_MEMORY_TARGET",
-            metavar="SIZE|PERCENT",
-            rich_help_panel=options.MEMORY_PANEL,
-            help="Memory for data on its way to readers: 2GiB, or 25% of the RAM or of the control group's limit, "
-            "whichever is less. At least 128MiB; left out, a quarter, but at most 4GiB.",
-        ),
-    ] = None,
-    fuse_socket: options.FuseSocket = None,
-    fuse_fd: options.FuseFd = None,
-    part_size: options.PartSize = "8MiB",
-    training: options.Training = False,
-    io: options.Io = PageCacheUse.AUTO,
-    origin: IndexOrigin,
-    cache: CacheSettings | None,
-    connection: ConnectionConfig,
+    settings: MountSettings,
     logs: LogConfig,
 ) -> int:
     """Mount an S3 prefix read-only.
 
     It is shown as it is listed now, and served until interrupted or unmounted.
     """
-    settings = mount_settings(
-        source=source,
-        mountpoint=mountpoint,
-        channel=channel,
-        connection=connection,
-        origin=origin,
-        cache=cache,
-        memory_target=memory_target,
-        part_size=part_size,
-        training=training,
-        io=io,
-        uid=uid,
-        gid=gid,
-        umask=umask,
-        allow_other=allow_other,
-        mount_options=mount_option or (),
-        grace_s=grace_s,
-        fuse_socket=fuse_socket,
-        fuse_fd=fuse_fd,
-        metrics_listen=metrics_listen,
-        # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
-        notify_socket=None if background else os.environ.get("NOTIFY_SOCKET"),
-        watchdog_usec=os.environ.get("WATCHDOG_USEC", ""),
-    )
     if background:
         return _serve_in_background(settings, logs)
+    # Not under --daemon: a manager that waits to be notified does not expect its main process to fork.
+    usec = os.environ.get("WATCHDOG_USEC", "")
+    settings = replace(
+        settings,
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
+        # Its sender is the service manager, so what is no number is none of its.
+        watchdog_s=int(usec) / 1e6 if usec.isascii() and usec.isdigit() else None,
+    )
     log.configure(logs)
     return _serve(settings, None)
 
@@ -203,125 +95,34 @@ def _serve(settings: MountSettings, ready: Callable[[int], None] | None) -> int:
 
 
 def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
-    startup = daemon.fork()
+    child = startup.fork()
     ready = False
 
     def on_ready(_: int) -> None:
         nonlocal ready
         ready = True
-        startup.ready()
+        child.ready()
 
     try:
         heard = log.configure(logs, syslog=log.SYSLOG)
-        startup.relay_logs(log.formatter(logs))
+        child.relay_logs(log.formatter(logs))
         if not heard:
             _logger.warning("there is no syslog here: once mounted, nothing is logged (--log-file keeps the lines)")
         return _serve(settings, on_ready)
     except FastfuseError as error:
         if not ready:
-            startup.fail(log.command_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
+            child.fail(log.command_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
         _logger.error("%s", error)
         return error.exit_code
 
 
 for _command in (
-    mounted.unmount,
-    mounted.refresh,
-    mounted.status,
-    mounted.stats,
-    mounted.top,
-    mounted.trace,
-    mounted.log_level,
-    mounted.hint,
-    mounted.fuse_helper,
+    *(mounted.unmount, mounted.refresh, mounted.status, mounted.stats, mounted.top, mounted.trace, mounted.log_level),
+    *(mounted.hint, mounted.fuse_helper, source_commands.index, source_commands.advise, source_commands.doctor),
+    *(deploy_commands.install, mounted.report, deploy_commands.deploy, cache_commands.warm, cache_commands.cache),
+    source_commands.demo,
 ):
     app.command(cls=Command)(_command)
-
-
-@app.command(cls=Command)
-@options.takes(origin=options.origin, connection=options.connection, logs=options.logs)
-def index(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted."),
-    ],
-    *,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE|S3_URI", help="Where to write it, for 'fastfuse mount --index'."),
-    ] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Print what it holds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print that as JSON.")] = False,
-    origin: IndexOrigin,
-    connection: ConnectionConfig,
-    logs: LogConfig,
-) -> int:
-    """Save the listing of a source, or look at what it holds.
-
-    No mount that is given the saved index has to list again.
-    """
-    if as_json and not summary:
-        raise ConfigurationError("--json says how to print the summary", hint="give --summary, too")
-    if output is None and not summary:
-        raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
-    place = None if output is None else parse_index_place(output)
-    log.configure(logs)
-    from fastfuse.cli import index_command as command
-
-    return command.run(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
-
-
-app.command(cls=Command)(advise)
-app.command(cls=Command)(doctor)
-app.command(cls=Command)(install)
-app.command(cls=Command)(report)
-app.command(cls=Command)(deploy)
-app.command(cls=Command)(warm)
-app.command(cls=Command, name="cache")(cache_command)
-
-
-@app.command(cls=Command)
-@options.takes(connection=options.connection, logs=options.logs)
-def demo(
-    shards: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1024, metavar="N", help="How many shards to make. The first is read alone, the others at once."
-        ),
-    ] = 5,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each shard.")] = "200MiB",
-    small_files: Annotated[
-        int, typer.Option(min=0, max=1_000_000, metavar="N", help="How many small files to make.")
-    ] = 2000,
-    small_file_size: Annotated[str, typer.Option(metavar="SIZE", help="Size of each small file.")] = "100KiB",
-    readers: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="How many files to read at once.")] = 4,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it mounted until interrupted, to look around.")] = False,
-    uri: Annotated[
-        str | None,
-        typer.Option(metavar="S3_URI", help="Read this, through the connection options, instead of a made data set."),
-    ] = None,
-    *,
-    connection: ConnectionConfig,
-    logs: LogConfig,
-) -> int:
-    """Show what a mount does, without an S3 account.
-
-    Makes a data set on a local S3 server, mounts it, and reads it at full speed.
-    """
-    settings = demo_settings(
-        shards=shards,
-        shard_size=shard_size,
-        small_files=small_files,
-        small_file_size=small_file_size,
-        readers=readers,
-        keep=keep,
-        uri=uri,
-        connection=connection,
-    )
-    log.configure(logs)
-    from fastfuse import demo as show
-
-    return show.run(settings)
 
 
 @app.command(cls=Command)
@@ -336,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A command that fastfuse runs gets the environment as it was.
     given = dict(os.environ)
     startup.prepare()
-    daemon.open_standard_streams()
+    startup.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
     commands = typer.main.get_group(app)
     known = messages.variables_of(commands)

@@ -1,31 +1,38 @@
-"""The commands beside mounts: unmount, refresh, status, stats, trace, top, log-level, hint and fuse-helper."""
+"""The commands beside mounts: unmount, refresh, status, stats, trace, top, report, log-level, hint, fuse-helper."""
 
 import io
+import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from fastfuse import log
 from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.cli.options import option
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["fuse_helper", "hint", "log_level", "refresh", "stats", "status", "top", "trace", "unmount"]
+__all__ = ["fuse_helper", "hint", "log_level", "refresh", "report", "stats", "status", "top", "trace", "unmount"]
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else Path(os.path.abspath(path))
+
+
+# Nothing is checked there: a hung mount would hang this process, too.
+_PLACE: Final[dict[str, Any]] = {"metavar": "MOUNTPOINT", "parser": Path, "callback": _absolute}
+Mountpoint = Annotated[Path, typer.Argument(help="Where fastfuse is mounted.", **_PLACE)]
 
 
 def unmount(
-    mountpoint: Annotated[
-        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Unmount every fastfuse mount that is yours.")] = False,
-    of_all_users: Annotated[
-        bool, typer.Option("--all-users", help="Unmount those of all users of the machine; takes root.")
-    ] = False,
-    lazy: Annotated[
-        bool, typer.Option("--lazy", help="Take it away at once; what is open can be read until it is closed.")
-    ] = False,
-) -> int:
+    mountpoint: Annotated[Path | None, typer.Argument(help="Where fastfuse is mounted.", **_PLACE)] = None,
+    every: Annotated[bool, option("--all", "Unmount every fastfuse mount that is yours.")] = False,
+    of_all_users: Annotated[bool, option("--all-users",
+        "Unmount those of all users of the machine; takes root.")] = False,
+    lazy: Annotated[bool, option("--lazy",
+        "Take it away at once; what is open can be read until it is closed.")] = False,
+) -> int:  # fmt: skip
     """Unmount, and so end the process that serves the mount."""
     if (mountpoint is not None) + every + of_all_users != 1:
         raise ConfigurationError(
@@ -36,35 +43,30 @@ def unmount(
     from fastfuse.filesystem import mountpoint as mounts
 
     uid = None if of_all_users else os.geteuid()
-    for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [Path(os.path.abspath(mountpoint))]:
+    for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [mountpoint]:
         mounts.unmount(path, lazy=lazy)
         say(f"unmounted {path}")
     return 0
 
 
-def refresh(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
-) -> int:
+def refresh(mountpoint: Mountpoint) -> int:
     """List the source of a mount again, and show what it holds now.
 
     What has not changed keeps its pages.
     """
     from fastfuse.filesystem import control
 
-    say(control.request_refresh(Path(os.path.abspath(mountpoint))))
+    say(control.request_refresh(mountpoint))
     return 0
 
 
 def status(
-    mountpoint: Annotated[
-        Path | None, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="One mount; left out, all of them.")
-    ] = None,
+    mountpoint: Annotated[Path | None, typer.Argument(help="One mount; left out, all of them.", **_PLACE)] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with every counter.")] = False,
-    stack: Annotated[
-        bool, typer.Option("--stack", help="Print where threads and tasks of the mount's worker are now, for a report.")
-    ] = False,
-) -> int:
+    as_json: Annotated[bool, option("--json", "Print it as JSON, with every counter.")] = False,
+    stack: Annotated[bool, option("--stack",
+        "Print where threads and tasks of the mount's worker are now, for a report.")] = False,
+) -> int:  # fmt: skip
     """Say what the mounts of this machine do.
 
     For each: its state, rates, memory, and last errors.
@@ -75,20 +77,19 @@ def status(
     if stack:
         if mountpoint is None:
             raise ConfigurationError("--stack is of one mount", hint="give a MOUNTPOINT")
-        return command.stack(Path(os.path.abspath(mountpoint)), as_json=as_json)
-    return command.status(None if mountpoint is None else Path(os.path.abspath(mountpoint)), as_json=as_json)
+        return command.stack(mountpoint, as_json=as_json)
+    return command.status(mountpoint, as_json=as_json)
 
 
 def stats(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    mountpoint: Mountpoint,
     *,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two lines.")] = 1.0,
-    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Say once what the mount did since it began, and why readers waited.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-) -> int:
+    interval: Annotated[float, option("--interval SECONDS", "Seconds between two lines.", min=0.1)] = 1.0,
+    count: Annotated[int | None, option("--count N", "End after so many lines.", min=1)] = None,
+    summary: Annotated[bool, option("--summary",
+        "Say once what the mount did since it began, and why readers waited.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the summary as JSON.")] = False,
+) -> int:  # fmt: skip
     """Print a line every second with what a mount does.
 
     What it reads, fetches and waits for, until Ctrl-C.
@@ -96,9 +97,9 @@ def stats(
     from fastfuse.cli import status_command as command
 
     if summary or as_json:
-        return command.summary(Path(os.path.abspath(mountpoint)), as_json=as_json)
+        return command.summary(mountpoint, as_json=as_json)
     try:
-        return command.stats(Path(os.path.abspath(mountpoint)), every_s=interval, count=count)
+        return command.stats(mountpoint, every_s=interval, count=count)
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -106,13 +107,11 @@ def stats(
 def top(
     mountpoint: Annotated[
         Path | None,
-        typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted; left out, the only one."),
+        typer.Argument(help="Where fastfuse is mounted; left out, the only one.", **_PLACE),
     ] = None,
     *,
-    interval: Annotated[
-        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Seconds between two looks.")
-    ] = 1.0,
-) -> int:
+    interval: Annotated[float, option("--interval SECONDS", "Seconds between two looks.", min=0.1, max=3600)] = 1.0,
+) -> int:  # fmt: skip
     """Show on the whole terminal what a mount does.
 
     Rates, readers that wait, files, slow GETs, memory, and errors.
@@ -122,40 +121,38 @@ def top(
     from fastfuse.cli import top_command as command
 
     try:
-        return command.top(None if mountpoint is None else Path(os.path.abspath(mountpoint)), every_s=interval)
+        return command.top(mountpoint, every_s=interval)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def trace(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    mountpoint: Mountpoint,
     *,
-    path: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="Only files whose path below the mount matches; * is also any /.")
-    ] = None,
-    process: Annotated[
-        str | None, typer.Option(metavar="NAME|ID", help="Only what processes of this name, or this thread, read.")
-    ] = None,
-    sample: Annotated[int, typer.Option(min=1, metavar="N", help="Only every Nth request.")] = 1,
-    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many lines.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each line as JSON.")] = False,
-) -> int:
+    path: Annotated[str | None, option("--path GLOB",
+        "Only files whose path below the mount matches; * is also any /.")] = None,
+    process: Annotated[str | None, option("--process NAME|ID",
+        "Only what processes of this name, or this thread, read.")] = None,
+    sample: Annotated[int, option("--sample N", "Only every Nth request.", min=1)] = 1,
+    count: Annotated[int | None, option("--count N", "End after so many lines.", min=1)] = None,
+    as_json: Annotated[bool, option("--json", "Print each line as JSON.")] = False,
+) -> int:  # fmt: skip
     """Print a line for each read of a mount, until Ctrl-C.
 
     Reads that the page cache serves never reach the mount. A trace that is not read fast enough loses lines, and says
     how many; it delays no reader.
     """
-    from fastfuse.cli import trace_command as command
+    from fastfuse.cli import status_command as command
 
     chosen = command.Choice(path, process, sample)
     try:
-        return command.trace(Path(os.path.abspath(mountpoint)), chosen, count=count, as_json=as_json)
+        return command.trace(mountpoint, chosen, count=count, as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def log_level(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
+    mountpoint: Mountpoint,
     level: Annotated[
         str | None, typer.Argument(metavar="LEVEL", help="debug, info, warning or error; left out, say which it is.")
     ] = None,
@@ -165,20 +162,16 @@ def log_level(
 
     if level is not None and level not in log.LEVELS:
         raise ConfigurationError(f"there is no log level {level!r}", hint=f"one of {', '.join(log.LEVELS)}")
-    entry = control.entry_of(Path(os.path.abspath(mountpoint)))
+    entry = control.entry_of(mountpoint)
     say(control.ask(entry, control.LOG_LEVEL, level=level)["level"])
     return 0
 
 
 def hint(
-    mountpoint: Annotated[Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where fastfuse is mounted.")],
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", parser=Path, help="Read the list from there, not stdin.")
-    ] = None,
-    null: Annotated[
-        bool, typer.Option("-0", "--null", help="A NUL ends each path (find -print0), not a newline.")
-    ] = False,
-) -> int:
+    mountpoint: Mountpoint,
+    file: Annotated[Path | None, option("--file FILE", "Read the list from there, not stdin.", parser=Path)] = None,
+    null: Annotated[bool, option("-0 --null", "A NUL ends each path (find -print0), not a newline.")] = False,
+) -> int:  # fmt: skip
     """Announce the order in which files will be opened.
 
     Takes a list of paths, one a line.
@@ -196,15 +189,11 @@ def hint(
 
 
 def fuse_helper(
-    mountpoint: Annotated[
-        Path, typer.Argument(metavar="MOUNTPOINT", parser=Path, help="Where to mount: an empty directory.")
-    ],
+    mountpoint: Annotated[Path, typer.Argument(help="Where to mount: an empty directory.", **_PLACE)],
     *,
-    path: Annotated[
-        Path, typer.Option("--socket", metavar="PATH", help="Where to listen. It is made for this user alone.")
-    ],
-    uid: Annotated[int, typer.Option("--user", metavar="ID", min=0, help="Who may have it mount; becomes the owner.")],
-) -> int:
+    path: Annotated[Path, option("--socket PATH", "Where to listen. It is made for this user alone.")],
+    uid: Annotated[int, option("--user ID", "Who may have it mount; becomes the owner.", min=0)],
+) -> int:  # fmt: skip
     """Mount for a process that may not mount.
 
     That process serves the mount with 'fastfuse mount --fuse-socket PATH'. The helper takes CAP_SYS_ADMIN, and knows
@@ -213,8 +202,7 @@ def fuse_helper(
     log.configure(log.LogConfig())
     from fastfuse.filesystem import fuse_helper as helper
 
-    place = Path(os.path.abspath(mountpoint))
-    helper.serve(place, helper.listen_at(Path(os.path.abspath(path)), uid), uid)
+    helper.serve(mountpoint, helper.listen_at(Path(os.path.abspath(path)), uid), uid)
     return 0
 
 
@@ -225,3 +213,53 @@ def _opened(path: Path | None) -> io.BufferedReader:
     except OSError as error:
         name = "stdin" if path is None else f"--file {path}"
         raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="give a list of paths") from error
+
+
+_STDOUT = "-"
+
+
+def report(
+    place: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MOUNTPOINT|DIR|FILE",
+            parser=Path,
+            help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
+            "that --json printed.",
+        ),
+    ] = None,
+    *,
+    output: Annotated[Path, option("--output -o FILE",
+        "Where to write the page; - is stdout.", parser=Path)] = Path("fastfuse-report.html"),
+    as_json: Annotated[bool, option("--json", "Print the record instead, of which a page can be made later.")] = False,
+) -> int:  # fmt: skip
+    """Write one HTML page of what a mount or a job did.
+
+    The page covers the last hours and needs no network and no server. It takes pygal: pip install 'fastfuse[report]'.
+    """
+    from fastfuse.report import records
+
+    if place is None:
+        from fastfuse.cli.top_command import the_only_mount
+
+        place = the_only_mount("a report is of")
+    found = records.record_at(Path(os.path.abspath(place)))
+    record = records.read_record(found)
+    if as_json:
+        say(json.dumps(found))
+        return 0
+    from fastfuse.report.layout import check_installed, page
+
+    check_installed()
+    text = page(record)
+    if str(output) == _STDOUT:
+        say(text)
+        return 0
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output {output} cannot be written: {error.strerror}", hint="name a file in a directory that exists"
+        ) from error
+    say(f"wrote {output}")
+    return 0

@@ -10,9 +10,10 @@ import typer
 
 from fastfuse import log
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.cli import cache_options, messages, options, startup
-from fastfuse.cli.config import checked_cache, job_memory_bytes, parse_listen_address, parse_part_size
-from fastfuse.cli.index_options import by_channel, index_origin
+from fastfuse.cli import index_options, messages, options, startup
+from fastfuse.cli.config import job_memory_bytes, parse_listen_address, parse_part_size
+from fastfuse.cli.index_options import INDEX_PANEL, ShardBy, by_channel, origin
+from fastfuse.cli.options import MEMORY_PANEL, setting
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.log import LogConfig
@@ -31,7 +32,7 @@ EPILOG = (
 )
 
 
-@options.takes(cache=cache_options.cache, connection=options.connection, logs=options.logs)
+@options.takes(cache=options.cache, connection=options.connection, logs=options.logs)
 def run(
     command: Annotated[
         list[str] | None,
@@ -42,157 +43,65 @@ def run(
     ] = None,
     *,
     context: typer.Context,
-    job: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="FASTFUSE_JOB",
-            metavar="FILE",
-            rich_help_panel=_JOB,
-            help="A CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array, as JSON.",
-        ),
-    ] = None,
-    channel: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SOURCE[,...]",
-            rich_help_panel=_JOB,
-            help="A channel, instead of a job file: train=s3://BUCKET/PREFIX, or train=/DIRECTORY of this host, with "
-            "options after commas, as in train=s3://BUCKET/PREFIX,mode=Pipe. FastFile if no mode is given. Can be "
-            "repeated.",
-        ),
-    ] = None,
-    file_system: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID=DIR",
-            rich_help_panel=_JOB,
-            help="Where the file system of a channel's FileSystemDataSource is mounted, as in fs-0123456789abcdef0="
-            "/mnt/efs. Can be repeated.",
-        ),
-    ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            rich_help_panel=_JOB,
-            help="Print what becomes of each field that the job gives, and run nothing.",
-        ),
-    ] = False,
-    base_dir: Annotated[
-        Path,
-        typer.Option(
-            envvar="FASTFUSE_BASE_DIR",
-            metavar="DIR",
-            parser=Path,
-            rich_help_panel=_JOB,
-            help="Where to make input/config, input/data and the rest. With another one than SageMaker's you need not "
-            "be root.",
-        ),
-    ] = Path("/opt/ml"),
-    keep: Annotated[
-        bool,
-        typer.Option(
-            "--keep",
-            envvar="FASTFUSE_KEEP",
-            rich_help_panel=_JOB,
-            help="Begin with what an earlier run left there: downloaded files, model, output, checkpoints. Left out, "
-            "they are moved to runs/ below it.",
-        ),
-    ] = False,
-    share: Annotated[
-        bool,
-        typer.Option(
-            "--share",
-            envvar="FASTFUSE_SHARE",
-            rich_help_panel=_JOB,
-            help="Several processes of a launcher run this on one host: the first prepares the channels, the others "
-            "wait and share them, and the last to end takes them down. Not with Pipe channels.",
-        ),
-    ] = False,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FASTFUSE_HOST",
-            metavar="I/N",
-            rich_help_panel=_JOB,
-            help="Which of the job's N hosts this is, from 1. Left out, SM_HOSTS, RANK and WORLD_SIZE, or what Slurm "
-            "or Kubernetes set says so; else there is one, and a job of more instances is refused.",
-        ),
-    ] = None,
-    address: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST=ADDRESS",
-            rich_help_panel=_JOB,
-            help="The IP address of a host of the job, as in algo-2=10.0.0.2, or its own name, for the command's "
-            "look-ups. Can be repeated.",
-        ),
-    ] = None,
-    shard_by: Annotated[
-        options.ShardBy,
-        typer.Option(
-            envvar="FASTFUSE_SHARD_BY",
-            rich_help_panel=_JOB,
-            help="Of a channel that is ShardedByS3Key, hosts get about as many objects, or about as many bytes.",
-        ),
-    ] = options.ShardBy.COUNT,
-    stop_timeout: Annotated[
-        float,
-        typer.Option(
-            envvar="FASTFUSE_STOP_TIMEOUT",
-            metavar="SECONDS",
-            min=0,
-            rich_help_panel=_JOB,
-            help="How long the command may take to end that was sent SIGTERM; 120 is SageMaker's promise.",
-        ),
-    ] = 120.0,
-    grace_s: Annotated[
-        float,
-        typer.Option(
-            envvar="FASTFUSE_GRACE_S",
-            metavar="SECONDS",
-            min=0,
-            max=86400,
-            rich_help_panel=_JOB,
-            help="How long, after that, reads of others that are under way may take to end.",
-        ),
-    ] = 30.0,
+    job: Annotated[Path | None, setting("--job FILE", _JOB,
+        "A CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array, as JSON.")] = None,
+    channel: Annotated[list[str] | None, setting("--channel NAME=SOURCE[,...]", _JOB,
+        "A channel, instead of a job file: train=s3://BUCKET/PREFIX, or train=/DIRECTORY of this host, with options "
+        "after commas, as in train=s3://BUCKET/PREFIX,mode=Pipe. FastFile if no mode is given. Can be repeated.",
+        envvar=None)] = None,
+    file_system: Annotated[list[str] | None, setting("--file-system ID=DIR", _JOB,
+        "Where the file system of a channel's FileSystemDataSource is mounted, as in fs-0123456789abcdef0=/mnt/efs. "
+        "Can be repeated.", envvar=None)] = None,
+    explain: Annotated[bool, setting("--explain", _JOB,
+        "Print what becomes of each field that the job gives, and run nothing.", envvar=None)] = False,
+    base_dir: Annotated[Path, setting("--base-dir DIR", _JOB,
+        "Where to make input/config, input/data and the rest. With another one than SageMaker's you need not be root.",
+        parser=Path)] = Path("/opt/ml"),
+    keep: Annotated[bool, setting("--keep", _JOB,
+        "Begin with what an earlier run left there: downloaded files, model, output, checkpoints. Left out, they are "
+        "moved to runs/ below it.")] = False,
+    share: Annotated[bool, setting("--share", _JOB,
+        "Several processes of a launcher run this on one host: the first prepares the channels, the others wait and "
+        "share them, and the last to end takes them down. Not with Pipe channels.")] = False,
+    host: Annotated[str | None, setting("--host I/N", _JOB,
+        "Which of the job's N hosts this is, from 1. Left out, SM_HOSTS, RANK and WORLD_SIZE, or what Slurm or "
+        "Kubernetes set says so; else there is one, and a job of more instances is refused.")] = None,
+    address: Annotated[list[str] | None, setting("--address HOST=ADDRESS", _JOB,
+        "The IP address of a host of the job, as in algo-2=10.0.0.2, or its own name, for the command's look-ups. Can "
+        "be repeated.", envvar=None)] = None,
+    shard_by: Annotated[ShardBy, setting("--shard-by", _JOB,
+        "Of a channel that is ShardedByS3Key, hosts get about as many objects, or about as many bytes.",
+    )] = ShardBy.COUNT,
+    stop_timeout: Annotated[float, setting("--stop-timeout SECONDS", _JOB,
+        "How long the command may take to end that was sent SIGTERM; 120 is SageMaker's promise.", min=0)] = 120.0,
+    grace_s: Annotated[float, setting("--grace-s SECONDS", _JOB,
+        "How long, after that, reads of others that are under way may take to end.", min=0, max=86400)] = 30.0,
     metrics_listen: options.MetricsListen = None,
     uid: options.Uid = None,
     gid: options.Gid = None,
-    allow_other: Annotated[
-        bool,
-        typer.Option(
-            "--allow-other",
-            envvar="FASTFUSE_ALLOW_OTHER",
-            rich_help_panel=_JOB,
-            help="Let other users into what is mounted (unless you are root, /etc/fuse.conf must have "
-            "user_allow_other).",
-        ),
-    ] = False,
-    memory_target: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FASTFUSE_MEMORY_TARGET",
-            metavar="SIZE|PERCENT",
-            rich_help_panel=options.MEMORY_PANEL,
-            help="Memory for data of all channels, which divide it: 2GiB, or 25% of the RAM or of the control group's "
-            "limit, whichever is less. At least 128MiB for each channel; left out, a quarter, but at most 4GiB.",
-        ),
-    ] = None,
+    allow_other: Annotated[bool, setting("--allow-other", _JOB,
+        "Let other users into what is mounted (unless you are root, /etc/fuse.conf must have user_allow_other).",
+    )] = False,
+    memory_target: Annotated[str | None, setting("--memory-target SIZE|PERCENT", MEMORY_PANEL,
+        "Memory for data of all channels, which divide it: 2GiB, or 25% of the RAM or of the control group's limit, "
+        "whichever is less. At least 128MiB for each channel; left out, a quarter, but at most 4GiB.")] = None,
     part_size: options.PartSize = "8MiB",
     io: options.Io = PageCacheUse.AUTO,
-    index: options.ChannelIndex = None,
-    inventory: options.ChannelInventory = None,
-    index_cache: options.IndexCache = None,
-    no_index_cache: options.NoIndexCache = False,
-    index_max_age: options.IndexMaxAge = None,
-    strict: options.Strict = False,
-    allow_empty: options.AllowEmpty = False,
+    index: Annotated[list[str] | None, setting("--index [CHANNEL=]FILE|S3_URI", INDEX_PANEL,
+        "As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it for "
+        "several.")] = None,
+    inventory: Annotated[list[str] | None, setting("--inventory [CHANNEL=]S3_URI", INDEX_PANEL,
+        "As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it for "
+        "several.")] = None,
+    index_cache: index_options.IndexCache = None,
+    no_index_cache: index_options.NoIndexCache = False,
+    index_max_age: index_options.IndexMaxAge = None,
+    strict: index_options.Strict = False,
+    allow_empty: index_options.AllowEmpty = False,
     cache: CacheSettings | None,
     connection: ConnectionConfig,
     logs: LogConfig,
-) -> int:
+) -> int:  # fmt: skip
     """Run a training job as SageMaker does.
 
     Each channel is mounted (FastFile), downloaded (File) or streamed through FIFOs (Pipe), below /opt/ml/input/data,
@@ -203,7 +112,7 @@ def run(
     with startup.loading():
         from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
         from fastfuse.sagemaker.description.cluster import find_cluster
-        from fastfuse.sagemaker.local.file_systems import located
+        from fastfuse.sagemaker.description.job import located
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
@@ -227,7 +136,7 @@ def run(
                 hint="end the prefix with /",
             )
     origins = {
-        item.name: index_origin(
+        item.name: origin(
             index=indexes.get(item.name),
             inventory=inventories.get(item.name),
             index_cache=index_cache,
@@ -247,8 +156,8 @@ def run(
         origins=origins,
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
-        cache=checked_cache(cache, connection),
-        shard_by_bytes=shard_by is options.ShardBy.BYTES,
+        cache=options.checked_cache(cache, connection),
+        shard_by_bytes=shard_by is ShardBy.BYTES,
         addresses=parse_addresses(address or (), cluster.hosts),
         io=io,
         uid=os.getuid() if uid is None else uid,

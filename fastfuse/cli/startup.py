@@ -1,12 +1,26 @@
-"""Start and end fast: nearly everything that a command loads lives until its process ends."""
+"""The start of a process: fast, with open standard streams, and for ``--daemon`` in the background.
+
+Nearly everything that a command loads lives until its process ends, so it is loaded as late as it can be.
+
+``--daemon`` makes a child without a terminal, and a parent that waits until the child is ready or has failed. The
+parent must fork before anything starts a thread. The child's standard streams are ``/dev/null`` from the start: a
+process that it forks before it is ready would otherwise keep the caller's terminal or pipe open for ever. Until it is
+ready its lines go to the parent's stderr through a pipe; a NUL ends them.
+"""
 
 import atexit
 import gc
+import io
+import logging
 import os
+import select
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final, NoReturn
 
-__all__ = ["loading", "prepare"]
+__all__ = ["Startup", "fork", "loading", "open_standard_streams", "prepare"]
 
 
 def prepare() -> None:
@@ -26,3 +40,106 @@ def loading() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+# No line holds it: log lines have their control characters escaped.
+_READY: Final = b"\0"
+_READ_BYTES: Final = 64 * 1024
+
+
+class Startup:
+    """The child's end of the pipe to its parent. Call `ready` or `fail`, one of them, once."""
+
+    def __init__(self, pipe_fd: int) -> None:
+        self._pipe = os.fdopen(pipe_fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+        self._relay = _Relay(self._pipe)
+
+    def relay_logs(self, formatter: logging.Formatter) -> None:
+        """Show log records to the user who started the daemon, too."""
+        self._relay.setFormatter(formatter)
+        logging.getLogger().addHandler(self._relay)
+
+    def fail(self, text: str) -> None:
+        """Show why there will be no mount, and close the pipe; the parent exits with the child's exit code."""
+        self._end(text + "\n")
+
+    def ready(self) -> None:
+        """Let the parent return."""
+        self._end(_READY.decode())
+
+    def _end(self, text: str) -> None:
+        self._pipe.write(text)
+        self._pipe.close()
+
+
+class _Relay(logging.StreamHandler):  # type: ignore[type-arg]
+    """Stops once either end of the pipe is closed: a process forked before readiness holds a copy of our end."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        logging.getLogger().removeHandler(self)
+
+
+def open_standard_streams() -> None:
+    """Open ``/dev/null`` for standard streams that are closed, so that no file opened later takes their numbers."""
+    # Checked first: where all are open, ``/dev/null`` is not needed. It may be missing where `/dev` is made by hand.
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: `fd`
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    # Python does the same for standard error: a name that the terminal's encoding lacks must not end a command.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def fork() -> Startup:
+    """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code."""
+    # The caller may ignore SIGCHLD. Then the kernel would reap the child, and its exit code would be lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        _wait(child, reader)
+    os.close(reader)
+    os.setsid()
+    # The daemon must not keep the file system of the caller's working directory busy.
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+    return Startup(writer)
+
+
+def _wait(child: int, reader: int) -> NoReturn:
+    # A signal that ends the parent has to end the child, too, which has left the process group.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Reading the pipe alone would not do: a process that the child left behind may hold its other end open.
+    child_fd = os.pidfd_open(child)
+    try:
+        while True:
+            readable, _, _ = select.select([reader, child_fd], [], [])
+            data = os.read(reader, _READ_BYTES) if reader in readable else b""
+            text, ready, _ = data.partition(_READY)
+            os.write(sys.stderr.fileno(), text)
+            if ready:
+                sys.exit(0)
+            if not data:
+                sys.exit(_exit_code(os.waitpid(child, 0)[1]))
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGTERM)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    if code > 0:
+        return code
+    how = f"killed by {signal.Signals(-code).name}" if code else "stopped"
+    os.write(sys.stderr.fileno(), f"fastfuse: error: the daemon was {how} before the mount was ready\n".encode())
+    return 1

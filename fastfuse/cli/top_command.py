@@ -1,4 +1,7 @@
-"""``fastfuse top``: a mount on the whole terminal, redrawn while it works."""
+"""``fastfuse top``: a mount on the whole terminal, redrawn while it works.
+
+The screen at one moment is pure: figures come in, something that rich can print goes out.
+"""
 
 import json
 import os
@@ -9,23 +12,174 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from fastfuse.cli.status_command import grown
-from fastfuse.cli.top_screen import SORTS, Look, Screen
+from fastfuse.cli.status_command import duration, failures_in, grown, percent, plain
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.control import TOP, ask_status, entry_of, watching
 from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
+from fastfuse.sizes import format_size
 from fastfuse.terminal import can_redraw
 
-__all__ = ["the_only_mount", "top"]
+__all__ = ["SORTS", "Look", "Screen", "the_only_mount", "top"]
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_PLAIN_BARS: Final = "_.:-=+*#"
+# The orders of files, by the keys that choose them.
+SORTS: Final[Mapping[str, str]] = {"w": "waiting", "b": "bytes", "f": "file"}
+_MOST_GETS = 5
+_MOST_ERRORS = 3
+# The lines that are always there, headings and empty lines included, and the columns beside a sparkline.
+_FIXED_LINES = 13
+_BESIDE_BARS = 34
+# A narrower screen shows the names of files without their directories.
+_PATH_COLUMNS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The work of a mount in one interval.
+
+    `status` is as of `filesystem.status`, `work` as of `filesystem.stream_view` (empty while no worker tells). The
+    rates are in bytes, GETs and share of the time since the look before; `history` has reading and stalled of each
+    look, the newest last.
+    """
+
+    status: Mapping[str, Any]
+    work: Mapping[str, Any] = field(default_factory=dict)
+    read: float = 0.0
+    fetched: float = 0.0
+    gets: float = 0.0
+    stalled: float = 0.0
+    history: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A look as it is shown, at `now` in seconds since 1970. `is_live`: keys are taken."""
+
+    look: Look
+    now: float
+    sort: str = "w"
+    is_paused: bool = False
+    is_live: bool = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bars = _BARS if options.encoding.startswith("utf") else _PLAIN_BARS
+        gets, errors = self.look.work.get("gets", ())[:_MOST_GETS], self.look.status["errors"][-_MOST_ERRORS:]
+        # The height of the terminal: rich does not pass that of a screen to what is drawn in it.
+        room = console.height - _FIXED_LINES - len(gets) - len(errors) if self.is_live else 1000
+        parts: list[RenderableType] = [self._head(), *self._rates(options.max_width, bars), self._memory(), Text()]
+        parts += [self._streams(max(room, 1), options.max_width), Text(), _gets(gets)]
+        parts += [_line(f"error  {plain(text)}", "red") for _, text in errors]
+        if self.is_live:
+            paused = "PAUSED  " if self.is_paused else ""
+            sorts = "  ".join(f"{key} {name}" for key, name in SORTS.items())
+            parts.append(_line(f"{paused}sort by {sorts}    p pause  q quit", "dim"))
+        yield Group(*parts)
+
+    def _head(self) -> Text:
+        status = self.look.status
+        text = _line(f"{plain(status['mountpoint'])}  {plain(status['source'])}  ", "bold")
+        is_ok = status["state"] == "ok"
+        text.append(status["state"], "green" if is_ok else "bold red")
+        text.append(f", mounted for {duration(self.now - status['mounted_at'])}")
+        if trouble := status["trouble"]:
+            text.append(f"; for {duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
+        return text
+
+    def _rates(self, width: int, bars: str) -> Iterable[Text]:
+        look = self.look
+        counters = look.status["counters"]
+        room = max(width - _BESIDE_BARS, 0) if self.is_live else 0
+        history = look.history[max(0, len(look.history) - room) :]
+        most = max((read for read, _ in look.history), default=0.0)
+        yield _line(f"read      {look.read / 1e6:10,.1f} MB/s  ").append(
+            _spark([r for r, _ in history], most, bars), "cyan"
+        )
+        waits = f"stalled   {percent(look.stalled):>10}       "
+        yield _line(waits).append(_spark([stalled for _, stalled in history], 1.0, bars), "yellow")
+        running = look.work.get("gets_running", "?")
+        retries = sum(count for name, count in counters.items() if name.startswith("fastfuse_retries"))
+        yield _line(
+            f"fetched   {look.fetched / 1e6:10,.1f} MB/s  {look.gets:,.0f} GETs/s, {running} running, "
+            f"{retries:,.0f} retries; {counters['fastfuse_waiting_reads']:,.0f} reads wait"
+        )
+
+    def _memory(self) -> Text:
+        status = self.look.status
+        uses = [f"{format_size(size)} {use}" for use, size in self.look.work.get("memory", {}).items()]
+        held = status["counters"]["fastfuse_pool_bytes"]
+        text = f"memory    {format_size(int(held))} of {format_size(status['memory_target_bytes'])}"
+        return _line(f"{text}: {', '.join(uses)}" if uses else text)
+
+    def _streams(self, room: int, width: int) -> RenderableType:
+        work = self.look.work
+        if not work:
+            return _line("the worker tells nothing yet", "dim")
+        every_s = work["every_s"]
+        table = _table("waited", "now", "MB/s", "pattern", "window", "position", "process", "file")
+        rows = sorted(work["streams"], key=lambda stream: _order(self.sort, stream))
+        for stream in rows[:room]:
+            table.add_row(
+                percent(stream["blocked_s"] / every_s),
+                f"{stream['waiting_s']:.1f} s" if stream["waiting_s"] else "",
+                f"{stream['bytes'] / 1e6 / every_s:,.1f}",
+                stream["pattern"],
+                format_size(stream["window"]) if stream["window"] else "",
+                format_size(stream["position"]),
+                f"{plain(stream['process'])}[{stream['pid']}]" if stream["pid"] else "",
+                Text(plain(stream["path"] if width >= _PATH_COLUMNS else stream["path"].rpartition("/")[2])),
+            )
+        if not rows:
+            return Group(table, _line("no reads in this interval", "dim"))
+        more = work["stream_count"] - min(room, len(rows))
+        return Group(table, _line(f"and {more:,} more", "dim")) if more else table
+
+
+def _gets(gets: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = _table("slow GETs", "bytes", "at", "key")
+    for get in gets:
+        took = f"{get['seconds']:.2f} s{' …' if get['runs'] else ''}"
+        key = Text(plain(get["key"]))
+        table.add_row(took, format_size(get["end"] - get["start"]), format_size(get["start"]), key)
+    return table
+
+
+def _order(sort: str, stream: Mapping[str, Any]) -> tuple[float, str]:
+    most_first = {"w": stream["blocked_s"], "b": stream["bytes"]}.get(sort, 0)
+    return -most_first, stream["path"]
+
+
+def _table(*headings: str) -> Table:
+    """Return an empty table without lines, whose last column takes the room that the others leave."""
+    table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in headings[:-1]:
+        is_text = heading in {"pattern", "process"}
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    table.add_column(headings[-1], ratio=1, min_width=12, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _spark(values: Sequence[float], most: float, bars: str) -> str:
+    """Return a bar for each value; `most` has the highest one."""
+    top = len(bars) - 1
+    return "".join(bars[min(top, round(value / most * top))] if most else bars[0] for value in values)
+
 
 # Keys wait for a mount that does not answer, but no longer than this.
 _ANSWER_WITHIN_S = 2.0

@@ -28,7 +28,7 @@ _MAX_NAME_LENGTH: Final = 52
 # Far beyond any that is meant: an object of Kubernetes has 1.5 MB at most.
 _MAX_VALUE_LENGTH: Final = 8192
 
-# Where the containers have what they share (the templates name it, too).
+# The containers have here what they share (the templates name it, too).
 _MOUNTS: Final = PurePosixPath("/mnt/fastfuse")
 _SHARDED: Final = 'export FASTFUSE_SHARD=$$((${JOB_COMPLETION_INDEX:?} + 1))/%d; exec fastfuse "$@"'
 

@@ -6,13 +6,12 @@ replaced or removed. Any other is the administrator's and is kept, unless its lo
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fastfuse.deploy import completion
-from fastfuse.deploy.described import Described
-from fastfuse.deploy.man_page import man_page, page_name
+from fastfuse.deploy import help_files
+from fastfuse.deploy.cluster_manifest import shipped
+from fastfuse.deploy.help_files import Described, man_page, page_name
 from fastfuse.errors import FastfuseError
 
 __all__ = ["File", "files", "settle", "writable_by_others"]
@@ -43,15 +42,15 @@ def files(root: Path, prefix: str, program: str, page: Described, commands: Sequ
     """
     share = f"{prefix}/share"
     for name in ("fastfuse@.service", "fastfuse.target"):
-        yield File(f"{prefix}/lib/systemd/system/{name}", _shipped(name).replace(_PROGRAM, program))
-    yield File("etc/fastfuse/fastfuse.env.example", _shipped("fastfuse.env.example"))
+        yield File(f"{prefix}/lib/systemd/system/{name}", shipped(f"systemd/{name}").replace(_PROGRAM, program))
+    yield File("etc/fastfuse/fastfuse.env.example", shipped("systemd/fastfuse.env.example"))
     # mount(8) looks in /sbin alone, which nearly everywhere is a link.
     sbin = "sbin" if (root / "sbin").is_dir() and not (root / "sbin").is_symlink() else "usr/sbin"
     for kind in ("fastfuse", "fuse.fastfuse"):
         yield File(f"{sbin}/mount.{kind}", _HELPER.format(program=program), 0o755)
-    yield File(f"{share}/bash-completion/completions/fastfuse", completion.bash(page, commands))
-    yield File(f"{share}/zsh/site-functions/_fastfuse", completion.zsh(commands))
-    yield File(f"{share}/fish/vendor_completions.d/fastfuse.fish", completion.fish(page, commands))
+    yield File(f"{share}/bash-completion/completions/fastfuse", help_files.bash(page, commands))
+    yield File(f"{share}/zsh/site-functions/_fastfuse", help_files.zsh(commands))
+    yield File(f"{share}/fish/vendor_completions.d/fastfuse.fish", help_files.fish(page, commands))
     for one in (page, *commands):
         text = man_page(one, [page, *commands] if one is page else [page])
         yield File(f"{share}/man/man1/{page_name(one)}.1", text, comment='.\\"')
@@ -93,10 +92,6 @@ def writable_by_others(program: Path) -> Path | None:
         if status.st_uid != 0 or status.st_mode & 0o002:
             return path
     return None
-
-
-def _shipped(name: str) -> str:
-    return (resources.files("fastfuse.deploy") / "systemd" / name).read_text("utf-8")
 
 
 def _is_as_written(found: str) -> bool:

@@ -12,8 +12,8 @@ import trio
 from fastfuse.advise.probe import measure_network
 from fastfuse.doctor.rules import Finding, Level, clock, network, region
 from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.index.listing.acceptance import check_readable, samples
 from fastfuse.index.listing.page import parse_page
-from fastfuse.index.readable import check_readable, samples
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session

@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def cpu_and_state(pid: int) -> tuple[float, str]:
 
 def hang_report(pid: int, dump_fd: int) -> list[str]:
     """Return lines about the process `pid`, within a second; it writes its Python stacks to the file `dump_fd`."""
-    lines = list(_threads(pid))
+    lines = list(_told_once(_threads(pid)))
     os.ftruncate(dump_fd, 0)
     os.lseek(dump_fd, 0, os.SEEK_SET)  # the process shares this offset
     with suppress(ProcessLookupError):
@@ -53,8 +53,8 @@ def hang_report(pid: int, dump_fd: int) -> list[str]:
         now_bytes = os.fstat(dump_fd).st_size
         quiet_looks = quiet_looks + 1 if now_bytes and now_bytes == size_bytes else 0
         size_bytes = now_bytes
-    lines += os.pread(dump_fd, _MOST_BYTES, 0).decode("utf-8", "replace").splitlines()
-    return lines[:_MOST_LINES]
+    dump = os.pread(dump_fd, _MOST_BYTES, 0).decode("utf-8", "replace")
+    return [*lines, *_told_once(_dumped(dump))][:_MOST_LINES]
 
 
 def task_report() -> list[str]:
@@ -79,16 +79,40 @@ def _stack(task: trio.lowlevel.Task) -> tuple[str, ...]:
     return (task.name.rstrip("-0123456789"), *places)  # pyfuse3 numbers its tasks
 
 
-def _threads(pid: int) -> Iterator[str]:
+def _told_once(threads: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of each thread; threads that are alike but for their name, which comes first, are told once.
+
+    The threads that read small files, and those that receive, wait at the same place, and would fill the report.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, *words in threads:
+        alike.setdefault(tuple(words), []).append(name)
+    for (first, *rest), names in alike.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{others}{first}"
+        yield from rest
+
+
+def _threads(pid: int) -> Iterator[tuple[str, ...]]:
     try:
         threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))
     except OSError:
         return
     for thread in threads:
         _, state = cpu_and_state(int(thread.name))
-        yield f"thread {thread.name}: state {state or '?'}, in {_first_line(thread / 'wchan') or '?'}"
+        stack: list[str] = []
         with suppress(OSError):
-            yield from (f"  {line}" for line in (thread / "stack").read_text().splitlines())
+            stack = (thread / "stack").read_text().splitlines()
+        words = f": state {state or '?'}, in {_first_line(thread / 'wchan') or '?'}"
+        yield f"thread {thread.name}", words, *(f"  {line}" for line in stack)
+
+
+def _dumped(dump: str) -> Iterator[tuple[str, ...]]:
+    """Yield the name and the lines of each thread in a dump of `faulthandler`."""
+    for block in filter(None, dump.split("\n\n")):
+        first, *rest = block.splitlines()
+        name, space, words = first.partition(" (")
+        yield name, space + words, *rest
 
 
 def _first_line(path: Path) -> str:

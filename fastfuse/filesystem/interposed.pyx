@@ -167,7 +167,7 @@ cdef struct Columns:
     const int64_t *mtimes_ns
     # 16 bytes a row: of a directory the row of its first child, and how many there are.
     const uint64_t *spans
-    # What keys and ETags are made of: see `_fill_object`.
+    # Keys and ETags are made of these: see `_fill_object`.
     const uint32_t *parents
     const uint8_t *storage_classes
     const uint16_t *etag_parts

@@ -23,7 +23,7 @@ _FLUSH_S: Final = 3.0
 # All processes of a mount may have this beside their target and the inode table (docs/MEASUREMENTS.md,
 # `limits._CLIENT_OVERHEAD_BYTES`).
 EXCESS_MEMORY_BYTES: Final = 64 << 20
-# With a target of 512 MiB `python -m bench` sees 412 to 527 MiB.
+# `python -m bench` sees 412 to 527 MiB with a target of 512 MiB.
 _SPARE_BYTES: Final = 512 << 20
 
 

@@ -16,6 +16,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from time import perf_counter, time
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -247,13 +248,21 @@ class MountOperations(InitialisedOperations):
             return self.replies.hand_over(await self.watched.read(fh, off, size, self._read))
         return self.replies.hand_over(await self._read(fh & _INODE_MASK, off, size))
 
+    async def read_on(self, fh: int, size: int) -> Buffer:
+        """Go on with what a thread of `small_reads` has begun: all of a file. It waits already, and ends in a drain."""
+        read = partial(self._read, is_begun=True)
+        if self.watched is not None:
+            return await self.watched.read(fh, 0, size, read)
+        return await read(fh & _INODE_MASK, 0, size)
+
     @_answered
-    async def _read(self, inode: int, offset: int, size_bytes: int) -> Buffer:
+    async def _read(self, inode: int, offset: int, size_bytes: int, *, is_begun: bool = False) -> Buffer:
         counters = self._counters
-        if counters.read(self._draining_slot):
-            raise pyfuse3.FUSEError(errno.ESHUTDOWN)
+        if not is_begun:
+            if counters.read(self._draining_slot):
+                raise pyfuse3.FUSEError(errno.ESHUTDOWN)
+            small_reads.begin_wait()
         began_s = perf_counter()
-        small_reads.begin_wait()
         in_hand, slot = self._in_hand, -1
         try:
             ref = self._table.ref(inode)

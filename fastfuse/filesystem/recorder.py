@@ -13,7 +13,7 @@ from fastfuse.metrics import Counters
 
 __all__ = ["HISTORY_NAME", "Recorder", "samples_of"]
 
-# Where a job leaves its record, below the directory of its outputs.
+# A job leaves its record here, below the directory of its outputs.
 HISTORY_NAME: Final = "job-history.json"
 
 # A chart of two hours has 720 points then, and a sample has 1.2 KB.

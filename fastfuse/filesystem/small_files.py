@@ -69,7 +69,7 @@ class SmallFiles:
         # The connection itself: another file stands in its place at times (`replies`).
         self._device = os.dup(session_fd)
         self._returned = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._address = b""
+        self._addresses: list[bytes] = []
         self._armed_at_s = self._rests_until_s = 0.0
         self._rest_s = _REST_S
         # The target of requests, and the identity of their table: the table itself would be kept after a refresh.
@@ -91,7 +91,8 @@ class SmallFiles:
             while True:
                 await trio.lowlevel.wait_readable(self._returned)
                 os.eventfd_read(self._returned)
-                for number, inode, size_bytes, process in small_reads.returned():
+                for number, inode, size_bytes, process, status in small_reads.returned():
+                    self._client.count_left(status)
                     nursery.start_soon(self._read, number, process << interposed.HANDLE_INODE_BITS | inode, size_bytes)
 
     async def arm(self) -> None:
@@ -113,15 +114,17 @@ class SmallFiles:
         goes_on = is_armed and goal == self._goal
         if goes_on and now_s - self._armed_at_s < _RENEW_EVERY_S:
             return
+        addresses = await _addresses(host, port)
         if goes_on:
             self._rest_s = _REST_S
-        else:  # a connection leads to one address
-            self._address, self._goal = await _address(host, port), goal
-        if not self._address or self._operations.table is not table:
+            addresses = addresses or self._addresses
+        if not addresses or self._operations.table is not table:
             return
+        self._addresses, self._goal = addresses, goal
         small_reads.arm(
-            address=self._address,
+            addresses=addresses,
             host=host.encode("idna"),
+            port=port,
             is_address=_is_address(host),
             tls=0 if way.tls is None else way.tls.address,
             texts=way.texts,
@@ -157,11 +160,9 @@ class SmallFiles:
         error = 0
         data: Buffer = b""
         try:
-            data = await self._operations.read(handle, 0, size_bytes)
+            data = await self._operations.read_on(handle, size_bytes)
         except pyfuse3.FUSEError as refusal:
             error = -refusal.errno
-        finally:
-            small_reads.end_wait()
         write_reply(self._device, (OUT_HEADER.pack(OUT_HEADER.size + len(data), error, number), data))
 
     def _key(self, inode: int) -> str:
@@ -171,16 +172,19 @@ class SmallFiles:
             return ""  # a refresh has taken it away
 
 
-async def _address(host: str, port: int) -> bytes:
-    """Return an address of `host` as connect(2) takes it, or nothing if there is none."""
+async def _addresses(host: str, port: int) -> list[bytes]:
+    """Return the addresses of `host` as connect(2) takes them."""
     try:
-        (family, *_, (found, _, *rest)), *_ = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return b""
-    network_port, packed = port.to_bytes(2), socket.inet_pton(family, str(found).partition("%")[0])
+        return []
+    return [_packed(family, *address) for family, *_, address in found]
+
+
+def _packed(family: int, host: str, port: int, flow: int = 0, scope: int = 0) -> bytes:
+    network_port, packed = port.to_bytes(2), socket.inet_pton(family, host.partition("%")[0])
     if family == socket.AF_INET:
         return _IPV4.pack(family, network_port, packed)
-    flow, scope = rest
     return _IPV6.pack(family, network_port, flow, packed, scope)
 
 

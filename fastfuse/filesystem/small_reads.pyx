@@ -15,7 +15,7 @@ until Python has heard of it, so that both do not fetch it. The loop's thread al
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport ECONNABORTED, ENODEV, ENOENT, ENOTCONN, errno
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from fastfuse.filesystem.small_reads cimport Job, small_object
@@ -88,30 +88,31 @@ cdef extern from "../s3/small_get.h" nogil:
     ctypedef struct small_route:
         int uses
         int64_t ends_ns, patience_ns
-        sockaddr_storage address
-        unsigned int address_bytes
+        sockaddr_storage addresses[8]
+        int address_count
         SSL_CTX *tls
         char host[256]
-        int is_address
+        int port, is_address
         small_text before, behind, canonical_before, canonical_behind, before_hash, key
         EVP_MD_CTX *inner
         EVP_MD_CTX *outer
         char *texts
+        size_t texts_bytes
     ctypedef struct small_connection:
         int fd
+        unsigned int turn
         EVP_MD_CTX *hash
-    enum small_outcome:
-        SMALL_OK
-        SMALL_UNUSUAL
-        SMALL_REFUSED
     int SMALL_HEAD_BYTES
     int SMALL_MOST_SILENCES
+    int SMALL_MOST_ADDRESSES
     int64_t small_now_ns()
     void small_make_crcs()
-    small_outcome small_get(small_connection *, const small_route *, const small_object *, char *, char **, int64_t *, int *)
+    bint small_get(
+        small_connection *, const small_route *, const small_object *, char *, char **, int64_t *, int *, int *)
     int small_begin_mac(small_route *)
-    void small_free_macs(small_route *)
+    void small_free_route(small_route *)
     EVP_MD_CTX *EVP_MD_CTX_new()
+    void EVP_MD_CTX_free(EVP_MD_CTX *)
 
 cdef enum:
     _MOST_THREADS = 64  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
@@ -119,11 +120,10 @@ cdef enum:
     _STACK_BYTES = 256 << 10
     _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
-    # Who has an inode in hand.
+    # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
     _BY_THREAD = 2
     _NEVER = 4
-
 
 
 cdef struct Thread:
@@ -141,7 +141,7 @@ cdef struct Thread:
 cdef struct Record:
     uint64_t unique, inode
     uint32_t pid, asked_bytes, size_bytes
-    int is_checked
+    int is_checked, status
     int64_t began_ns, took_ns, first_byte_ns
 
 cdef pthread_mutex_t lock
@@ -154,7 +154,7 @@ cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
 cdef Record gone_wrong[_MOST_THREADS * 4]
 cdef int wrong_count = 0
-# What Python is told, copied so that no thread waits for the interpreter.
+# Copies of the records that Python takes, so that no thread waits for the interpreter.
 cdef Record told_records[_MOST_RECORDS]
 cdef int device = -1, wrong_fd = -1
 cdef int64_t *in_hand = NULL
@@ -191,10 +191,12 @@ def cover(uint64_t inodes):
     """Make room for marks of all inodes below `inodes`."""
     global marks, marked
     if inodes > marked:
-        grown = <uint8_t *> realloc(marks, inodes)
+        grown = <uint8_t *> calloc(inodes, 1)  # takes no memory for marks that are never written
         if grown == NULL:
             raise MemoryError()
-        memset(grown + marked, 0, inodes - marked)
+        if marked:
+            memcpy(grown, marks, marked)
+        free(marks)
         marks, marked = grown, inodes
 
 
@@ -220,19 +222,21 @@ def in_flight_now():
     return in_flight, in_flight_bytes
 
 
-def arm(*, bytes address, bytes host, bint is_address, uint64_t tls, tuple texts, double for_s, double patience_s):
+def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, tuple texts, double for_s,
+        double patience_s):
     """Let threads read from now on and for `for_s`, over this way.
 
-    `address` is a `sockaddr`, `tls` the address of an SSL_CTX or 0, and `texts` are those of `small_route` in order. A
-    GET that takes longer than `patience_s` is returned.
+    `addresses` are each a `sockaddr`, and no more than eight are used. `tls` is the address of an SSL_CTX or 0, and
+    `texts` are those of `small_route` in order. A GET that takes longer than `patience_s` is returned.
     """
     global route, failures
     cdef small_route *new
     cdef small_route *old
     cdef char *at
     cdef bytes text = b"".join(texts)
-    if len(address) > <Py_ssize_t> sizeof(sockaddr_storage) or len(host) >= 256 or len(texts) != 6:
-        raise ValueError("an address that is none")
+    cdef bytes address
+    if not addresses or len(host) >= 256 or len(texts) != 6:
+        raise ValueError("a way that leads nowhere")
     new = <small_route *> calloc(1, sizeof(small_route))
     if new == NULL:
         raise MemoryError()
@@ -241,17 +245,19 @@ def arm(*, bytes address, bytes host, bint is_address, uint64_t tls, tuple texts
         free(new)
         raise MemoryError()
     memcpy(new.texts, PyBytes_AS_STRING(text), len(text))
-    memcpy(&new.address, PyBytes_AS_STRING(address), len(address))
-    new.address_bytes = len(address)
+    new.texts_bytes = len(text)
+    for address in addresses[:SMALL_MOST_ADDRESSES]:
+        memcpy(&new.addresses[new.address_count], PyBytes_AS_STRING(address), min(len(address), sizeof(sockaddr_storage)))
+        new.address_count += 1
     memcpy(new.host, PyBytes_AS_STRING(host), len(host))
-    new.is_address, new.tls, new.uses = is_address, <SSL_CTX *> tls, 1
+    new.port, new.is_address, new.tls, new.uses = port, is_address, <SSL_CTX *> tls, 1
     new.patience_ns, new.ends_ns = <int64_t> (patience_s * 1e9), small_now_ns() + <int64_t> (for_s * 1e9)
     at = new.texts
     for place, part in zip(range(6), texts):
         (&new.before)[<int> place].at, (&new.before)[<int> place].bytes = at, len(part)
         at += <Py_ssize_t> len(part)
     if new.key.bytes and not small_begin_mac(new):
-        free_route(new)
+        small_free_route(new)
         raise MemoryError()
     pthread_mutex_lock(&lock)
     old, route, failures = route, new, 0
@@ -289,45 +295,48 @@ def end_stalled():
     pthread_mutex_unlock(&lock)
 
 
+cdef int take_records(Record *source, int *count) noexcept:
+    """Move the records in `source` to `told_records`, unmark their inodes, and return how many there are."""
+    cdef int at, taken
+    pthread_mutex_lock(&lock)
+    taken, count[0] = count[0], 0
+    memcpy(told_records, source, taken * sizeof(Record))
+    pthread_mutex_unlock(&lock)
+    for at in range(taken):
+        marks[told_records[at].inode] &= ~_BY_THREAD
+    return taken
+
+
 def served():
     """Return what threads have read since the last call.
 
     Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
     byte, whether it had a checksum)``.
     """
-    global record_count
-    cdef int at, count
+    cdef int at
     cdef Record *one
     cdef int64_t now_ns = small_now_ns()
     if not record_count:
         return ()
-    pthread_mutex_lock(&lock)
-    count, record_count = record_count, 0
-    memcpy(told_records, records, count * sizeof(Record))
-    pthread_mutex_unlock(&lock)
     told = []
-    for at in range(count):
+    for at in range(take_records(records, &record_count)):
         one = &told_records[at]
-        marks[one.inode] &= ~_BY_THREAD
         told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
                      one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0))
     return told
 
 
 def returned():
-    """Return the reads that Python has to answer, each as ``(number, inode, size, process)``."""
-    global wrong_count
-    cdef int at, count
+    """Return the reads that Python has to answer.
+
+    Each is ``(number, inode, size, process, status of the service's reply or 0)``.
+    """
+    cdef int at
     cdef Record *one
-    pthread_mutex_lock(&lock)
-    count, wrong_count = wrong_count, 0
-    memcpy(told_records, gone_wrong, count * sizeof(Record))
-    pthread_mutex_unlock(&lock)
     told = []
-    for at in range(count):
+    for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
-        marks[one.inode] &= ~_BY_THREAD
-        told.append((one.unique, one.inode, one.asked_bytes, one.pid))
+        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status))
     return told
 
 
@@ -366,17 +375,11 @@ cdef inline void count_wait(int step) noexcept nogil:
     waiting[0] += step
 
 
-cdef void free_route(small_route *old) noexcept nogil:
-    small_free_macs(old)
-    free(old.texts)
-    free(old)
-
-
 cdef void let_go(small_route *old) noexcept nogil:
     if old != NULL:
         old.uses -= 1
         if not old.uses:
-            free_route(old)
+            small_free_route(old)
 
 
 cdef void stop() noexcept nogil:
@@ -457,7 +460,7 @@ cdef Thread *new_thread() noexcept:
     if thread == NULL:
         return NULL
     thread.data = <char *> malloc(SMALL_HEAD_BYTES + _MOST_BYTES)
-    thread.connection.fd, thread.connection.hash = -1, EVP_MD_CTX_new()
+    thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
     thread.in_hand = in_hand + 4 * thread_count
     pthread_cond_init(&thread.wake, NULL)
     pthread_attr_init(&attributes)
@@ -468,6 +471,7 @@ cdef Thread *new_thread() noexcept:
     failed = thread.data == NULL or thread.connection.hash == NULL or pthread_create(&name, &attributes, serve, thread)
     pthread_sigmask(SIG_SETMASK, &before, NULL)
     if failed:
+        EVP_MD_CTX_free(thread.connection.hash)
         free(thread.data)
         free(thread)
         return NULL
@@ -481,7 +485,7 @@ cdef void *serve(void *argument) noexcept nogil:
     global idle, in_flight, in_flight_bytes, failures, record_count, wrong_count
     cdef Thread *thread = <Thread *> argument
     cdef Record record
-    cdef small_outcome outcome
+    cdef bint is_read
     cdef char *body = NULL
     cdef uint64_t one = 1
     cdef bint is_first
@@ -496,32 +500,30 @@ cdef void *serve(void *argument) noexcept nogil:
         record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
         record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
         record.began_ns = thread.began_ns
-        outcome = SMALL_UNUSUAL
-        if thread.route != NULL:
-            outcome = small_get(&thread.connection, thread.route, &thread.job.object, thread.data, &body,
-                                &record.first_byte_ns, &record.is_checked)
+        is_read = thread.route != NULL and small_get(
+            &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
+            &record.is_checked, &record.status)
         record.took_ns = small_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
             let_go(thread.route)
         thread.route = NULL
-        if outcome == SMALL_OK:
+        if is_read:
             failures = 0
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
             pthread_mutex_unlock(&lock)
-            if not answer(record.unique, body, record.size_bytes):
-                outcome = SMALL_UNUSUAL
+            is_read = answer(record.unique, body, record.size_bytes)
             pthread_mutex_lock(&lock)
-        else:
+        elif record.status not in (404, 412):  # the object is gone, or another one
             failures += 1
-            if outcome == SMALL_REFUSED or failures >= _MOST_FAILURES:
+            if record.status >= 400 and record.status != 403 or failures >= _MOST_FAILURES:
                 stop()
         thread.in_hand[0] = 0
         in_flight -= 1
         in_flight_bytes -= record.size_bytes
-        if outcome == SMALL_OK:
+        if is_read:
             count_wait(-1)
         else:
             # It waits until Python has answered; see `returned`.

@@ -267,11 +267,11 @@ async def _beat(report: "_Report", operations: MountOperations, counters: Counte
     beats = counters.slot("fastfuse_worker_beats")
     try:
         while True:
+            operations.count_stall()
             report.write()
             # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
             if operations.replies.are_moving():
                 counters.add(beats)
-            operations.count_stall()
             await trio.sleep(BEAT_EVERY_S)
     finally:
         report.write()

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,16 +14,13 @@ from pathlib import Path
 import trio
 
 from fastfuse.index.inodes.selection import take_part
-from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept
+from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept, check_readable, samples_of_table
 from fastfuse.index.listing.inventory import list_inventory
-from fastfuse.index.listing.keys import list_keys, read_keys
 from fastfuse.index.listing.lister import list_source
-from fastfuse.index.listing.manifest import list_augmented_manifest, list_manifest
+from fastfuse.index.listing.named import list_augmented_manifest, list_keys, list_manifest, read_keys
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import load_progress, shown_progress
-from fastfuse.index.readable import check_readable, samples_of_table
-from fastfuse.index.saved import IndexCache, copy_index, load_index
-from fastfuse.index.shared import SharedIndex
+from fastfuse.index.saved import SharedIndex, copy_index, find_kept, keep, kept_path, load_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.inventory_report import load_parquet
 from fastfuse.index.sources.manifests import Reference
@@ -77,7 +75,8 @@ def make_index(
     """
     gc.disable()  # millions of objects live until the process exits
     started_s = time.monotonic()
-    snapshot, requests = _snapshot(source, origin, session, fd, counters, before_network)
+    making = _Making(source, origin, session, fd, counters, before_network)
+    snapshot, requests = making.shown()
     if origin.checks_reads and not requests:  # a saved or a kept index
         trio.run(_check_readable, snapshot, session)
     metadata = snapshot.table.metadata
@@ -92,160 +91,128 @@ def make_index(
     )
 
 
-def _snapshot(
-    source: S3Uri,
-    origin: IndexOrigin,
-    session: S3Session,
-    fd: int,
-    counters: Counters | None,
-    before_network: BeforeNetwork,
-) -> tuple[Snapshot, int]:
-    """Write the snapshot to `fd`; return it and the number of requests it took."""
-    if origin.shard is None or origin.kind is not SourceKind.PREFIX:
-        return _whole(source, origin, session, fd, counters, before_network)
-    # Every host lists the whole prefix and then keeps its part: one kept listing or index serves all hosts.
-    whole_fd = os.memfd_create("fastfuse-whole", os.MFD_CLOEXEC)
-    try:
-        snapshot, requests = _whole(source, origin, session, whole_fd, counters, before_network)
-        if snapshot.view != origin.view:
-            part = take_part(snapshot.table, origin.shard.positions)
-            snapshot = replace(snapshot, table=part, view=origin.view)
-        save_snapshot(snapshot, fd)
-        return snapshot, requests
-    finally:
-        os.close(whole_fd)
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """One call of `make_index`. Each method returns a snapshot, and the number of requests that it took."""
 
+    source: S3Uri
+    origin: IndexOrigin
+    session: S3Session
+    fd: int
+    counters: Counters | None
+    before_network: BeforeNetwork
 
-def _whole(
-    source: S3Uri,
-    origin: IndexOrigin,
-    session: S3Session,
-    fd: int,
-    counters: Counters | None,
-    before_network: BeforeNetwork,
-) -> tuple[Snapshot, int]:
-    """Do as `_snapshot`, but for a prefix write all of it, or the part that the saved index holds."""
-    view = origin.listed_view
-    if isinstance(origin.saved, S3Uri) and origin.max_age_s:
-        # It keeps its rights: several threads write there, and each finds its keys.
-        shared = SharedIndex(origin.saved, source, session.config, {view, origin.view}, origin.max_age_s)
-        snapshot, requests = shared.open(fd, partial(_listed, source, origin, [], session, fd, counters))
-        if not requests:
-            _accept(source, origin, snapshot)
-        return snapshot, requests
-    is_listed = origin.saved is None and origin.inventory is None and origin.keys_from is None
-    cache = IndexCache(origin.cache) if origin.cache is not None and is_listed else None
-    kept_at = cache.path(source, session.endpoint_url, view) if cache is not None else Path()
-    kept = cache.find(kept_at, source, origin.max_age_s, fd, view) if cache is not None and origin.max_age_s else None
-    if isinstance(origin.saved, Path):
-        copy_index(origin.saved, fd)
-    named = read_keys(origin.keys_from, source) if origin.keys_from is not None else []
-    if origin.inventory is not None:
-        load_parquet()
-    load_progress()
-    save = before_network(lambda: cache.keep(kept_at, fd) if cache is not None else None)
-    if origin.saved is not None:
-        kept = load_index(origin.saved, session, source, fd, {view, origin.view})
-    if kept is not None:
-        _accept(source, origin, kept)
-        return kept, 0
-    listed = _listed(source, origin, named, session, fd, counters)
-    if cache is not None:
-        save()
-    return listed
+    def shown(self) -> tuple[Snapshot, int]:
+        """Write what is shown to `fd`."""
+        shard = self.origin.shard
+        if shard is None or self.origin.kind is not SourceKind.PREFIX:
+            return self.whole()
+        # Every host lists the whole prefix and then keeps its part: one kept listing or index serves all hosts.
+        whole_fd = os.memfd_create("fastfuse-whole", os.MFD_CLOEXEC)
+        try:
+            snapshot, requests = replace(self, fd=whole_fd).whole()
+            if snapshot.view != self.origin.view:
+                snapshot = replace(snapshot, table=take_part(snapshot.table, shard.positions), view=self.origin.view)
+            save_snapshot(snapshot, self.fd)
+            return snapshot, requests
+        finally:
+            os.close(whole_fd)
 
+    def whole(self) -> tuple[Snapshot, int]:
+        """Write the index to `fd`: for a prefix all of it, or the part that the saved index holds."""
+        source, origin, session = self.source, self.origin, self.session
+        view = origin.listed_view
+        if isinstance(origin.saved, S3Uri) and origin.max_age_s:
+            # It keeps its rights: several threads write there, and each finds its keys.
+            shared = SharedIndex(origin.saved, source, session.config, {view, origin.view}, origin.max_age_s)
+            snapshot, requests = shared.open(self.fd, partial(self.listed, ()))
+            if not requests:
+                self.accept(snapshot)
+            return snapshot, requests
+        is_listed = origin.saved is None and origin.inventory is None and origin.keys_from is None
+        kept_at = kept = None
+        if origin.cache is not None and is_listed:
+            kept_at = kept_path(origin.cache, source, session.endpoint_url, view)
+            kept = find_kept(kept_at, source, origin.max_age_s, self.fd, view) if origin.max_age_s else None
+        if isinstance(origin.saved, Path):
+            copy_index(origin.saved, self.fd)
+        named = read_keys(origin.keys_from, source) if origin.keys_from is not None else []
+        if origin.inventory is not None:
+            load_parquet()
+        load_progress()
+        save = self.before_network(lambda: keep(kept_at, self.fd) if kept_at is not None else None)
+        if origin.saved is not None:
+            kept = load_index(origin.saved, session, source, self.fd, {view, origin.view})
+        if kept is not None:
+            self.accept(kept)
+            return kept, 0
+        listed = self.listed(named)
+        if kept_at is not None:
+            save()
+        return listed
 
-def _listed(
-    source: S3Uri,
-    origin: IndexOrigin,
-    named: Sequence[Reference],
-    session: S3Session,
-    fd: int,
-    counters: Counters | None,
-) -> tuple[Snapshot, int]:
-    listed_at_ns = time.time_ns()
-    with shown_progress(source) as progress:
-        listing = trio.run(_list, source, origin, named, session, progress, counters)
-    snapshot = Snapshot(
-        source=str(source),
-        listed_at_ns=listed_at_ns,
-        table=listing.table,
-        refusals=listing.refusals,
-        view=origin.listed_view,
-    )
-    save_snapshot(snapshot, fd)
-    return snapshot, listing.request_count
+    def listed(self, named: Sequence[Reference]) -> tuple[Snapshot, int]:
+        """List the source, or the objects that the list of keys `named`, and write the index to `fd`."""
+        listed_at_ns = time.time_ns()
+        with shown_progress(self.source) as progress:
+            listing = trio.run(self._list, named, progress)
+        snapshot = Snapshot(
+            source=str(self.source),
+            listed_at_ns=listed_at_ns,
+            table=listing.table,
+            refusals=listing.refusals,
+            view=self.origin.listed_view,
+        )
+        save_snapshot(snapshot, self.fd)
+        return snapshot, listing.request_count
 
+    def accept(self, snapshot: Snapshot) -> None:
+        """Check an index that was not listed now, and log its age."""
+        origin = self.origin
+        allow_empty = self._may_be_empty or snapshot.view not in ("", KEY_NAME_PREFIX)
+        accept(self.source, snapshot.table, snapshot.refusals, strict=origin.strict, allow_empty=allow_empty)
+        listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
+        _log.info("using the listing of %s, made at %s", snapshot.source, listed_at.isoformat(timespec="seconds"))
 
-def _accept(source: S3Uri, origin: IndexOrigin, snapshot: Snapshot) -> None:
-    allow_empty = _may_be_empty(origin) or snapshot.view not in ("", KEY_NAME_PREFIX)
-    accept(source, snapshot.table, snapshot.refusals, strict=origin.strict, allow_empty=allow_empty)
-    listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
-    _log.info("using the listing of %s, made at %s", snapshot.source, listed_at.isoformat(timespec="seconds"))
+    @property
+    def _may_be_empty(self) -> bool:
+        """Return whether the table may have no objects: that of a part, or of lines without references, may."""
+        is_part = self.origin.shard is not None and self.origin.kind is not SourceKind.PREFIX
+        return self.origin.allow_empty or is_part or self.origin.kind is SourceKind.AUGMENTED_MANIFEST
 
+    async def _list(self, named: Sequence[Reference], progress: ProgressCallback) -> Listing:
+        origin, retries = self.origin, Retries(self.counters)
+        async with aclosing(S3Client(self.session, retries=retries)) as client:
+            if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
+                return await list_source(
+                    client,
+                    self.source,
+                    retries=retries,
+                    is_key_name_prefix=origin.is_key_name_prefix,
+                    strict=origin.strict,
+                    allow_empty=origin.allow_empty,
+                    progress=progress,
+                    reader=client if origin.checks_reads else None,
+                )
+            listing = await self._list_named(client, named, progress)
+        accept(self.source, listing.table, listing.refusals, strict=origin.strict, allow_empty=self._may_be_empty)
+        return listing
 
-def _may_be_empty(origin: IndexOrigin) -> bool:
-    """Return whether the table may have no objects: that of a part, or of lines without references, may."""
-    is_part = origin.shard is not None and origin.kind is not SourceKind.PREFIX
-    return origin.allow_empty or is_part or origin.kind is SourceKind.AUGMENTED_MANIFEST
+    async def _list_named(
+        self, objects: ObjectSource, named: Sequence[Reference], progress: ProgressCallback
+    ) -> Listing:
+        """List the objects that a file names: a manifest, an inventory, or the list of keys that `named` them."""
+        source, origin = self.source, self.origin
+        if origin.inventory is not None:
+            return await list_inventory(objects, origin.inventory, source, progress=progress)
+        if origin.keys_from is not None:
+            return await list_keys(objects, named, source, name=str(origin.keys_from), progress=progress)
+        list_named = list_manifest
+        if origin.kind is SourceKind.AUGMENTED_MANIFEST:
+            list_named = partial(list_augmented_manifest, attribute_names=origin.attribute_names)
+        return await list_named(objects, source, shard=origin.shard, allow_empty=origin.allow_empty, progress=progress)
 
 
 async def _check_readable(snapshot: Snapshot, session: S3Session) -> None:
-    client = S3Client(session)
-    try:
+    async with aclosing(S3Client(session)) as client:
         await check_readable(client, samples_of_table(snapshot.table))
-    finally:
-        await client.aclose()
-
-
-async def _list(
-    source: S3Uri,
-    origin: IndexOrigin,
-    named: Sequence[Reference],
-    session: S3Session,
-    progress: ProgressCallback,
-    counters: Counters | None,
-) -> Listing:
-    retries = Retries(counters)
-    client = S3Client(session, retries=retries)
-    try:
-        if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
-            return await list_source(
-                client,
-                source,
-                retries=retries,
-                is_key_name_prefix=origin.is_key_name_prefix,
-                strict=origin.strict,
-                allow_empty=origin.allow_empty,
-                progress=progress,
-                reader=client if origin.checks_reads else None,
-            )
-        listing = await _list_named(client, source, origin, named, progress)
-    finally:
-        await client.aclose()
-    allow_empty = _may_be_empty(origin)
-    accept(source, listing.table, listing.refusals, strict=origin.strict, allow_empty=allow_empty)
-    return listing
-
-
-async def _list_named(
-    objects: ObjectSource, source: S3Uri, origin: IndexOrigin, named: Sequence[Reference], progress: ProgressCallback
-) -> Listing:
-    """List the objects that a file names: a manifest, an inventory, or the list of keys that `named` them."""
-    if origin.kind is SourceKind.MANIFEST:
-        return await list_manifest(
-            objects, source, shard=origin.shard, allow_empty=origin.allow_empty, progress=progress
-        )
-    if origin.kind is SourceKind.AUGMENTED_MANIFEST:
-        return await list_augmented_manifest(
-            objects,
-            source,
-            attribute_names=origin.attribute_names,
-            shard=origin.shard,
-            allow_empty=origin.allow_empty,
-            progress=progress,
-        )
-    if origin.inventory is not None:
-        return await list_inventory(objects, origin.inventory, source, progress=progress)
-    assert origin.keys_from is not None
-    return await list_keys(objects, named, source, name=str(origin.keys_from), progress=progress)

@@ -29,33 +29,34 @@ def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
 def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], None]]:
     """Yield the function that shows figures of some `work` on `what`; it makes their text only if that is shown."""
     if sys.stderr.isatty():
-        from fastfuse.index.progress_line import redrawn_line
+        from fastfuse.terminal import redrawn_line  # rich costs every start
 
         with redrawn_line(f"{work} {what}") as redraw:
             if redraw is not None:
                 yield lambda figures: redraw(f"{figures()}, {what}")
                 return
-    yield _LoggedLine(f"{work} {what}")
+    yield _logged_line(f"{work} {what}")
 
 
 def load_progress() -> None:
     """Load what a redrawn line needs, for a process that may load nothing later; daemons do without it."""
     if sys.stderr.isatty():
-        from fastfuse.index.progress_line import load_names
+        from fastfuse.terminal import load_line
 
-        load_names()
+        load_line()
 
 
-class _LoggedLine:
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._logged_s = time.monotonic()
+def _logged_line(title: str) -> Callable[[Callable[[], str]], None]:
+    logged_s = time.monotonic()
 
-    def __call__(self, figures: Callable[[], str]) -> None:
+    def show(figures: Callable[[], str]) -> None:
+        nonlocal logged_s
         now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
-            _log.info("%s: %s", self._title, figures())
+        if now_s - logged_s >= _LOG_EVERY_S:
+            logged_s = now_s
+            _log.info("%s: %s", title, figures())
+
+    return show
 
 
 def _figures(listed: ListingProgress, started_s: float) -> str:

@@ -107,18 +107,16 @@ def open_snapshot(fd: int) -> Snapshot:
         ConfigurationError: `fd` holds no snapshot, is cut short, or has a version that this fastfuse does not read.
     """
     if os.fstat(fd).st_size < _HEAD.size:
-        raise ConfigurationError("the index is cut short", hint=_MAKE_ANEW)
+        raise _useless("the index is cut short")
     mapping = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
-        raise ConfigurationError("it is not a fastfuse index", hint=_MAKE_ANEW)
+        raise _useless("it is not a fastfuse index")
     if not _PLAIN_VERSION <= version <= _FULL_VERSION:
-        raise ConfigurationError(
-            f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_FULL_VERSION}", hint=_MAKE_ANEW
-        )
+        raise _useless(f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_FULL_VERSION}")
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or (_HEAD.size + header_bytes) % _ALIGNMENT_BYTES or zlib.crc32(text) != header_crc:
-        raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
+        raise _useless()
     try:
         header = json.loads(text.rstrip(b"\0"))
         body = mapping[_HEAD.size + header_bytes :]
@@ -126,7 +124,7 @@ def open_snapshot(fd: int) -> Snapshot:
             raise ValueError("columns of another length than the header says")
         return _snapshot(header, body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW) from error
+        raise _useless() from error
 
 
 def verify_snapshot(fd: int) -> Snapshot:
@@ -146,12 +144,12 @@ def verify_snapshot(fd: int) -> Snapshot:
     is_new = not table.metadata.next_inode and not table.columns.keys() & INODE_COLUMN_TYPES.keys()
     checks = (_is_tree, _has_its_words, _has_names, _has_its_contents, _orders_its_files)
     if not (is_sound and is_new and all(holds(table) for holds in checks)):
-        raise ConfigurationError(_DAMAGED, hint=_MAKE_ANEW)
+        raise _useless()
     return snapshot
 
 
-_DAMAGED = "the index is damaged"
-_MAKE_ANEW = "make it again with 'fastfuse index'"
+def _useless(message: str = "the index is damaged") -> ConfigurationError:
+    return ConfigurationError(message, hint="make it again with 'fastfuse index'")
 
 
 def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_bytes: int) -> dict[str, Any]:

@@ -36,14 +36,7 @@ from fastfuse.s3.checks import (
 )
 from fastfuse.s3.connection import TASK_BYTES, Connection
 from fastfuse.s3.credentials import Credentials
-from fastfuse.s3.failures import (
-    Failure,
-    Kind,
-    as_read_error,
-    failure_of_reply,
-    outcome_of,
-    read_error,
-)
+from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply, outcome_of, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
@@ -132,6 +125,15 @@ class S3Client:
         self._saw_first_byte(first_byte_s)
         self._saw_end(took_s)
         self._integrity.count_direct(is_checked=is_checked)
+
+    def count_left(self, status: int) -> None:
+        """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""
+        failure = failure_of_reply(status, "") if status else Failure(kind=Kind.BROKEN, detail="")
+        if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
+            self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
+        self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(status >= 500))
+        if failure.kind is Kind.THROTTLED:
+            self._rate.throttled(trio.current_time())
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """Return what the object is now.
@@ -348,9 +350,8 @@ class S3Client:
     async def _ask_region_once(self, bucket: str, route: Route, *, is_read: bool) -> str:
         try:
             # Unsigned: S3 names the region on 200, 301, 400 and 403 alike, and a signature would need the region.
-            connection, head = await self._routes.ask(
-                route, route.request("HEAD", None), self._read_watch, has_body=False
-            )
+            request = route.request("HEAD", None)
+            connection, head = await self._routes.ask(route, request, self._read_watch, has_body=False)
             self._put_back(route, connection)
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
         except BadReplyHeadError as error:
@@ -414,8 +415,7 @@ class S3Client:
 
     def _judged(self, failure: Failure) -> Failure:
         """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
-        is_wrong = failure.is_foreign and not self._has_met_s3
-        return replace(failure, kind=Kind.NOT_S3) if is_wrong else failure
+        return replace(failure, kind=Kind.NOT_S3) if failure.is_foreign and not self._has_met_s3 else failure
 
     def _no_service(self, error: BadReplyHeadError, bucket: str, route: Route) -> FastfuseError:
         failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")

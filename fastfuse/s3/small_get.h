@@ -37,7 +37,8 @@
 #define SMALL_ETAG_BYTES 256
 #define SMALL_REQUEST_BYTES (16 << 10)
 
-enum small_outcome { SMALL_OK, SMALL_UNUSUAL, SMALL_REFUSED };
+/* As many as S3 names at once. */
+#define SMALL_MOST_ADDRESSES 8
 
 typedef struct { const char *at; size_t bytes; } small_text;
 
@@ -46,24 +47,27 @@ typedef struct {
     int uses;
     int64_t ends_ns;             /* CLOCK_MONOTONIC */
     int64_t patience_ns;
-    struct sockaddr_storage address;
-    socklen_t address_bytes;
+    struct sockaddr_storage addresses[SMALL_MOST_ADDRESSES];
+    int address_count;
     SSL_CTX *tls;                /* NULL: plain HTTP */
     char host[256];              /* whose certificate is expected */
+    int port;
     int is_address;
     /* The request before and behind the path, and behind the signature; the text before and behind the path in the
        canonical request, and before its hash in the string to sign. `key` is empty where nothing is signed. */
     small_text before, behind, canonical_before, canonical_behind, before_hash, key;
     EVP_MD_CTX *inner, *outer;   /* the two hashes of HMAC, begun with the key */
     char *texts;
+    size_t texts_bytes;
 } small_route;
 
 typedef struct {
     int fd;                      /* -1: there is none */
     SSL *tls;
     /* Where it leads. */
-    struct sockaddr_storage address;
     char host[256];
+    int port;
+    unsigned turn;               /* which of the addresses: connections spread over them, and go on to the next */
     EVP_MD_CTX *hash;
 } small_connection;
 
@@ -158,15 +162,14 @@ static int small_is_right(const small_text *headers, const uint8_t *data, size_t
     return 1;
 }
 
-/* Take the head of `bytes` apart, without the empty line at its end. Return whether it is a plain 200. If not, it may be
-   refused for a reason that other objects share. */
-static int small_parse(const char *head, size_t bytes, small_text *headers, int *is_refused)
+/* Take the head of `bytes` apart, without the empty line at its end. Return whether it is a plain 200. */
+static int small_parse(const char *head, size_t bytes, small_text *headers, int *status)
 {
     const char *line = head, *end = head + bytes;
     int lines = 0;
     memset(headers, 0, SMALL_NAMES * sizeof *headers);
-    *is_refused = bytes > 12 && !memcmp(head, "HTTP/1.", 7) && memchr("45", head[9], 2) && memcmp(head + 9, "404", 3) &&
-                  memcmp(head + 9, "412", 3);
+    for (int at = 9; at < 12 && bytes > 12 && head[at] >= '0' && head[at] <= '9'; at++)
+        *status = 10 * *status + head[at] - '0';
     while (line < end) {
         const char *stop = line, *colon = NULL;
         for (; stop < end && *stop != '\r'; stop++) {
@@ -274,24 +277,31 @@ static int small_connect(small_connection *connection, const small_route *route)
 {
     int one = 1;
     struct timeval patience = {route->patience_ns / 1000000000, route->patience_ns % 1000000000 / 1000};
-    connection->address = route->address;
+    const struct sockaddr_storage *address = &route->addresses[connection->turn % route->address_count];
+    socklen_t address_bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
     memcpy(connection->host, route->host, sizeof route->host);
-    connection->fd = socket(route->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    connection->port = route->port;
+    connection->fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connection->fd < 0)
         return 0;
     setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     setsockopt(connection->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     setsockopt(connection->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    if (connect(connection->fd, (const struct sockaddr *) &route->address, route->address_bytes))
-        return 0;
-    return !route->tls || small_secure(connection, route);
+    if (!connect(connection->fd, (const struct sockaddr *) address, address_bytes) &&
+        (!route->tls || small_secure(connection, route)))
+        return 1;
+    connection->turn++;
+    return 0;
 }
 
-static inline void small_free_macs(small_route *route)
+static inline void small_free_route(small_route *route)
 {
     EVP_MD_CTX_free(route->inner);
     EVP_MD_CTX_free(route->outer);
+    OPENSSL_cleanse(route->texts, route->texts_bytes);
+    free(route->texts);
+    free(route);
 }
 
 /* Begin the two hashes of HMAC-SHA256 with the key of the route (RFC 2104); return 0 where there is no room. */
@@ -307,9 +317,12 @@ static inline int small_begin_mac(small_route *route)
     }
     route->inner = EVP_MD_CTX_new();
     route->outer = EVP_MD_CTX_new();
-    return route->inner && route->outer && EVP_DigestInit_ex(route->inner, EVP_sha256(), NULL) &&
-           EVP_DigestUpdate(route->inner, inner, 64) && EVP_DigestInit_ex(route->outer, EVP_sha256(), NULL) &&
-           EVP_DigestUpdate(route->outer, outer, 64);
+    int is_begun = route->inner && route->outer && EVP_DigestInit_ex(route->inner, EVP_sha256(), NULL) &&
+                   EVP_DigestUpdate(route->inner, inner, 64) && EVP_DigestInit_ex(route->outer, EVP_sha256(), NULL) &&
+                   EVP_DigestUpdate(route->outer, outer, 64);
+    OPENSSL_cleanse(inner, sizeof inner);
+    OPENSSL_cleanse(outer, sizeof outer);
+    return is_begun;
 }
 
 static void small_write_hex(const uint8_t *digest, char *hex)
@@ -362,24 +375,23 @@ static int small_send(small_connection *connection, const char *data, size_t byt
 }
 
 /* Get `object` into `data`, which has room for it and for a head. Return whether all of it is as expected; its bytes are
-   then at `*body`. Afterwards the connection is ready for another one, or closed. */
-static inline enum small_outcome small_get(
+   then at `*body`. `*status` is that of the reply, or 0. Afterwards the connection is ready for another one, or closed. */
+static inline int small_get(
     small_connection *connection, const small_route *route, const small_object *object, char *data, char **body,
-    int64_t *first_byte_ns, int *is_checked)
+    int64_t *first_byte_ns, int *is_checked, int *status)
 {
     char request[SMALL_REQUEST_BYTES], *end = NULL, expected[24];
     small_text headers[SMALL_NAMES];
     size_t done = 0, head_bytes = 0, whole = SMALL_HEAD_BYTES + object->size_bytes;
     int64_t began_ns = small_now_ns();
-    int is_refused = 0, is_kept = 0, one = 1;
-    enum small_outcome outcome = SMALL_UNUSUAL;
+    int is_right = 0, is_kept = 0, one = 1;
+    *status = 0;
     ERR_clear_error();
     size_t request_bytes = small_write_request(connection, route, object, request);
     if (!request_bytes)
-        return SMALL_UNUSUAL;
-    if (connection->fd >= 0 && (memcmp(&connection->address, &route->address, sizeof route->address) ||
-                                strcmp(connection->host, route->host) || !connection->tls != !route->tls ||
-                                !small_is_fresh(connection)))
+        return 0;
+    if (connection->fd >= 0 && (connection->port != route->port || strcmp(connection->host, route->host) ||
+                                !connection->tls != !route->tls || !small_is_fresh(connection)))
         small_close(connection);
     if (connection->fd < 0 && !small_connect(connection, route))
         goto end;
@@ -396,10 +408,8 @@ static inline enum small_outcome small_get(
                 *first_byte_ns = small_now_ns() - began_ns;
             end = memmem(data + from, (done < SMALL_HEAD_BYTES ? done : SMALL_HEAD_BYTES) - from, "\r\n\r\n", 4);
             if (end) {
-                if (!small_parse(data, end - data, headers, &is_refused)) {
-                    outcome = is_refused ? SMALL_REFUSED : SMALL_UNUSUAL;
+                if (!small_parse(data, end - data, headers, status))
                     goto end;
-                }
                 whole = end + 4 - data + object->size_bytes;
                 size_t digits = snprintf(expected, sizeof expected, "%zu", object->size_bytes);
                 if (headers[SMALL_LENGTH].bytes != digits || memcmp(headers[SMALL_LENGTH].at, expected, digits) ||
@@ -414,15 +424,13 @@ static inline enum small_outcome small_get(
             setsockopt(connection->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
     }
     *body = end + 4;
-    if (!small_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked))
-        goto end;
-    outcome = SMALL_OK;
-    is_kept = !headers[SMALL_CONNECTION].at ||
-              (headers[SMALL_CONNECTION].bytes == 10 && !strncasecmp(headers[SMALL_CONNECTION].at, "keep-alive", 10));
+    is_right = small_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked);
+    is_kept = is_right && (!headers[SMALL_CONNECTION].at ||
+              (headers[SMALL_CONNECTION].bytes == 10 && !strncasecmp(headers[SMALL_CONNECTION].at, "keep-alive", 10)));
 end:
     if (!is_kept)
         small_close(connection);
-    return outcome;
+    return is_right;
 }
 
 #endif

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastfuse.advise.model import Access, Job, Mode, Network, Shape, estimates
-from fastfuse.advise.recommend import Advice, recommend
+from fastfuse.advise.model import Access, Advice, Job, Mode, Network, Shape, estimates, recommend
 from tests.advise.shapes import shape_of_sizes
 from tests.advise.test_model import many
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.advise.model import PART_BYTES
-from fastfuse.advise.shape import shape_of
+from fastfuse.advise.probe import shape_of
 from fastfuse.index.inodes.builder import TableBuilder
 from tests.advise.shapes import shape_of_sizes
 from tests.index.indexes import MD5, index_of

@@ -17,7 +17,6 @@ UNREACHABLE = ("--endpoint-url", "http://127.0.0.1:1")
     [
         (["--memory-target", "99999999999999999999%"], "more than the"),
         (["--memory-target", "9" * 5000], "is not a size"),
-        (["--no-such-option"], "--no-such-option"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -25,18 +24,9 @@ def test_an_option_that_makes_no_sense_is_named(tmp_path: Path, options: list[st
     refused(tmp_path, 2, message, arguments=["mount", "s3://bucket/data", str(tmp_path), *UNREACHABLE, *options])
 
 
-@pytest.mark.parametrize("uri", ["bucket/data", "s3:///data", ""])
-def test_what_is_no_s3_uri(tmp_path: Path, uri: str) -> None:
-    refused(tmp_path, 2, "s3://BUCKET/PREFIX", arguments=["mount", uri, str(tmp_path), *UNREACHABLE])
-
-
 def test_a_uri_that_is_not_utf8(tmp_path: Path) -> None:
     uri = os.fsdecode(b"s3://bucket/\xff")
     refused(tmp_path, 2, "is not UTF-8", arguments=["mount", uri, str(tmp_path), *UNREACHABLE])
-
-
-def test_no_source_at_all(tmp_path: Path) -> None:
-    refused(tmp_path, 2, "S3_URI", arguments=["mount"])
 
 
 def test_an_address_for_metrics_that_is_not_ours(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.fleet import Fleet, simulate
-from fastfuse.index.shared import EXPIRY_S
+from fastfuse.index.saved import EXPIRY_S
 
 UNLIMITED = Fleet(
     hosts=1, spread_s=5, pages=20, page_s=0.1, index_parts=3, files=10, readers=4, latency_s=0.02, allowed_per_s=1e9

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fastfuse.cache.directory import prepare
-from fastfuse.cli.cache_options import cache
 from fastfuse.cli.config import mount_settings
+from fastfuse.cli.options import cache
 from fastfuse.errors import ConfigurationError
 from fastfuse.s3.base import ConnectionConfig
-from tests.cache.node import MIB, settings_of
+from tests.cache.node import settings_of
 
 NOBODY = 65534
 
@@ -130,5 +130,6 @@ def test_what_a_key_of_the_user_decrypts_is_not_kept_in_the_clear(tmp_path: Path
         mount_settings(
             source="s3://bucket",
             connection=ConnectionConfig(sse_c_key_file=str(tmp_path / "key")),
-            cache=settings_of(tmp_path / "cache", size_bytes=64 * MIB),
+            cache=tmp_path / "cache",
+            cache_size="64MiB",
         )

@@ -13,7 +13,7 @@ from fastfuse.cache import aio, writer
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.reader import CachedReader, identity
-from fastfuse.errors import UnavailableError
+from fastfuse.errors import IntegrityError, UnavailableError
 from fastfuse.metrics import Counters
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
 
@@ -120,6 +120,28 @@ async def test_an_object_without_an_etag_is_not_kept(tmp_path: Path) -> None:
         await reader.get(ref, 0, 1000)
         await reader.get(ref, 0, 1000)
     assert len(store.fetched) == 2
+
+
+async def test_nothing_is_kept_of_an_object_that_has_not_the_checksum_of_the_service(tmp_path: Path) -> None:
+    """The service's checksum shows with the last piece only: a later process would not fetch, and so not check."""
+    store, settings = CountingStore({"big": BIG}), settings_of(tmp_path / "cache")
+    ref = store.ref("big")
+
+    async def fail_the_last() -> None:
+        if store.fetched[-1][2] == len(BIG):
+            raise IntegrityError("the checksum of all that was fetched is wrong")
+
+    store.hold = fail_the_last
+    async with tier(store, settings) as reader:
+        await reader.get(ref, 0, MIB)
+    async with tier(store, settings) as reader:
+        await reader.get(ref, 0, 2 * MIB)  # the first half is kept, the second is on its way to the disk
+        with pytest.raises(IntegrityError):
+            await reader.get(ref, 2 * MIB, len(BIG))
+        await reader.get(ref, 0, MIB)
+    async with tier(store, settings) as reader:
+        await reader.get(ref, 0, 2 * MIB)
+    assert store.fetched[-2:] == [("big", 0, MIB), ("big", 0, 2 * MIB)]
 
 
 async def test_two_processes_that_ask_at_once_fetch_each_range_once(tmp_path: Path) -> None:

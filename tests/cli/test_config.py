@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastfuse.cli import config
 from fastfuse.cli.config import (
+    available_memory_bytes,
     channel_mountpoint,
-    connection_config,
     memory_target_bytes,
     mount_settings,
     parse_listen_address,
     parse_part_size,
 )
-from fastfuse.cli.index_options import by_channel, index_origin, parse_duration_s, parse_index_place
+from fastfuse.cli.index_options import ShardBy, by_channel, origin, parse_duration_s, parse_index_place
+from fastfuse.cli.options import connection
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.index.origin import IndexOrigin, SourceKind
@@ -31,57 +33,52 @@ GIB = 2**30
 
 class TestMemoryTarget:
     @pytest.mark.parametrize(
-        ("ram_bytes", "limit_bytes", "expected_bytes"),
-        [
-            (8 * GIB, None, 2 * GIB),
-            (64 * GIB, None, 4 * GIB),
-            (64 * GIB, 2 * GIB, 512 * MIB),
-            (2 * GIB, 64 * GIB, 512 * MIB),
-            (256 * MIB, None, 128 * MIB),
-        ],
+        ("available_bytes", "expected_bytes"),
+        [(8 * GIB, 2 * GIB), (64 * GIB, 4 * GIB), (2 * GIB, 512 * MIB), (256 * MIB, 128 * MIB)],
     )
     def test_left_out_it_is_a_quarter_of_what_is_there_between_the_minimum_and_4_gib(
-        self, ram_bytes: int, limit_bytes: int | None, expected_bytes: int
+        self, available_bytes: int, expected_bytes: int
     ) -> None:
-        assert memory_target_bytes(None, ram_bytes, limit_bytes) == expected_bytes
+        assert memory_target_bytes(None, available_bytes) == expected_bytes
 
     @pytest.mark.parametrize(
         ("text", "expected_bytes"),
         [("2GiB", 2 * GIB), ("50%", 4 * GIB), ("12.5 %", GIB), ("100%", 8 * GIB), ("134217728", 128 * MIB)],
     )
     def test_it_is_taken_as_a_size_or_as_a_percentage(self, text: str, expected_bytes: int) -> None:
-        assert memory_target_bytes(text, 8 * GIB, None) == expected_bytes
+        assert memory_target_bytes(text, 8 * GIB) == expected_bytes
 
-    def test_a_percentage_is_of_the_control_groups_limit_where_that_is_less(self) -> None:
-        assert memory_target_bytes("50%", 8 * GIB, GIB) == 512 * MIB
+    def test_the_control_groups_limit_counts_where_it_is_less_than_the_ram(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for limit_bytes, available_bytes in ((None, 4 * GIB), (GIB, GIB), (8 * GIB, 4 * GIB)):
+            monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": GIB // 1024, "SC_PAGE_SIZE": 4096}.__getitem__)
+            monkeypatch.setattr(config, "memory_limit_bytes", lambda limit_bytes=limit_bytes: limit_bytes)
+            assert available_memory_bytes() == available_bytes
 
     @pytest.mark.parametrize("text", ["127MiB", "0%", "1%", "0"])
     def test_less_than_the_minimum_is_refused_and_the_minimum_named(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="less than the minimum of 128 MiB"):
-            memory_target_bytes(text, 8 * GIB, None)
+            memory_target_bytes(text, 8 * GIB)
 
     @pytest.mark.parametrize("text", ["9GiB", "101%"])
     def test_more_than_there_is_is_refused_and_what_there_is_named(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="more than the 8 GiB of this machine"):
-            memory_target_bytes(text, 64 * GIB, 8 * GIB)
+            memory_target_bytes(text, 8 * GIB)
 
     @pytest.mark.parametrize("text", ["", "%", "-5%", "half", "5 % %"])
     def test_anything_else_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="is not a size"):
-            memory_target_bytes(text, 8 * GIB, None)
+            memory_target_bytes(text, 8 * GIB)
 
     @given(
         st.integers(min_value=0, max_value=1000),
         st.integers(min_value=256 * MIB, max_value=2**42),
-        st.none() | st.integers(min_value=256 * MIB, max_value=2**63),
     )
-    def test_whatever_the_percentage_the_target_fits_or_is_refused(
-        self, permille: int, ram_bytes: int, limit_bytes: int | None
-    ) -> None:
-        available_bytes = min(ram_bytes, limit_bytes or ram_bytes)
+    def test_whatever_the_percentage_the_target_fits_or_is_refused(self, permille: int, available_bytes: int) -> None:
         expected_bytes = available_bytes * permille // 1000
         try:
-            assert memory_target_bytes(f"{permille / 10}%", ram_bytes, limit_bytes) == expected_bytes
+            assert memory_target_bytes(f"{permille / 10}%", available_bytes) == expected_bytes
         except ConfigurationError:
             assert expected_bytes < 128 * MIB
         else:
@@ -105,8 +102,11 @@ class TestPartSize:
 
 
 class TestIndexOrigin:
-    def test_left_out_the_source_is_listed_and_the_listing_kept_in_the_users_cache(self) -> None:
-        assert index_origin(environ={"HOME": "/home/u"}) == IndexOrigin(cache=Path("/home/u/.cache/fastfuse/index"))
+    def test_left_out_the_source_is_listed_and_the_listing_kept_in_the_users_cache(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "environ", {"HOME": "/home/u"})
+        assert origin() == IndexOrigin(cache=Path("/home/u/.cache/fastfuse/index"))
 
     @pytest.mark.parametrize(
         ("environ", "cache"),
@@ -118,15 +118,19 @@ class TestIndexOrigin:
             ({}, None),
         ],
     )
-    def test_the_cache_is_where_the_environment_says(self, environ: dict[str, str], cache: Path | None) -> None:
-        assert index_origin(environ=environ).cache == cache
+    def test_the_cache_is_where_the_environment_says(
+        self, environ: dict[str, str], cache: Path | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "environ", environ)
+        assert origin().cache == cache
 
-    def test_no_index_cache_beats_the_environment(self) -> None:
+    def test_no_index_cache_beats_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         environ = {"HOME": "/h", "FASTFUSE_INDEX_CACHE": "/c", "FASTFUSE_INDEX_MAX_AGE": "1h"}
-        kept = index_origin(no_index_cache=True, index_cache=Path("/c"), index_max_age="1h", environ=environ)
+        monkeypatch.setattr(os, "environ", environ)
+        kept = origin(no_index_cache=True, index_cache=Path("/c"), index_max_age="1h")
         assert kept == IndexOrigin()
         with pytest.raises(ConfigurationError, match="--no-index-cache and --index-cache contradict"):
-            index_origin(no_index_cache=True, index_cache=Path("/d"), environ=environ)
+            origin(no_index_cache=True, index_cache=Path("/d"))
 
     @pytest.mark.parametrize(
         ("values", "channels", "found"),
@@ -148,19 +152,19 @@ class TestIndexOrigin:
             by_channel("--index", values, channels)
 
     def test_each_option_reaches_its_field(self) -> None:
-        shared = index_origin(index="s3://b/i", index_max_age="2h", no_index_cache=True)
+        shared = origin(index="s3://b/i", index_max_age="2h", no_index_cache=True)
         assert (shared.saved, shared.max_age_s) == (S3Uri("b", "i"), 7200)
-        origin = index_origin(index_cache=Path("/c"), index_max_age="2h", strict=True, allow_empty=True)
-        assert origin == IndexOrigin(cache=Path("/c"), max_age_s=7200, strict=True, allow_empty=True)
-        assert index_origin(no_index_cache=True).cache is None
-        assert index_origin(index="s3://b/k", no_index_cache=True) == IndexOrigin(saved=S3Uri("b", "k"))
-        assert index_origin(index="x.index").saved == Path("x.index").absolute()
-        assert index_origin(inventory="s3://b/manifest.json").inventory == S3Uri("b", "manifest.json")
-        assert index_origin(keys_from=Path("keys")).keys_from == Path("keys").absolute()
-        assert index_origin(shard="1/3", no_index_cache=True) == IndexOrigin(shard=Shard(index=0, count=3))
-        assert index_origin(shard="1/2", shard_by="bytes").shard == Shard(index=0, count=2, by_bytes=True)
-        assert index_origin(source_type=SourceKind.MANIFEST, index="x").kind is SourceKind.MANIFEST
-        lines = index_origin(source_type=SourceKind.AUGMENTED_MANIFEST, attribute_names=["b", "a-ref"])
+        kept = origin(index_cache=Path("/c"), index_max_age="2h", strict=True, allow_empty=True)
+        assert kept == IndexOrigin(cache=Path("/c"), max_age_s=7200, strict=True, allow_empty=True)
+        assert origin(no_index_cache=True).cache is None
+        assert origin(index="s3://b/k", no_index_cache=True) == IndexOrigin(saved=S3Uri("b", "k"))
+        assert origin(index="x.index").saved == Path("x.index").absolute()
+        assert origin(inventory="s3://b/manifest.json").inventory == S3Uri("b", "manifest.json")
+        assert origin(keys_from=Path("keys")).keys_from == Path("keys").absolute()
+        assert origin(shard="1/3", no_index_cache=True) == IndexOrigin(shard=Shard(index=0, count=3))
+        assert origin(shard="1/2", shard_by=ShardBy.BYTES).shard == Shard(index=0, count=2, by_bytes=True)
+        assert origin(source_type=SourceKind.MANIFEST, index="x").kind is SourceKind.MANIFEST
+        lines = origin(source_type=SourceKind.AUGMENTED_MANIFEST, attribute_name=["b", "a-ref"])
         assert lines.attribute_names == ("b", "a-ref")
 
     @pytest.mark.parametrize(
@@ -184,18 +188,18 @@ class TestIndexOrigin:
                 {"source_type": SourceKind.AUGMENTED_MANIFEST, "keys_from": Path("k")},
                 "--keys-from and --source-type AugmentedManifestFile contradict",
             ),
-            ({"attribute_names": ["a"]}, "--attribute-name picks attributes of an augmented manifest"),
+            ({"attribute_name": ["a"]}, "--attribute-name picks attributes of an augmented manifest"),
             (
-                {"attribute_names": ["a", "a"], "source_type": SourceKind.AUGMENTED_MANIFEST},
+                {"attribute_name": ["a", "a"], "source_type": SourceKind.AUGMENTED_MANIFEST},
                 "the attribute name 'a' is given twice",
             ),
             ({"shard": "4/3"}, "4/3 is no part of 3"),
-            ({"shard_by": "count"}, "--shard-by says how to divide what --shard divides"),
+            ({"shard_by": ShardBy.COUNT}, "--shard-by says how to divide what --shard divides"),
         ],
     )
     def test_what_cannot_be_right_is_refused(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigurationError, match=message):
-            index_origin(**options)
+            origin(**options)
 
     @pytest.mark.parametrize(
         ("text", "seconds"), [("90", 90), ("0.5s", 0.5), ("15m", 900), ("12h", 43200), ("7d", 604800), ("0", 0)]
@@ -249,26 +253,18 @@ class TestChannel:
 
 class TestConnection:
     def test_left_out_everything_is_for_the_aws_files_and_environment_to_say(self) -> None:
-        assert connection_config() == ConnectionConfig()
-
-    def test_unsigned_requests_with_a_profile_are_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="--no-sign-request and --profile contradict"):
-            connection_config(no_sign_request=True, profile="p")
-
-    def test_a_bundle_to_verify_with_and_no_verification_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="--no-verify-ssl and --ca-bundle contradict"):
-            connection_config(no_verify_ssl=True, ca_bundle=tmp_path)
+        assert connection() == ConnectionConfig()
 
     def test_a_bundle_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="cannot be read"):
-            connection_config(ca_bundle=tmp_path / "absent.pem")
+            connection(ca_bundle=tmp_path / "absent.pem")
 
     def test_a_bundle_is_found_again_after_a_change_of_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "ca.pem").touch()
         monkeypatch.chdir(tmp_path)
-        assert connection_config(ca_bundle=Path("ca.pem")).ca_bundle == str(tmp_path / "ca.pem")
+        assert connection(ca_bundle=Path("ca.pem")).ca_bundle == str(tmp_path / "ca.pem")
 
     def test_an_encryption_key_is_read_at_once_and_kept_as_a_path(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -276,41 +272,44 @@ class TestConnection:
         (tmp_path / "key").write_bytes(b"k" * 32)
         (tmp_path / "short").write_bytes(b"k" * 31)
         monkeypatch.chdir(tmp_path)
-        assert connection_config(sse_c_key_file=Path("key")).sse_c_key_file == str(tmp_path / "key")
+        assert connection(sse_c_key_file=Path("key")).sse_c_key_file == str(tmp_path / "key")
         with pytest.raises(ConfigurationError, match="does not hold an encryption key"):
-            connection_config(sse_c_key_file=Path("short"))
+            connection(sse_c_key_file=Path("short"))
 
     @pytest.mark.parametrize(
         "url", ["s3.example.com", "ftp://h", "https://", "", "http://h:x", "http://h:0", "http://["]
     )
     def test_an_endpoint_that_is_no_http_url_is_refused(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="is not an http or https URL"):
-            connection_config(endpoint_url=url)
+            connection(endpoint_url=url)
 
     @pytest.mark.parametrize("url", ["https://AKID:5ec7e7@h/", "https://h/?token=5ec7e7", "https://h/#5ec7e7"])
     def test_an_endpoint_with_a_secret_in_it_is_refused_without_repeating_it(self, url: str) -> None:
         with pytest.raises(ConfigurationError) as caught:
-            connection_config(endpoint_url=url)
+            connection(endpoint_url=url)
         assert "5ec7e7" not in f"{caught.value} {caught.value.hint}"
 
     @pytest.mark.parametrize("region", ["eu-west-1", "us-gov-west-1", "us-isob-east-1", "ap-southeast-4"])
     def test_the_names_of_aws_regions_are_taken(self, region: str) -> None:
-        assert connection_config(region=region, environ={}).region == region
+        assert connection(region=region).region == region
 
     @pytest.mark.parametrize("region", ["nonsense", "eu_west_1", "EU-WEST-1", "eu-west", "", "eu-west-1 ", "auto"])
     def test_what_no_aws_region_is_called_is_refused(self, region: str) -> None:
         with pytest.raises(ConfigurationError, match="is not the name of an AWS region"):
-            connection_config(region=region, environ={})
+            connection(region=region)
 
     @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-    def test_another_service_may_call_its_regions_what_it_likes(self, variable: str) -> None:
-        assert connection_config(region="auto", endpoint_url="http://h", environ={}).region == "auto"
-        assert connection_config(region="auto", environ={variable: "http://h"}).region == "auto"
+    def test_another_service_may_call_its_regions_what_it_likes(
+        self, variable: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert connection(region="auto", endpoint_url="http://h").region == "auto"
+        monkeypatch.setenv(variable, "http://h")
+        assert connection(region="auto").region == "auto"
 
     @pytest.mark.parametrize("region", ["eu west", "h/x", "-a", ""])
     def test_but_it_must_be_a_name(self, region: str) -> None:
         with pytest.raises(ConfigurationError, match="is not the name of a region"):
-            connection_config(region=region, endpoint_url="http://h")
+            connection(region=region, endpoint_url="http://h")
 
 
 class TestMount:
@@ -340,10 +339,6 @@ class TestMount:
         monkeypatch.chdir(tmp_path)
         settings = mount_settings(source="s3://b", mountpoint=Path("x/../data"), connection=ConnectionConfig())
         assert settings.mountpoint == tmp_path / "data"
-
-    def test_a_mountpoint_and_a_channel_are_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="MOUNTPOINT and --channel contradict"):
-            mount_settings(source="s3://b", mountpoint=Path("/m"), channel="c", connection=ConnectionConfig())
 
     @pytest.mark.parametrize("umask", ["8", "", "rwx", "01777", "-1", "0o22"])
     def test_a_umask_that_is_not_octal_is_refused(self, umask: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fastfuse.cli.options import LogFormat, connection, logs, origin, takes
+from fastfuse.cli.index_options import origin
+from fastfuse.cli.options import LogFormat, connection, logs, takes
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig

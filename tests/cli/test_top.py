@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fastfuse.cli.top_screen import Look, Screen
+from fastfuse.cli.top_command import Look, Screen
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse

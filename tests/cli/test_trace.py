@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fastfuse.cli.trace_command import Choice, line_of
+from fastfuse.cli.status_command import Choice, line_of
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.demo.dataset import DataFile, create_small_files
-from fastfuse.demo.reading import Ledger, read_files
+from fastfuse.demo.dataset import DataFile, Ledger, create_small_files, read_files
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What Kubernetes does with a container of a manifest, as far as it matters to a mount, on this machine.
+"""Does on this machine what Kubernetes does with a container of a manifest, as far as it matters to a mount.
 
 Each container is a process in a mount namespace of its own, with the user, the rights, the volumes and the propagation
 that its manifest says. Its root file system is this machine's.

@@ -11,7 +11,7 @@ from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 __all__ = ["labels_of", "mistakes", "selectors_of"]
 
 COUNTS = {"rate", "increase"}
-# What Prometheus adds to every series, and fastfuse to those of a job.
+# Prometheus adds the first two to every series, and fastfuse the last to those of a job.
 EVERYWHERE = {"instance": None, "job": None, "channel": None}
 GAUGES = {metric.name: metric for metric in (*METRICS, BUILD_INFO) if metric.is_gauge}
 COUNTERS = {f"{metric.name}_total": metric for metric in METRICS if not metric.is_gauge}

@@ -18,7 +18,7 @@ COMMANDS = vars(typer.main.get_command(app))["commands"]
 
 
 def install(root: Path, *words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What the command says of each file, by the path below the root."""
+    """Return what the command says of each file, by the path below the root."""
     assert main(["install", "--root", str(root), "--program", PROGRAM, *words]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     return {str(Path(path).relative_to(root)): outcome for outcome, path, *_ in lines}
@@ -141,7 +141,7 @@ def test_a_program_that_users_can_change_is_found(tmp_path: Path) -> None:
 
 
 def completed(installed: Path, *lines: str) -> list[list[str]]:
-    """What bash offers at the end of each line."""
+    """Return what bash offers at the end of each line."""
     script = """
 source "$1"; shift
 for line in "$@"; do

@@ -68,7 +68,7 @@ def test_a_manifest_is_what_kubernetes_publishes_a_schema_of(kind: str, options:
         kubernetes_validate.validate(made, version, strict=True)
     assert made["metadata"]["name"] == ("data-1" if options else "fastfuse")
     assert made["metadata"].get("namespace") == ("team" if options else None)
-    # What a schema does not say: volumes and what selects pods are named twice.
+    # No schema says that volumes and what selects pods are named twice.
     volumes = {one["name"] for one in pod_of(made)["volumes"]}
     assert {mount["name"] for one in containers(made).values() for mount in one["volumeMounts"]} == volumes
     if kind == "daemonset":

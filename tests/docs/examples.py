@@ -19,7 +19,7 @@ from tests.docs.blocks import ROOT, blocks_of
 __all__ = ["EXAMPLES", "run_examples"]
 
 EXAMPLES = {block.heading: block.text for block in blocks_of("docs/EXAMPLES.md") if block.language == "python"}
-# Of each kind, in four files or, of images, in as many; each example reads them twice.
+# The samples of each kind, in four files, and an image a file; each example reads them twice.
 _SAMPLES = 32
 
 

@@ -12,7 +12,7 @@ from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 
 TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
-# What others call it, what fastfuse does, and a remark.
+# The columns: the others' option, what fastfuse does, and a remark.
 MIGRATIONS = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) ?\|$", TEXTS["docs/MIGRATION.md"], re.MULTILINE)
 
 # Options of docker, systemctl, pip, setuptools, rclone, a training script and the bench.

@@ -8,7 +8,7 @@ from fastfuse.filesystem.failing import FailingReads
 
 
 def looks(ends: Iterable[str], *, trouble_since_s: int | None = None) -> str:
-    """What each second says: `ends` has the read that ended in it, `d`elivered, `f`ailed or none; `!` is failing."""
+    """Return what each second says: `ends` has the read that ended in it (`d`elivered, `f`ailed, none); `!` fails."""
     reads, delivered, failed, said = FailingReads(7, {"EIO": 7}), 7, 7, ""
     for now_s, end in enumerate(ends):
         delivered += end == "d"

@@ -1,7 +1,9 @@
+import ctypes
 import faulthandler
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -48,6 +50,30 @@ def test_an_endless_loop_is_told_by_its_python_stack(looping: tuple[int, int], m
     again = hang_report(pid, dump_fd)
     assert any("in loop_without_end" in line for line in again)
     assert "of an earlier one" not in again
+
+
+def test_threads_that_wait_at_one_place_hide_no_python_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_DUMP_WITHIN_S", 30.0)  # of a busy machine
+    dump_fd, (began, begin) = os.memfd_create("stacks"), os.pipe()
+
+    def work() -> None:
+        faulthandler.register(DUMP_SIGNAL, dump_fd, all_threads=True)
+        libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+        for _ in range(64):  # without the interpreter, as those that read small files
+            assert libc.pthread_create(ctypes.byref(thread), None, libc.pause, None) == 0
+            threading.Thread(target=signal.pause, daemon=True).start()
+        loop_without_end(begin)
+
+    pid = fork_child(work)
+    os.read(began, 1)
+    lines = hang_report(pid, dump_fd)
+    os.kill(pid, signal.SIGKILL)
+    wait_child(pid)
+    for fd in (dump_fd, began, begin):
+        os.close(fd)
+    assert sum("in loop_without_end" in line for line in lines) == 1, lines
+    assert sum(line.startswith("thread ") for line in lines) < 10
+    assert any(" and 63 more" in line for line in lines)
 
 
 def test_of_a_stopped_process_the_kernels_words_are_told(looping: tuple[int, int]) -> None:

@@ -75,7 +75,7 @@ def test_names_and_attributes_are_those_of_the_table(before: dict[str, Version],
 
 
 _MD5 = "0123456789abcdef" * 2
-# With what is sent of each: "" where the handler has to decide.
+# Each ETag, and what is sent of it: "" where the handler has to decide.
 _ETAGS = {
     **{etag: etag for etag in (f'"{_MD5}"', f'"{_MD5}-12"', f'"{_MD5}-10000"', f'"{_MD5.upper()}"', 'W/"x"', '"a b"')},
     **dict.fromkeys(("", "unquoted", '"ä"', '"a\x7f"', '"a\r\nhost: x"', f'"{"x" * 300}"'), ""),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -24,6 +25,7 @@ from fastfuse.testing import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, Loopba
 from fastfuse.testing.faults import Action
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted
+from tests.semantics.places import direct_read
 
 pytestmark = pytest.mark.fuse
 
@@ -53,7 +55,10 @@ class Place:
 
     @contextmanager
     def gives(self, verdict: str) -> Iterator[None]:
-        """What happens in the block has this verdict."""
+        """Expect this verdict of what happens in the block."""
+        _, earlier = self.now()
+        # What was read before the block is counted within a second, and CPU last.
+        wait_until(lambda: self.now()[1].get("fastfuse_cpu_seconds") > earlier.get("fastfuse_cpu_seconds"))
         began, before = self.now()
 
         def figures() -> Figures:
@@ -177,5 +182,8 @@ def test_a_script_that_computes(place: Place) -> None:
     at_once(in_order, in_turn[12:], readers=1)  # the memory has nothing of the tests before
     with place.gives("not waiting"):
         for path in in_turn[:4]:
+            began_s = monotonic()
             in_order(path)
-            threading.Event().wait(1.5)
+            # Much longer than the reads, however busy the machine is.
+            threading.Event().wait(max(1.5, 25 * (monotonic() - began_s)))
+        direct_read(in_turn[3], PAGE)  # or the last pause would be no part of the time in use

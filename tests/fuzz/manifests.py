@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.listing.keys import parse_keys
+from fastfuse.index.listing.named import parse_keys
 from fastfuse.index.sources.manifests import (
     AugmentedLine,
     Reference,

@@ -6,6 +6,7 @@ import time
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot, save_snapshot
+from tests.tables import check_table
 
 __all__ = ["MD5", "columns", "index_bytes", "index_of", "memfd"]
 
@@ -23,7 +24,7 @@ def index_of(objects: dict[str, int], *, source: str = "s3://bucket/", age_s: fl
 
 
 def columns(table: InodeTable) -> dict[str, bytes]:
-    table.check_invariants()
+    check_table(table)
     return {name: column.tobytes() for name, column in table.columns.items()}
 
 

@@ -140,21 +140,6 @@ def test_the_summary_is_printed_for_people_and_as_json(server: LoopbackServer, t
     assert found["refused_examples"] == [["'train/bad//name'", "an empty path segment"]]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["s3://bucket/train"], "index has nothing to do"),
-        (["s3://bucket/train", "-o", "x", "--json"], "--json says how to print the summary"),
-        (["s3://bucket/train", "-o", "s3://bucket/"], "names no object"),
-        (["bucket", "--summary"], "is not an S3 URI"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None:
-    done = run_fastfuse("index", *words)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
 def test_a_young_listing_is_taken_from_the_cache_and_an_old_one_is_not(
     server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.tables import check_table
 
 MANIFEST = S3Uri("lists", "m.json")
 AUGMENTED = S3Uri("lists", "m.jsonl")
@@ -55,7 +56,7 @@ def made(server: LoopbackServer, source: S3Uri, origin: IndexOrigin, save: Path 
 
 def keys(snapshot: Snapshot) -> list[str]:
     table = snapshot.table
-    table.check_invariants()
+    check_table(table)
     inodes = [table.inode(row) for row in range(len(table))]
     found = [table.key(inode) for inode in inodes if not table.is_directory(inode) and not table.is_made(inode)]
     return sorted(found, key=str.encode)

@@ -9,8 +9,8 @@ import trio.testing
 
 from fastfuse.errors import AccessError, ObjectArchivedError, ObjectChangedError, ObjectDeniedError
 from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.listing.acceptance import check_readable, samples, samples_of_table
 from fastfuse.index.listing.lister import list_source
-from fastfuse.index.readable import check_readable, samples, samples_of_table
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.memory import MemoryStore

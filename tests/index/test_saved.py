@@ -12,7 +12,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
-from fastfuse.index.saved import IndexCache, copy_index, load_index, store_index, verify_index
+from fastfuse.index.saved import copy_index, find_kept, keep, kept_path, load_index, store_index, verify_index
 from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
@@ -92,25 +92,25 @@ def test_a_directory_or_a_fifo_is_refused_without_waiting_for_it(
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> IndexCache:
-    return IndexCache(tmp_path / "made" / "when" / "needed")
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "when" / "needed"
 
 
-def kept(cache: IndexCache, *, age_s: float = 0.0, source: str = "s3://bucket/") -> Path:
-    return keep(cache, index_of({"a": 1}, source=source, age_s=age_s))
+def kept(cache: Path, *, age_s: float = 0.0, source: str = "s3://bucket/") -> Path:
+    return put(cache, index_of({"a": 1}, source=source, age_s=age_s))
 
 
-def keep(cache: IndexCache, snapshot: Snapshot) -> Path:
-    path = cache.path(SOURCE, None)
+def put(cache: Path, snapshot: Snapshot) -> Path:
+    path = kept_path(cache, SOURCE, None)
     fd = memfd(index_bytes(snapshot))
-    cache.keep(path, fd)
+    keep(path, fd)
     os.close(fd)
     return path
 
 
-def test_a_kept_listing_is_found_again(cache: IndexCache, fd: int) -> None:
+def test_a_kept_listing_is_found_again(cache: Path, fd: int) -> None:
     path = kept(cache, age_s=50)
-    found = cache.find(path, SOURCE, 60, fd)
+    found = find_kept(path, SOURCE, 60, fd)
     assert found is not None
     assert found.table.metadata.file_count == 1
     assert open_snapshot(fd).listed_at_ns == found.listed_at_ns
@@ -122,19 +122,19 @@ def test_a_kept_listing_is_found_again(cache: IndexCache, fd: int) -> None:
     [(70, "s3://bucket/"), (-70, "s3://bucket/"), (0, "s3://another/")],
     ids=["old", "from the future", "of another source"],
 )
-def test_a_listing_that_does_not_fit_is_passed_over(cache: IndexCache, fd: int, age_s: float, source: str) -> None:
+def test_a_listing_that_does_not_fit_is_passed_over(cache: Path, fd: int, age_s: float, source: str) -> None:
     path = kept(cache, age_s=age_s, source=source)
-    assert cache.find(path, SOURCE, 60, fd) is None
+    assert find_kept(path, SOURCE, 60, fd) is None
     assert os.fstat(fd).st_size == 0
 
 
 @pytest.mark.parametrize(("cut_bytes", "changes"), [(1, {}), (0, {"listed_at_ns": 10**30})], ids=["cut", "odd time"])
 def test_a_damaged_listing_is_passed_over_with_a_line_in_the_log(
-    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture, cut_bytes: int, changes: dict[str, int]
+    cache: Path, fd: int, caplog: pytest.LogCaptureFixture, cut_bytes: int, changes: dict[str, int]
 ) -> None:
-    path = keep(cache, replace(index_of({"a": 1}), **changes))  # type: ignore[arg-type]
+    path = put(cache, replace(index_of({"a": 1}), **changes))  # type: ignore[arg-type]
     os.truncate(path, path.stat().st_size - cut_bytes)
-    assert cache.find(path, SOURCE, 60, fd) is None
+    assert find_kept(path, SOURCE, 60, fd) is None
     assert os.fstat(fd).st_size == 0
     assert "is not used: the index is damaged" in caplog.text
 
@@ -157,16 +157,16 @@ def put_behind_a_link(path: Path) -> None:
     ids=["of another user", "writable by others", "a link"],
 )
 def test_a_file_that_another_user_may_have_made_is_passed_over(
-    cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], reason: str
+    cache: Path, fd: int, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], reason: str
 ) -> None:
     path = kept(cache)
     spoil(path)
-    assert cache.find(path, SOURCE, 60, fd) is None
+    assert find_kept(path, SOURCE, 60, fd) is None
     assert reason in caplog.text
 
 
-def test_nothing_kept_is_nothing_to_tell(cache: IndexCache, fd: int, caplog: pytest.LogCaptureFixture) -> None:
-    assert cache.find(cache.path(SOURCE, None), SOURCE, 60, fd) is None
+def test_nothing_kept_is_nothing_to_tell(cache: Path, fd: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert find_kept(kept_path(cache, SOURCE, None), SOURCE, 60, fd) is None
     assert not caplog.records
 
 
@@ -174,14 +174,13 @@ def test_a_cache_that_cannot_be_written_is_a_line_in_the_log(
     tmp_path: Path, fd: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    cache = IndexCache(tmp_path / "file" / "below")
-    cache.keep(cache.path(SOURCE, None), fd)
+    keep(kept_path(tmp_path / "file" / "below", SOURCE, None), fd)
     assert "the listing is not kept" in caplog.text
 
 
-def test_each_source_of_each_service_has_a_file_of_its_own(cache: IndexCache) -> None:
+def test_each_source_of_each_service_has_a_file_of_its_own(cache: Path) -> None:
     paths = {
-        cache.path(S3Uri(bucket, path), endpoint)
+        kept_path(cache, S3Uri(bucket, path), endpoint)
         for bucket in ("b", "c")
         for path in ("", "p", "p/", "../../etc")
         for endpoint in (None, "http://h:1")

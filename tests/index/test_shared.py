@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from fastfuse.errors import AccessError, ConfigurationError, EmptySourceError, WriteConflictError
-from fastfuse.index import shared as shared_module
+from fastfuse.index import saved as shared_module
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.shared import CLAIM_SUFFIX, SharedIndex
+from fastfuse.index.saved import CLAIM_SUFFIX, SharedIndex
 from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3 import upload as upload_module

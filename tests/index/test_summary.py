@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fastfuse.cli.index_summary import Summary, summarise
+from fastfuse.cli.source_output import Summary, summarise
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Reason, Refusals
 from fastfuse.index.snapshot import Snapshot

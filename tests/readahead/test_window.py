@@ -624,7 +624,7 @@ def test_a_reader_that_went_backwards_and_goes_on_forwards_is_sequential() -> No
 
 
 def test_a_fast_reader_from_the_middle_has_no_more_than_twice_as_much_ahead() -> None:
-    """From 0 a file is most likely read to its end; a tensor in its middle ends somewhere."""
+    """A file read from 0 is most likely read to its end; a tensor in its middle ends somewhere."""
     service = ServicePace()
     service.landed(8 * MIB, 0.1, 1)
     window = Window(GIB, CONFIG, service)

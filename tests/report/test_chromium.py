@@ -76,7 +76,7 @@ def measured(place: Path, *switches: str) -> dict[str, Any]:
     return found
 
 
-# As Chromium numbers them.
+# Chromium numbers the schemes so.
 @pytest.mark.parametrize(("scheme", "number"), [("dark", 0), ("light", 1)])
 def test_a_page_is_readable_on_a_desk_and_on_a_phone_by_day_and_by_night(
     tmp_path: Path, scheme: str, number: int

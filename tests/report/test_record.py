@@ -1,4 +1,4 @@
-"""What is recorded, and what a report makes of it. Pure."""
+"""Tests what is recorded, and what a report makes of it. Pure."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 /* GETs over one connection, as `small_get.h` makes them, for test_small_get.py: AddressSanitizer watches.
 
    Reads from standard input six texts, each behind its length (4 bytes), and then the bytes of each request: the length of
-   the path, the path, that of the ETag, the ETag, the size. Writes for each an outcome (1 byte), whether there was a
-   checksum (1 byte), and the bytes of the object if all went right. */
+   the path, the path, that of the ETag, the ETag, the size. Writes for each whether it is right (1 byte), whether there
+   was a checksum (1 byte), and the bytes of the object if all went right. */
 
 #define _GNU_SOURCE
 #include "../../fastfuse/s3/small_get.h"
@@ -24,11 +24,12 @@ int main(int count, char **arguments)
 {
     small_route route = {.uses = 1, .patience_ns = atoll(arguments[2]) * 1000000, .is_address = 1};
     small_connection connection = {.fd = -1, .hash = EVP_MD_CTX_new()};
-    struct sockaddr_in *address = (struct sockaddr_in *) &route.address;
-    address->sin_family = AF_INET;
-    address->sin_port = htons(atoi(arguments[1]));
-    address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    route.address_bytes = sizeof *address;
+    for (char *port = strtok(arguments[1], ","); port; port = strtok(NULL, ",")) {
+        struct sockaddr_in *address = (struct sockaddr_in *) &route.addresses[route.address_count++];
+        address->sin_family = AF_INET;
+        address->sin_port = htons(atoi(port));
+        address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    }
     strcpy(route.host, "127.0.0.1");
     small_make_crcs();
     if (count > 3) {
@@ -49,7 +50,7 @@ int main(int count, char **arguments)
     for (;;) {
         static small_object object;
         int64_t first_byte_ns;
-        int is_checked = 0;
+        int is_checked = 0, status;
         char *body = NULL;
         object.path_bytes = number();
         take(object.path, object.path_bytes);
@@ -57,10 +58,10 @@ int main(int count, char **arguments)
         take(object.etag, object.etag_bytes);
         object.size_bytes = number();
         char *data = malloc(SMALL_HEAD_BYTES + object.size_bytes);
-        int outcome = small_get(&connection, &route, &object, data, &body, &first_byte_ns, &is_checked);
-        putchar(outcome);
+        int is_right = small_get(&connection, &route, &object, data, &body, &first_byte_ns, &is_checked, &status);
+        putchar(is_right);
         putchar(is_checked);
-        if (outcome == SMALL_OK)
+        if (is_right)
             fwrite(body, object.size_bytes, 1, stdout);
         fflush(stdout);
         free(data);

@@ -370,7 +370,7 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, afte
 async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(
     served: Served, action: Action
 ) -> None:
-    with served(deadline_s=1.0) as (server, reader):
+    with served(deadline_s=3.0) as (server, reader):
         assert await reader.get(REF, 0, 10) == DATA[:10]
         server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
         assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
@@ -379,7 +379,7 @@ async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_
 
 
 async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:
-    with served(deadline_s=1.0) as (server, reader):
+    with served(deadline_s=3.0) as (server, reader):
         async with trio.open_nursery() as nursery:  # two connections
             for _ in range(2):
                 nursery.start_soon(reader.get, REF, 0, 10)

@@ -1,6 +1,7 @@
 """GETs without the interpreter: each is right, or left to the client, whatever a server sends."""
 
 import shutil
+import socket
 import struct
 import subprocess
 from base64 import b64encode
@@ -23,7 +24,6 @@ from tests.s3.hostile import BUCKET, DATA, REF, Hostile, Peer, Reply, Request, c
 from tests.s3.hostile_rows import ROWS, Ending, Row
 
 _PATIENCE_MS = 150
-_OK = 0
 _CREDENTIALS = Credentials(access_key="AKIATESTTESTTESTTEST", secret_key="secret" * 6, token="token/+=")
 
 
@@ -77,8 +77,8 @@ class Getter:
         """Return whether it went right, whether there was a checksum, and what came."""
         await self.tell(path.encode(), REF.etag.encode())
         await self._stdin.send_all(struct.pack("=I", len(DATA)))
-        outcome, is_checked = await self._receive(2)
-        return outcome == _OK, bool(is_checked), await self._receive(len(DATA)) if outcome == _OK else b""
+        is_right, is_checked = await self._receive(2)
+        return bool(is_right), bool(is_checked), await self._receive(len(DATA)) if is_right else b""
 
     async def _receive(self, size_bytes: int) -> bytes:
         while len(self._rest) < size_bytes:
@@ -91,11 +91,11 @@ class Getter:
 
 @asynccontextmanager
 async def getting(
-    program: Path, hostile: Hostile, credentials: Credentials | None = _CREDENTIALS
+    program: Path, hostile: Hostile, credentials: Credentials | None = _CREDENTIALS, *, other_ports: str = ""
 ) -> AsyncIterator[Getter]:
     certificates = hostile.certificates
     more = [] if certificates is None else [str(certificates.authority)]
-    command = [str(program), str(hostile.port), str(_PATIENCE_MS), *more]
+    command = [str(program), f"{other_ports}{hostile.port}", str(_PATIENCE_MS), *more]
     async with trio.open_nursery() as nursery:
         run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)
         process = await nursery.start(run)
@@ -134,6 +134,15 @@ async def test_what_a_hostile_server_sends_is_right_or_left_to_the_client(
             server.hang_up()
     assert wrong == []
     assert taken
+
+
+async def test_a_dead_address_is_followed_by_the_next(program: Path) -> None:
+    async with serving() as server:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # and does not listen
+            async with getting(program, server, other_ports=f"{nobody.getsockname()[1]},") as getter:
+                server.misbehave(_whole, accept=None, context="good")
+                assert [await getter.get() for _ in range(3)] == [(False, False, b""), *2 * [(True, False, DATA)]]
 
 
 async def _whole(peer: Peer, request: Request) -> None:

@@ -36,10 +36,10 @@ from tests.sagemaker.models import shapes
     ],
 )
 def test_every_field_that_the_api_has_is_known(shape: type[BaseModel], names: tuple[str, ...]) -> None:
-    known = shape.model_fields.keys() | shape.ignored  # type: ignore[attr-defined]
+    known = shape.model_fields.keys() | shape.known  # type: ignore[attr-defined]
     assert {field for name in names for field in shapes()[name]["members"]} <= known
 
 
 def test_no_field_is_known_that_the_api_has_not() -> None:
     answers = shapes()["CreateTrainingJobRequest"]["members"] | shapes()["DescribeTrainingJobResponse"]["members"]
-    assert Request.model_fields.keys() | Request.ignored == answers.keys() | {"ResponseMetadata"}
+    assert Request.model_fields.keys() | Request.known == answers.keys() | {"ResponseMetadata"}

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.script.earlier import put_aside
-from fastfuse.sagemaker.script.files import JobPaths
+from fastfuse.sagemaker.script.files import JobPaths, put_aside
 
 LEFT = ("input/data/train/a", "input/data/test/deep/b", "model/weights", "output/data/plot", "checkpoints/1")
 
@@ -111,3 +110,31 @@ def test_code_that_was_fetched_for_the_earlier_run_goes_with_it(paths: JobPaths)
     assert aside is not None
     assert (aside / "code/train.py").exists()
     assert not paths.code.exists()
+
+
+def test_checkpoints_of_an_earlier_run_go_aside_wherever_it_had_them(paths: JobPaths) -> None:
+    places = [paths.base / "state" / "saved", paths.base / "output" / "tensorboard"]
+    put_aside(paths, "job-1", keeps=False, synced=places)
+    fill(paths.base, "state/saved/1", "state/other", "output/tensorboard/events", "logs/events")
+    # The next run has others, in one of which something lies, and would not look where the first had its own.
+    assert put_aside(paths, "job-2", keeps=False, synced=[paths.base / "logs"]) == paths.base / "runs" / "job-1"
+    moved = {"state/saved/1", "output/tensorboard/events", "logs/events"}
+    assert files(paths.base) == {f"runs/job-1/{name}" for name in moved} | {"state/other"}
+
+
+def test_checkpoints_elsewhere_are_not_taken_for_this_jobs(tmp_path: Path) -> None:
+    paths, elsewhere = JobPaths(tmp_path / "base"), tmp_path / "elsewhere"
+    assert put_aside(paths, "job-1", keeps=False, synced=[elsewhere]) is None
+    fill(elsewhere, "1")
+    with pytest.raises(ConfigurationError, match="elsewhere has files, and a job begins without any"):
+        put_aside(paths, "job-2", keeps=False, synced=[elsewhere])
+    assert put_aside(paths, "job-2", keeps=True, synced=[elsewhere]) is None
+    assert files(elsewhere) == {"1"}
+
+
+def test_a_note_leads_nowhere_out_of_the_base_directory(tmp_path: Path) -> None:
+    paths = JobPaths(tmp_path / "base")
+    fill(tmp_path, "outside/1", "base/model/weights")
+    (paths.base / ".fastfuse-run").write_text('{"name": "a", "synced": ["../outside", "/etc", "", ".", "model/../.."]}')
+    assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "a"
+    assert files(tmp_path / "outside") == {"1"}

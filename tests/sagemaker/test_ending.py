@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import Limits, OutputConfig, SyncedDirectory
+from fastfuse.sagemaker.description.channel import OutputConfig, SyncedDirectory
 from fastfuse.sagemaker.script.files import JobPaths
 from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, with_field
 
@@ -87,8 +87,8 @@ def test_what_the_api_would_refuse_is_refused(path: tuple[str, ...], value: obje
 
 def test_limits_are_those_of_the_stopping_condition() -> None:
     condition = {"MaxRuntimeInSeconds": 5, "MaxWaitTimeInSeconds": 5, "MaxPendingTimeInSeconds": 7200}
-    assert job_of(request(StoppingCondition=condition)).limits == Limits(runtime_s=5, wait_s=5)
-    assert job_of(with_field(request(), ("StoppingCondition",), ABSENT)).limits == Limits()
+    assert job_of(request(StoppingCondition=condition)).max_runtime_s == 5
+    assert job_of(with_field(request(), ("StoppingCondition",), ABSENT)).max_runtime_s is None
 
 
 def test_the_command_is_entrypoint_and_arguments() -> None:

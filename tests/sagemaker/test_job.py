@@ -8,7 +8,7 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import Channel, InputMode, Limits, RequestedGroup, TrainingJob
+from fastfuse.sagemaker.description.channel import Channel, InputMode, RequestedGroup, TrainingJob
 from fastfuse.sagemaker.description.job import channels_job, read_job
 from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, source, with_field
 
@@ -74,7 +74,7 @@ def test_an_answer_to_describe_is_a_job() -> None:
         groups=(RequestedGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", count=2),),
         hyperparameters={"epochs": "3", "sagemaker_program": '"train.py"'},
         environment={"LOG_LEVEL": "debug"},
-        limits=Limits(runtime_s=86400),
+        max_runtime_s=86400,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastfuse.sagemaker.running.child_process import LinePipe
+from fastfuse.sagemaker.running.job_processes import LinePipe
 from tests.filesystem.waiting import wait_until
 
 

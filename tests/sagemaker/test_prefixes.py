@@ -18,6 +18,7 @@ from fastfuse.s3.memory import MemoryStore
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe.sequence import epoch_order, source_order
 from tests.sagemaker.prefixes import in_fast_file_mode, matching, paths_of_key_names
+from tests.tables import check_table
 
 # Few letters, so that keys begin with each other; '-' and '.' sort before '/', and '0' after it.
 _NAMES = st.text("a-./0", min_size=1, max_size=6)
@@ -38,7 +39,7 @@ def listed(objects: dict[str, int], prefix: str, *, is_key_name_prefix: bool) ->
         return (await list_source(store, source, is_key_name_prefix=is_key_name_prefix, allow_empty=True)).table
 
     table = trio.run(run)
-    table.check_invariants()
+    check_table(table)
     return table
 
 

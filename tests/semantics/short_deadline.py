@@ -5,6 +5,7 @@ No option sets the deadline, and a test cannot wait a minute for each failure.
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,8 @@ def main(uri: str, path: str, endpoint_url: str) -> int:
         endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=DEADLINE_S
     )
     log.configure(LogConfig())
-    return supervisor.run(
-        mount_settings(
-            source=uri,
-            mountpoint=Path(path),
-            connection=connection,
-            memory_target="256MiB",
-            notify_socket=os.environ["NOTIFY_SOCKET"],
-        )
-    )
+    settings = mount_settings(source=uri, mountpoint=Path(path), connection=connection, memory_target="256MiB")
+    return supervisor.run(replace(settings, notify_socket=os.environ["NOTIFY_SOCKET"]))
 
 
 if __name__ == "__main__":

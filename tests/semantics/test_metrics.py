@@ -116,7 +116,7 @@ def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting() -> None
         assert sum(Scrape(port)["memory_bytes", use] for use in ("in_flight", "unread")) == 0
 
 
-# Of time, of the machine, or of how often the kernel asks for names.
+# These depend on time, on the machine, or on how often the kernel asks for names.
 NOT_EXACT = {
     *("blocked_seconds", "stalled_seconds", "in_use_seconds", "asked_seconds", "cpu_seconds", "requests"),
     *(
@@ -234,7 +234,9 @@ def test_bytes_are_counted_by_source_and_as_waste_also_after_a_worker_died() -> 
     with place(files, "--metrics-listen", "0", "--memory-target", "128MiB") as here:
         port = here.mount.metrics_port()
         for number, name in enumerate(("one", "two"), 1):
-            for offset in (0, 4096, 8192):  # all of the file comes with the first
+            assert direct_read(here.path / name, 4096) == data[:4096]
+            wait_until(lambda: Scrape(port)["fetched_bytes_total",] == number << 20)  # noqa: B023
+            for offset in (4096, 8192):
                 assert direct_read(here.path / name, 4096, offset) == data[offset : offset + 4096]
             wait_for_three_reads_of_a_file(port, number)
             if name == "one":

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ DATA = {f"{index // 100}/{index % 100:03}": block_bytes(index, 39_000) for index
 NAMES = sorted(DATA)
 # The kernel may drop a page of what it has.
 FORGOTTEN = 40
+
+
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    """Count requests while no other test has the kernel drop what it holds."""
+    with page_cache(is_dropped=False):
+        yield
 
 
 def read(here: Place, names: list[str]) -> None:
@@ -37,7 +45,7 @@ def assert_fetched(here: Place, names: list[str]) -> None:
 @pytest.mark.parametrize("order", ["listed", "shuffled"])
 def test_a_cold_epoch_is_one_get_a_file_and_a_warm_one_none(order: str) -> None:
     names = NAMES if order == "listed" else random.Random(0).sample(NAMES, COUNT)
-    with page_cache(is_dropped=False), place(DATA) as here:
+    with place(DATA) as here:
         read(here, names)
         assert_fetched(here, NAMES)
         for again in (names, names[::-1]):

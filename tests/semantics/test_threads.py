@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import MemoryObjects
+from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.semantics.places import Place, block_bytes, gets, place
+from tests.semantics.test_lifecycle import stopping
 from tests.semantics.test_metrics import Scrape, settle
 
 pytestmark = pytest.mark.fuse
@@ -95,3 +96,30 @@ def test_readers_of_small_files_do_not_notice_that_workers_die() -> None:
             read_all(here, meanwhile=kill)
             wait_until(lambda: here.mount.children() != [] and here.mount.worker() != worker)  # noqa: B023
         read_until_threads_do(here)
+
+
+def test_an_object_that_is_denied_does_not_keep_threads_from_the_others() -> None:
+    """D5"""
+    with place(objects()) as here:
+        read_until_threads_do(here)
+        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key=NAMES[1]))
+        for _ in range(4):
+            with pytest.raises(PermissionError):
+                read(here.path / NAMES[1])
+            assert read(here.path / NAMES[0]) == data_of(0)
+        # A thread met each of these, and the client asked again.
+        assert [record.key for record in gets(here.server)].count(NAMES[1]) >= 2 * 4
+
+
+def test_a_read_that_a_thread_gives_back_ends_well_while_the_mount_stops() -> None:
+    """L2"""
+    with place(objects(), "--grace-s", "60", "--read-deadline-s", "10") as here:
+        read_until_threads_do(here)
+        here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=NAMES[1], times=1))
+        before = len(gets(here.server))
+        with ThreadPoolExecutor(1) as readers:
+            reading = readers.submit(read, here.path / NAMES[1])
+            here.server.wait_until(lambda now: now.requests.get("GetObject", 0) > before)
+            stopping(here)
+            assert reading.result(60) == data_of(1)
+        assert here.mount.wait() == 0

@@ -49,16 +49,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "COLUMN_TYPES",
-    "INODE_COLUMN_TYPES",
-    "MADE",
-    "MADE_COLUMN_TYPES",
-    "ORDER_COLUMN_TYPES",
-    "Kind",
-    "are_made",
-    "are_objects",
-    "exact_sum",
-    "exact_sums",
+    *("COLUMN_TYPES", "INODE_COLUMN_TYPES", "MADE", "MADE_COLUMN_TYPES", "ORDER_COLUMN_TYPES", "Kind", "are_made"),
+    *("are_objects", "exact_sum", "exact_sums"),
 ]
 
 COLUMN_TYPES: Mapping[str, str] = {

@@ -1,9 +1,9 @@
-"""A part of a table's files, chosen by their positions in the order of keys: a shard. Pure.
+"""A part of a table's files: a shard, by positions in the order of keys; and the objects that can be read. Pure.
 
 That order differs from the order of the rows: as keys, subdirectories end in ``/``, so ``a-b`` comes before ``a/c``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,13 +12,26 @@ import numpy.typing as npt
 from fastfuse.index.inodes.builder import child_spans, raise_directory_mtimes
 from fastfuse.index.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 
-__all__ = ["key_order", "take_part"]
+__all__ = ["archived", "key_order", "readable_rows", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
 # Columns whose number of items is not the number of rows.
 _OTHER_LENGTHS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
+
+
+def archived(table: InodeTable) -> npt.NDArray[np.bool_]:
+    """Return which rows are in an archive storage class."""
+    classes = np.array([name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes], bool)
+    found: npt.NDArray[np.bool_] = classes[table.columns["storage_classes"].astype("int64")]
+    return found
+
+
+def readable_rows(table: InodeTable) -> _Rows:
+    """Return the rows of the objects that have bytes and are in no archive."""
+    return np.flatnonzero(are_objects(table.columns["kinds"]) & (table.columns["sizes"] != 0) & ~archived(table))
 
 
 def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]]) -> InodeTable:
@@ -119,7 +132,9 @@ def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
     is_file = columns["kinds"] != Kind.DIRECTORY
     columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(parents, is_file)
     columns["mtimes_ns"][~is_file] = 0
-    level_starts = [int(new_rows[start]) for start, _ in _without_empty(_levels_of(table), is_kept)]
+    starts = (start + np.flatnonzero(is_kept[start:end])[:1] for start, end in _levels_of(table))
+    # A level of which nothing is kept has no first row.
+    level_starts = [int(new_rows[first]) for found in starts for first in found.tolist()]
     raise_directory_mtimes(columns["mtimes_ns"], parents, [*level_starts, len(is_file)])
     order = table.source_order()
     if order is not None:
@@ -132,11 +147,3 @@ def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
         total_bytes=exact_sum(columns["sizes"][is_object]),
     )
     return InodeTable(metadata, columns)
-
-
-def _without_empty(levels: Sequence[tuple[int, int]], is_kept: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield the first kept row and the end of each level that has a kept row."""
-    for start, end in levels:
-        kept = np.flatnonzero(is_kept[start:end])
-        if len(kept):
-            yield start + int(kept[0]), end

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
+from fastfuse.index.inodes.columns import MADE, Kind
 from fastfuse.objects import ObjectRef
 
 __all__ = ["ROOT", "Attributes", "InodeTable", "TableMetadata"]
@@ -318,44 +318,6 @@ class InodeTable:
         bucket, key = self._bucket_and_key(path)
         storage_class = self.metadata.storage_classes[self._storage_classes[row]]
         return ObjectRef(bucket, key, size_bytes, etag, mtime_ns, storage_class)
-
-    def check_invariants(self) -> None:
-        """Raise `AssertionError` if the columns contradict the module's docstring. Linear; for tests."""
-        count = len(self)
-        assert count >= 1
-        assert self._kinds[0] == Kind.DIRECTORY
-        assert self._parents[0] == 0
-        ends = self.columns["name_ends"]
-        assert len(ends) == count
-        assert np.all(np.diff(ends.astype("int64")) >= 0)
-        assert int(ends[-1]) == len(self._names)
-        next_child = 1
-        for row in range(count):
-            if self._kinds[row] != Kind.DIRECTORY:
-                continue
-            first, children = self.span(row)
-            assert first == next_child, f"children of row {row} do not follow on"
-            next_child += children
-            names = [self.name_at(child) for child in range(first, first + children)]
-            assert names == sorted(set(names)), f"children of row {row} are not sorted and unique"
-            assert all(names), f"row {row} has a child without a name"
-            assert all(self._parents[child] == row for child in range(first, first + children))
-            newest = max((self._mtimes_ns[child] for child in range(first, first + children)), default=0)
-            assert self._mtimes_ns[row] >= newest
-        assert next_child == count
-        is_object = are_objects(self.columns["kinds"])
-        assert self.metadata.file_count == int(np.count_nonzero(is_object))
-        assert self.metadata.directory_count == int(np.count_nonzero(self.columns["kinds"] == Kind.DIRECTORY))
-        assert self.metadata.total_bytes == exact_sum(self.columns["sizes"][is_object])
-        for row in np.flatnonzero(self.columns["kinds"] == Kind.FILE_MADE).tolist():
-            assert len(self.made(self.inode(row))) == self._sizes[row]
-        order = self.source_order()
-        assert order is None or all(self._kinds[row] != Kind.DIRECTORY for row in order)
-        inodes = [self.inode(row) for row in range(count)]
-        assert inodes[0] == ROOT
-        assert len(set(inodes)) == count
-        assert max(inodes) < self.next_inode
-        assert [self.row(inode) for inode in inodes] == list(range(count))
 
     def _attributes(self, row: int, inode: int) -> Attributes:
         return Attributes(inode, self._kinds[row] == Kind.DIRECTORY, self._sizes[row], self._mtimes_ns[row])

@@ -1,22 +1,34 @@
-"""A complete listing, its progress, and the checks that decide whether it can be shown (clauses N2-N4)."""
+"""A complete listing, its progress, and the checks that decide whether it can be shown (clauses N2-N4) and read.
+
+A GET of one byte checks that the objects of a source may be read, before a listing that may take minutes. A source may
+hold objects that are denied one by one, by their tags or by another key of KMS. So a source is refused only if each of
+up to three objects is denied. Any other failure is left to the reads, which are tried again.
+"""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fastfuse.errors import EmptySourceError, SourceError
+import trio
+
+from fastfuse.errors import (
+    AccessError,
+    EmptySourceError,
+    ObjectArchivedError,
+    ObjectDeniedError,
+    ReadError,
+    SourceError,
+)
+from fastfuse.index.inodes.selection import readable_rows
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
+from fastfuse.s3.base import RangeReader
 
 __all__ = [
-    "ALLOW_EMPTY_HINT",
-    "Listing",
-    "ListingProgress",
-    "ProgressCallback",
-    "accept",
-    "partial_name",
-    "shown_names",
+    *("ALLOW_EMPTY_HINT", "Listing", "ListingProgress", "ProgressCallback", "accept", "check_readable"),
+    *("partial_name", "samples", "samples_of_table", "shown_names"),
 ]
 
 _log = logging.getLogger(__name__)
@@ -24,6 +36,9 @@ _log = logging.getLogger(__name__)
 ALLOW_EMPTY_HINT = "check the prefix, or mount it anyway with --allow-empty"
 # The error for a partial name shows this many names that begin with it.
 _MAX_CANDIDATES = 5
+# A service that does not answer within this time is left to the reads, too.
+_PATIENCE_S = 5.0
+_HINT = "It takes s3:GetObject on the objects, and kms:Decrypt where KMS encrypts them; s3:ListBucket only lists them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +55,9 @@ class ListingProgress:
     """The state of a listing; `share` is an estimate from 0 to 1 of what is done, or None without an estimate."""
 
     objects: int
-    requests: int
-    in_flight: int
-    throttled: int
-    share: float | None
+    in_flight: int = 0
+    throttled: int = 0
+    share: float | None = None
 
 
 ProgressCallback = Callable[[ListingProgress], None]
@@ -85,3 +99,38 @@ def shown_names(bucket: str, names: Sequence[bytes]) -> str:
     shown = ", ".join(f"s3://{bucket}/{name.decode('utf-8', 'backslashreplace')}" for name in names[:_MAX_CANDIDATES])
     more = len(names) - _MAX_CANDIDATES
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def samples(refs: Sequence[ObjectRef]) -> list[ObjectRef]:
+    """Return the first, the middle and the last of `refs` that have bytes and are in no archive."""
+    usable = [ref for ref in refs if ref.size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES]
+    return list(dict.fromkeys(usable[at] for at in (0, len(usable) // 2, -1))) if usable else []
+
+
+def samples_of_table(table: InodeTable) -> list[ObjectRef]:
+    """Return `samples` of the objects in `table`."""
+    rows = readable_rows(table)
+    return samples([table.ref(table.inode(int(rows[at]))) for at in (0, len(rows) // 2, -1)]) if len(rows) else []
+
+
+async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> None:
+    """Read a byte of one of `refs`.
+
+    Raises:
+        AccessError: each of them is denied.
+    """
+    refusal: AccessError | None = None
+    with trio.move_on_after(_PATIENCE_S) as patience:
+        for ref in refs:
+            try:
+                await objects.get(ref, 0, 1)
+            except ObjectArchivedError:
+                continue
+            except ObjectDeniedError as error:
+                refusal = refusal or AccessError(f"s3://{ref.bucket}/: {error}", hint=error.hint or _HINT)
+                continue
+            except ReadError:
+                pass
+            return
+    if refusal is not None and not patience.cancelled_caught:
+        raise refusal

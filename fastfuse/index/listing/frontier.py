@@ -20,6 +20,7 @@ Keys are compared as S3 does, by UTF-8 bytes, which for valid text is Python's o
 loses a key, because the pieces of a cut are disjoint and cover the range.
 """
 
+import math
 import string
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
@@ -136,7 +137,7 @@ class _NumberLine:
         self._common = (known[0] if known else prefix)[: len(prefix) + self._skipped]
         self._bases = self._choose_positions()
         self.low = self.number(span.after)
-        self.high = self.number(span.until) if span.until is not None else self._end()
+        self.high = self.number(span.until) if span.until is not None else math.prod(map(len, self._bases))
 
     def _choose_positions(self) -> list[str]:
         positions, product, position = [], 1, self._skipped
@@ -145,12 +146,6 @@ class _NumberLine:
             product *= len(letters)
             position += 1
         return positions
-
-    def _end(self) -> int:
-        end = 1
-        for letters in self._bases:
-            end *= len(letters)
-        return end
 
     def number(self, key: str) -> int:
         """Return the number of `key`; for a key outside the alphabets, the nearest number below it."""

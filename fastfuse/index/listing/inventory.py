@@ -10,8 +10,9 @@ import trio
 from fastfuse.errors import ConfigurationError, ForbiddenObjectError, MissingObjectError, first_of
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback, partial_name
-from fastfuse.index.sources.inventory_report import DataFile, InventoryRows, Manifest, parse_manifest, read_rows
+from fastfuse.index.sources.inventory_report import DataFile, Manifest, parse_manifest, read_rows
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import ObjectColumns
 from fastfuse.s3.base import ObjectSource
 from fastfuse.s3.whole import read_into, read_small
 
@@ -81,7 +82,7 @@ class _Report:
         self._folder = f"{source.path.rstrip('/')}/".encode() if source.path else b""
         self._below = TableBuilder(source.bucket, self._folder.decode())
         # The object that the source names, used if the source is no folder (N1).
-        self._itself: InventoryRows | None = None
+        self._itself: ObjectColumns | None = None
         # Names that begin with the source's path, for the error if it is neither.
         self._neighbours: set[bytes] = set()
         self.request_count = 0
@@ -103,7 +104,7 @@ class _Report:
         if self._itself is not None:
             path = self._source.path
             builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
-            _add(builder, self._itself)
+            builder.add(*self._itself)
             return builder
         if self._neighbours:
             raise partial_name(self._source, sorted(self._neighbours))
@@ -144,15 +145,14 @@ class _Report:
             for rows in read_rows(self._manifest, data, str(self._uri(file)), self._path):
                 trio.from_thread.run_sync(self._take, rows)
 
-    def _take(self, rows: InventoryRows) -> None:
+    def _take(self, rows: ObjectColumns) -> None:
         is_below = [key.startswith(self._folder) for key in rows.keys]
-        below = rows.chosen(is_below)
-        _add(self._below, below)
+        self._below.add(*rows.chosen(is_below))
         if not all(is_below):
             self._take_beside(rows.chosen([not one for one in is_below]))
         self._tell()
 
-    def _take_beside(self, rows: InventoryRows) -> None:
+    def _take_beside(self, rows: ObjectColumns) -> None:
         """Take rows that begin with the source's path outside its folder; they count only if the folder is empty."""
         itself = rows.chosen([key == self._path for key in rows.keys])
         if itself.keys:
@@ -164,16 +164,4 @@ class _Report:
         self._neighbours.update(key[: key.find(b"/", begun) + 1] or key for key in rows.keys)
 
     def _tell(self) -> None:
-        self._progress(
-            ListingProgress(
-                objects=len(self._below),
-                requests=self.request_count,
-                in_flight=0,
-                throttled=0,
-                share=self._files_done / max(len(self._manifest.files), 1),
-            )
-        )
-
-
-def _add(builder: TableBuilder, rows: InventoryRows) -> None:
-    builder.add(rows.keys, rows.sizes, rows.mtimes_ns, rows.etags, rows.storage_classes)
+        self._progress(ListingProgress(len(self._below), share=self._files_done / max(len(self._manifest.files), 1)))

@@ -24,12 +24,13 @@ from fastfuse.index.listing.acceptance import (
     ListingProgress,
     ProgressCallback,
     accept,
+    check_readable,
     partial_name,
+    samples,
     shown_names,
 )
 from fastfuse.index.listing.frontier import Frontier, Span
 from fastfuse.index.listing.page import Page, Pager
-from fastfuse.index.readable import check_readable, samples
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import PageSource, RangeReader
 from fastfuse.s3.retries import Retries
@@ -139,7 +140,7 @@ class _Lister:
     async def _all_pages_serially(self, prefix: str, page: Page, key_prefix: str) -> TableBuilder:
         builder = TableBuilder(self._source.bucket, key_prefix)
         while True:
-            builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
+            builder.add(*page.columns)
             _report(self._progress, self._pager, builder)
             if not page.is_truncated:
                 return builder
@@ -153,10 +154,7 @@ class _Lister:
             others = [name for name in page.common_prefixes + page.keys if name != path.encode()]
             self._warn_of_neighbours(f"the object {path}", others)
             builder = TableBuilder(self._source.bucket, _parent(path))
-            one = slice(row, row + 1)
-            builder.add(
-                page.keys[one], page.sizes[one], page.mtimes_ns[one], page.etags[one], page.storage_classes[one]
-            )
+            builder.add(*page.columns.rows(slice(row, row + 1)))
             _report(self._progress, self._pager, builder)
             return builder
         candidates = sorted(page.common_prefixes + page.keys)
@@ -317,10 +315,8 @@ class _Sweep:
         is_odd = not keys and (page.is_truncated or (span.pages > 0 and span.range.until is None))
         if not is_ordered or is_odd or (keys and keys[0] <= span.cursor):
             raise _UnorderedListingError
-        mine = slice(self._frontier.advance(span, keys, is_truncated=page.is_truncated))
-        self._builder.add(
-            page.keys[mine], page.sizes[mine], page.mtimes_ns[mine], page.etags[mine], page.storage_classes[mine]
-        )
+        mine = self._frontier.advance(span, keys, is_truncated=page.is_truncated)
+        self._builder.add(*page.columns.rows(slice(mine)))
         _report(self._progress, self._pager, self._builder, share=self._frontier.share_done())
 
     async def _probe_folders(self) -> None:
@@ -340,12 +336,4 @@ class _Sweep:
 
 def _report(progress: ProgressCallback, pager: Pager, builder: TableBuilder, *, share: float | None = None) -> None:
     """Call `progress` with the state of `builder` and `pager`."""
-    progress(
-        ListingProgress(
-            objects=len(builder),
-            requests=pager.request_count,
-            in_flight=pager.in_flight,
-            throttled=pager.throttled_count,
-            share=share,
-        )
-    )
+    progress(ListingProgress(len(builder), pager.in_flight, pager.throttled_count, share))

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from fastfuse.errors import ServiceError, ThrottledError
-from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
+from fastfuse.objects import MAX_KEY_BYTES, ObjectColumns, ObjectRef
 from fastfuse.s3.base import PageSource
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import UNTIL_DEADLINE, Retries, RetryableError
@@ -76,6 +76,18 @@ class Page:
     next_token: str
     common_prefixes: list[bytes] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if any(size < 0 or size >= 1 << 63 for size in self.sizes):
+            raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
+        if max(map(len, self.keys), default=0) > MAX_KEY_BYTES:
+            raise ServiceError(f"the LIST reply holds a key of more than {MAX_KEY_BYTES} bytes", hint=_NOT_S3)
+        if self.is_truncated and not self.next_token and not self.keys and not self.common_prefixes:
+            raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
+
+    @property
+    def columns(self) -> ObjectColumns:
+        return ObjectColumns(self.keys, self.sizes, self.mtimes_ns, self.etags, self.storage_classes)
+
     def refs(self, bucket: str) -> list[ObjectRef]:
         """Return the objects of the page, which is of `bucket`."""
         keys = [key.decode(errors="replace") for key in self.keys]
@@ -105,7 +117,7 @@ def parse_page(body: bytes) -> Page:
     if truncated not in (b"true", b"false") or encoding not in (b"url", b"") or b"CommonPrefixes" in fields:
         return _parse_any_order(body)
     keys, times, etags, sizes, classes = zip(*rows, strict=True) if rows else ((),) * 5
-    return _page(
+    return Page(
         keys=_decode_keys(list(keys), is_url=encoding == b"url"),
         sizes=list(map(int, sizes)),
         mtimes_ns=_parse_times(list(times)),
@@ -113,7 +125,6 @@ def parse_page(body: bytes) -> Page:
         storage_classes=_decode_texts(classes),
         is_truncated=truncated == b"true",
         next_token=_unescape(fields.get(b"NextContinuationToken", b"").decode("utf-8", "replace")),
-        common_prefixes=[],
     )
 
 
@@ -130,7 +141,7 @@ def _parse_any_order(body: bytes) -> Page:
     is_url = root.findtext("EncodingType", "").strip() == "url"
     contents = root.findall("Contents")
     try:
-        return _page(
+        return Page(
             keys=_decode_names([_required(item, "Key") for item in contents], is_url=is_url),
             sizes=[int(_required(item, "Size")) for item in contents],
             mtimes_ns=_parse_times([_required(item, "LastModified").strip().encode() for item in contents]),
@@ -144,26 +155,6 @@ def _parse_any_order(body: bytes) -> Page:
         )
     except ValueError as error:
         raise ServiceError(f"the LIST reply cannot be understood: {error}", hint=_NOT_S3) from error
-
-
-def _page(
-    *,
-    keys: list[bytes],
-    sizes: list[int],
-    mtimes_ns: list[int],
-    etags: list[str],
-    storage_classes: list[str],
-    is_truncated: bool,
-    next_token: str,
-    common_prefixes: list[bytes],
-) -> Page:
-    if any(size < 0 or size >= 1 << 63 for size in sizes):
-        raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
-    if max(map(len, keys), default=0) > MAX_KEY_BYTES:
-        raise ServiceError(f"the LIST reply holds a key of more than {MAX_KEY_BYTES} bytes", hint=_NOT_S3)
-    if is_truncated and not next_token and not keys and not common_prefixes:
-        raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
-    return Page(keys, sizes, mtimes_ns, etags, storage_classes, is_truncated, next_token, common_prefixes)
 
 
 def _required(item: ElementTree.Element, tag: str) -> str:

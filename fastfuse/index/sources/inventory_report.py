@@ -17,8 +17,9 @@ from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.objects import ObjectColumns
 
-__all__ = ["DataFile", "InventoryRows", "Manifest", "load_parquet", "parse_manifest", "read_rows"]
+__all__ = ["DataFile", "Manifest", "load_parquet", "parse_manifest", "read_rows"]
 
 # The names of the fields in Parquet files, which are ours too, by their names in the schema of CSV files.
 _CSV_NAMES = {
@@ -65,29 +66,6 @@ class Manifest:
     files: tuple[DataFile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InventoryRows:
-    """Columns of objects, as `TableBuilder.add` takes them."""
-
-    keys: list[bytes]
-    sizes: list[int]
-    mtimes_ns: list[int]
-    etags: list[str]
-    storage_classes: list[str]
-
-    def chosen(self, is_chosen: Sequence[bool]) -> "InventoryRows":
-        """Return the rows at which `is_chosen` is true."""
-        if all(is_chosen):
-            return self
-        return InventoryRows(
-            keys=list(compress(self.keys, is_chosen)),
-            sizes=list(compress(self.sizes, is_chosen)),
-            mtimes_ns=list(compress(self.mtimes_ns, is_chosen)),
-            etags=list(compress(self.etags, is_chosen)),
-            storage_classes=list(compress(self.storage_classes, is_chosen)),
-        )
-
-
 def parse_manifest(text: bytes, name: str) -> Manifest:
     """Parse the manifest.json called `name`.
 
@@ -119,7 +97,7 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
     return manifest
 
 
-def read_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes = b"") -> Iterator[InventoryRows]:
+def read_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes = b"") -> Iterator[ObjectColumns]:
     """Yield the current objects below `prefix` in one data file called `name`, some thousand at a time.
 
     Raises:
@@ -132,7 +110,7 @@ def read_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes = b"
         raise ConfigurationError(f"the inventory file {name} is damaged ({_what(error)})") from error
 
 
-def _csv_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[InventoryRows]:
+def _csv_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[ObjectColumns]:
     names = [_CSV_NAMES.get(column, "") for column in manifest.schema]
     csv.field_size_limit(_MAX_FIELD_LETTERS)
     for lines in _line_blocks(file):
@@ -163,7 +141,7 @@ def _line_blocks(file: IO[bytes]) -> Iterator[list[str]]:
     yield rest.decode().split("\n")
 
 
-def _current_csv_rows(columns: Mapping[str, Sequence[str]], prefix: bytes) -> Iterator[InventoryRows]:
+def _current_csv_rows(columns: Mapping[str, Sequence[str]], prefix: bytes) -> Iterator[ObjectColumns]:
     # Keys are encoded as in LIST: a plus sign is a space.
     keys = [
         unquote_to_bytes(key.replace("+", " ")) if "%" in key or "+" in key else key.encode() for key in columns["key"]
@@ -185,13 +163,13 @@ def _rows(
     mtimes_ns: list[int],
     etags: Iterable[str | None],
     storage_classes: Iterable[str | None],
-) -> InventoryRows:
+) -> ObjectColumns:
     """Check the columns, and write ETags and storage classes as LIST does."""
     if not all(keys):
         raise ValueError("an empty key")
     if min(sizes) < 0 or max(sizes) >= _MAX_SIZE_BYTES:
         raise ValueError("a size that no object has")
-    return InventoryRows(
+    return ObjectColumns(
         keys=keys,
         sizes=sizes,
         mtimes_ns=mtimes_ns,
@@ -235,7 +213,7 @@ def load_parquet() -> None:
         pyarrow.array([0])  # pyarrow looks for pandas with the first of them
 
 
-def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[InventoryRows]:
+def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes) -> Iterator[ObjectColumns]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -253,7 +231,7 @@ def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes)
         raise ValueError(str(error).partition("\n")[0]) from error
 
 
-def _current_parquet_rows(batch: Any, prefix: bytes) -> Iterator[InventoryRows]:  # noqa: ANN401 - a RecordBatch
+def _current_parquet_rows(batch: Any, prefix: bytes) -> Iterator[ObjectColumns]:  # noqa: ANN401 - a RecordBatch
     """Yield the rows of one batch; the casts refuse values of another type or size, and text that is not UTF-8."""
     import pyarrow
     from pyarrow import compute

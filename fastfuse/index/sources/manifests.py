@@ -23,16 +23,8 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import MAX_KEY_BYTES
 
 __all__ = [
-    "AugmentedLine",
-    "JsonText",
-    "Member",
-    "Reference",
-    "check_attribute_names",
-    "decoded",
-    "filtered_manifest",
-    "read_augmented_manifest",
-    "read_manifest",
-    "shown",
+    *("AugmentedLine", "JsonText", "Member", "Reference", "check_attribute_names", "decoded", "filtered_manifest"),
+    *("read_augmented_manifest", "read_manifest", "shown"),
 ]
 
 # An error quotes this much of a value.
@@ -304,15 +296,7 @@ def read_augmented_manifest(data: bytes, name: str, attribute_names: Sequence[st
     Raises:
         ConfigurationError: `data` is no augmented manifest, or a line lacks an attribute; with line and column.
     """
-    return list(_lines(data, name, attribute_names))
-
-
-def filtered_manifest(lines: Sequence[AugmentedLine]) -> bytes:
-    """Return the manifest that consists of `lines`."""
-    return "".join(f"{line.text}\n" for line in lines).encode()
-
-
-def _lines(data: bytes, name: str, attribute_names: Sequence[str]) -> Iterator[AugmentedLine]:
+    found = []
     start, number = 0, 0
     while start < len(data):
         end = data.find(b"\n", start)
@@ -325,8 +309,14 @@ def _lines(data: bytes, name: str, attribute_names: Sequence[str]) -> Iterator[A
             )
         text = JsonText(decoded(data[start:end], name, number), name, number)
         if text.after_space(0) < len(text.text):
-            yield _line(text, attribute_names)
+            found.append(_line(text, attribute_names))
         start = end + 1
+    return found
+
+
+def filtered_manifest(lines: Sequence[AugmentedLine]) -> bytes:
+    """Return the manifest that consists of `lines`."""
+    return "".join(f"{line.text}\n" for line in lines).encode()
 
 
 def _line(text: JsonText, attribute_names: Sequence[str]) -> AugmentedLine:

@@ -15,7 +15,6 @@ __all__ = [
     "Cluster",
     "InputMode",
     "InstanceGroup",
-    "Limits",
     "LocalDirectory",
     "OutputConfig",
     "RequestedGroup",
@@ -177,6 +176,25 @@ class OutputConfig:
     # ``GZIP``: one archive for each directory; else every file is an object.
     is_compressed: bool = True
 
+    def model(self, cluster: Cluster) -> S3Uri:
+        """Return the place of the model: an archive of each host, or one prefix for the files of all hosts."""
+        return self._below(f"model{_suffix(cluster)}.tar.gz" if self.is_compressed else "model/")
+
+    def output(self, cluster: Cluster) -> S3Uri:
+        """Return the place of ``output/data``, which is an archive whatever the model is."""
+        return self._below(f"output{_suffix(cluster)}.tar.gz")
+
+    def record(self, cluster: Cluster) -> S3Uri:
+        return self._below(f"job-record{_suffix(cluster)}.json")
+
+    def _below(self, name: str) -> S3Uri:
+        return S3Uri(self.place.bucket, self.place.path + name)
+
+
+def _suffix(cluster: Cluster) -> str:
+    """Return what tells the host's objects from those of the first host: hosts do not replace each other's model."""
+    return "" if cluster.current_host == cluster.hosts[0] else f"-{cluster.current_host}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncedDirectory:
@@ -190,15 +208,6 @@ class SyncedDirectory:
     place: S3Uri
     # Checkpoints come back before the command starts, and go to S3 once they are complete. Logs go as they grow.
     are_checkpoints: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """``StoppingCondition``; None: no limit."""
-
-    runtime_s: int | None = None
-    # The limit from the request for a spot instance to the end of the job; nobody waits for one here.
-    wait_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +227,8 @@ class TrainingJob:
     # None: what the job makes stays on this host.
     output: OutputConfig | None = None
     synced: tuple[SyncedDirectory, ...] = ()
-    limits: Limits = Limits()
+    # ``MaxRuntimeInSeconds``; None: no limit.
+    max_runtime_s: int | None = None
     # ``ContainerEntrypoint`` and ``ContainerArguments``; left out of repr, for people put tokens there.
     command: tuple[str, ...] = field(default=(), repr=False)
     # The row of each field that the description gives.

@@ -1,5 +1,6 @@
 """The step from a request with valid fields to a training job: what the fields mean together. Pure."""
 
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,17 +15,19 @@ from fastfuse.sagemaker.description.channel import (
     Channel,
     InputMode,
     LocalDirectory,
+    OutputConfig,
     RequestedGroup,
+    SyncedDirectory,
     TrainingJob,
 )
 from fastfuse.sagemaker.description.document import FieldError, FieldPath
-from fastfuse.sagemaker.description.ending import command_of, limits_of, output_of, synced_of
 from fastfuse.sagemaker.description.request import (
     ChannelRequest,
     CompressionType,
     DataDistribution,
     FileSystemAccess,
     FileSystemSource,
+    OutputCompression,
     RecordWrapper,
     Request,
     ResourceRequest,
@@ -64,10 +67,11 @@ def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
         groups=groups,
         hyperparameters=dict(request.HyperParameters),
         environment=dict(request.Environment),
-        output=output_of(request),
-        synced=synced_of(request),
-        limits=limits_of(request),
-        command=command_of(request),
+        # An answer of SageMaker's names the places of the job that it ran, which are not to be written to.
+        output=None if request.TrainingJobArn else _output(request),
+        synced=() if request.TrainingJobArn else tuple(_synced(request)),
+        max_runtime_s=_runtime_s(request),
+        command=_command(request),
     )
 
 
@@ -94,7 +98,7 @@ def _channel(
         name=item.ChannelName,
         input_mode=mode,
         is_mode_assumed=not (item.InputMode or job_mode),
-        source=_uri(path, source) if isinstance(source, S3Source) else _directory(path, source),
+        source=_uri(path, source) if isinstance(source, S3Source) else _file_system(path, source),
         content_type=item.ContentType,
         is_gzip=item.CompressionType is CompressionType.GZIP,
         wraps_records=item.RecordWrapperType is RecordWrapper.RECORD_IO,
@@ -129,31 +133,25 @@ def _source(path: FieldPath, item: ChannelRequest) -> S3Source | FileSystemSourc
     return source
 
 
-def _directory(path: FieldPath, source: FileSystemSource) -> LocalDirectory:
-    where = (*path, "DataSource", "FileSystemDataSource", "DirectoryPath")
-    _check_directory(where, source.DirectoryPath)
+def _file_system(path: FieldPath, source: FileSystemSource) -> LocalDirectory:
     return LocalDirectory(
-        path=source.DirectoryPath,
+        path=_full_path((*path, "DataSource", "FileSystemDataSource", "DirectoryPath"), source.DirectoryPath),
         file_system=source.FileSystemId,
         is_writable=source.FileSystemAccessMode is FileSystemAccess.READ_WRITE,
     )
 
 
-def _check_directory(where: FieldPath, text: str) -> None:
+def _full_path(where: FieldPath, text: str) -> str:
     if not text.startswith("/") or "\0" in text or ".." in text.split("/"):
         raise FieldError(
             where, f"{text!r} is not the full path of a directory", hint="begin it with /, and leave .. out of it"
         )
+    return text
 
 
 def _check_mode(path: FieldPath, item: ChannelRequest, mode: InputMode) -> None:
-    if mode is InputMode.PIPE:
-        return
-    for name, is_set in (
-        ("CompressionType", item.CompressionType is not CompressionType.NONE),
-        ("RecordWrapperType", item.RecordWrapperType is not RecordWrapper.NONE),
-    ):
-        if is_set:
+    for name in ("CompressionType", "RecordWrapperType"):
+        if mode is not InputMode.PIPE and getattr(item, name) != "None":
             raise FieldError(
                 (*path, name),
                 f"is {getattr(item, name)}, which is for Pipe mode, and the channel's mode is {mode}",
@@ -202,8 +200,7 @@ def _uri(path: FieldPath, source: S3Source) -> S3Uri | LocalDirectory:
 
 def _named_directory(path: FieldPath, source: S3Source) -> LocalDirectory:
     # Taken verbatim, as the keys of an S3 URI are.
-    directory = source.S3Uri.removeprefix(_FILE_SCHEME)
-    _check_directory(path, directory)
+    directory = _full_path(path, source.S3Uri.removeprefix(_FILE_SCHEME))
     if source.S3DataType is not SourceKind.PREFIX:
         raise FieldError(
             path,
@@ -214,11 +211,7 @@ def _named_directory(path: FieldPath, source: S3Source) -> LocalDirectory:
 
 
 def _https_uri(text: str) -> S3Uri:
-    """Return the S3 URI of an HTTPS address at AWS, in either style.
-
-    Raises:
-        ConfigurationError: the text is no such address. The message omits its query, which may be a signature.
-    """
+    """Return the S3 URI of an HTTPS address at AWS, in either style."""
     hint = "write it as s3://BUCKET/PREFIX, and give the service with --endpoint-url if it is not AWS"
     try:
         parts = urlsplit(text)
@@ -248,21 +241,16 @@ def _check_names(channels: tuple[Channel, ...]) -> None:
                 f"and both would be SM_CHANNEL_{channel.name.upper()}"
             )
             raise FieldError(path, what, hint="give each channel a name of its own")
-    for index, pipe_index in _fifo_collisions(channels):
-        raise FieldError(
-            ("InputDataConfig", index, "ChannelName"),
-            f"{channels[index].name!r} is also the name of a FIFO of the Pipe channel {channels[pipe_index].name!r}",
-            hint="rename one of the two",
-        )
-
-
-def _fifo_collisions(channels: tuple[Channel, ...]) -> Iterator[tuple[int, int]]:
-    """Yield each channel whose name is that of a FIFO ``<channel>_<epoch>``, and the FIFO's Pipe channel."""
-    pipes = {item.name: index for index, item in enumerate(channels) if item.input_mode is InputMode.PIPE}
+    pipes = {channel.name for channel in channels if channel.input_mode is InputMode.PIPE}
     for index, channel in enumerate(channels):
+        # A FIFO is ``<channel>_<epoch>``.
         name, _, epoch = channel.name.rpartition("_")
-        if index not in pipes.values() and name in pipes and re.fullmatch(r"0|[1-9][0-9]*", epoch):
-            yield index, pipes[name]
+        if channel.name not in pipes and name in pipes and re.fullmatch(r"0|[1-9][0-9]*", epoch):
+            raise FieldError(
+                ("InputDataConfig", index, "ChannelName"),
+                f"{channel.name!r} is also the name of a FIFO of the Pipe channel {name!r}",
+                hint="rename one of the two",
+            )
 
 
 def _groups(resources: ResourceRequest) -> tuple[RequestedGroup, ...]:
@@ -297,3 +285,88 @@ def _check_group_names(channels: tuple[Channel, ...], resources: ResourceRequest
                     f"{name!r} is no group of ResourceConfig.InstanceGroups",
                     hint=f"the groups are {', '.join(sorted(known))}" if known else "describe the groups there",
                 )
+
+
+# Everything of a job lies in them.
+_NOT_ALONE: Final = frozenset({"/", "/opt", "/opt/ml"})
+_INPUT: Final = "/opt/ml/input"
+# The defaults of the API.
+_CHECKPOINTS: Final = "/opt/ml/checkpoints"
+_TENSORBOARD: Final = "/opt/ml/output/tensorboard"
+
+
+def _output(request: Request) -> OutputConfig | None:
+    config = request.OutputDataConfig
+    if config is None:
+        return None
+    folder = _folder(("OutputDataConfig", "S3OutputPath"), config.S3OutputPath)
+    return OutputConfig(
+        place=S3Uri(folder.bucket, f"{folder.path}{_job_name(request)}/output/"),
+        kms_key_id=config.KmsKeyId or "",
+        is_compressed=config.CompressionType is OutputCompression.GZIP,
+    )
+
+
+def _synced(request: Request) -> Iterator[SyncedDirectory]:
+    checkpoints, logs = request.CheckpointConfig, request.TensorBoardOutputConfig
+    if checkpoints is not None:
+        path = _local_path("CheckpointConfig", checkpoints.LocalPath or _CHECKPOINTS)
+        place = _folder(("CheckpointConfig", "S3Uri"), checkpoints.S3Uri)
+        yield SyncedDirectory(name="checkpoints", local_path=path, place=place, are_checkpoints=True)
+    if logs is not None:
+        path = _local_path("TensorBoardOutputConfig", logs.LocalPath or _TENSORBOARD)
+        folder = _folder(("TensorBoardOutputConfig", "S3OutputPath"), logs.S3OutputPath)
+        place = S3Uri(folder.bucket, f"{folder.path}{_job_name(request)}/tensorboard-output/")
+        yield SyncedDirectory(name="tensorboard", local_path=path, place=place, are_checkpoints=False)
+
+
+def _local_path(config: str, text: str) -> str:
+    path = posixpath.normpath(text)
+    if ".." in text.split("/") or path in _NOT_ALONE or f"{path}/".startswith(f"{_INPUT}/"):
+        raise FieldError(
+            (config, "LocalPath"),
+            f"{text!r} is no place for files that go to S3",
+            hint=f"name a directory of their own, such as {_CHECKPOINTS}",
+        )
+    return path
+
+
+def _folder(where: FieldPath, text: str) -> S3Uri:
+    """Return the prefix that ends in "/", or that of the whole bucket."""
+    try:
+        place = S3Uri.parse(text)
+    except ConfigurationError as error:
+        raise FieldError(where, str(error), hint=error.hint) from error
+    path = place.path.rstrip("/")
+    return S3Uri(place.bucket, f"{path}/" if path else "")
+
+
+def _job_name(request: Request) -> str:
+    if not request.TrainingJobName:
+        raise FieldError(
+            ("TrainingJobName",),
+            "is missing: it is a part of the keys of what the job makes",
+            hint="name the job, or leave OutputDataConfig and TensorBoardOutputConfig out",
+        )
+    return request.TrainingJobName
+
+
+def _runtime_s(request: Request) -> int | None:
+    condition = request.StoppingCondition
+    if condition is None:
+        return None
+    runtime_s, wait_s = condition.MaxRuntimeInSeconds, condition.MaxWaitTimeInSeconds
+    if runtime_s is not None and wait_s is not None and wait_s < runtime_s:
+        raise FieldError(
+            ("StoppingCondition", "MaxWaitTimeInSeconds"),
+            f"is {wait_s}, and MaxRuntimeInSeconds, which it includes, is {runtime_s}",
+            hint="wait at least as long as the job may run",
+        )
+    return runtime_s
+
+
+def _command(request: Request) -> tuple[str, ...]:
+    """Return the command that the job names; arguments alone are those of an image's own command, which is not here."""
+    algorithm = request.AlgorithmSpecification
+    entrypoint, arguments = algorithm.ContainerEntrypoint, algorithm.ContainerArguments
+    return (*entrypoint, *(arguments or ())) if entrypoint else ()

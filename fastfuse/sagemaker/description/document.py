@@ -5,10 +5,9 @@ Size, nesting, encoding and numbers are checked here; the result holds plain dic
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
 
@@ -40,28 +39,18 @@ class FieldError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`name` is the file's, for errors."""
+    """`name` is the file's, for errors; `offsets` has each value's place in `text`, or that of its name."""
 
     name: str
     tree: Tree
     text: str
+    offsets: dict[FieldPath, int]
 
     def place(self, path: FieldPath) -> str:
-        """Return ``FILE:LINE:COLUMN`` where the field is named."""
-        return f"{self.name}:{_line_and_column(self.text, _offset(self.text, path))}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """A placeholder in the tree for what JSON does not know."""
-
-    message: str
-
-
-class _Object(dict[str, object]):
-    """An object, and the first name in it that comes twice."""
-
-    repeated: str | None = None
+        """Return ``FILE:LINE:COLUMN`` where the field is named, or what would hold it if there is none."""
+        while path not in self.offsets:
+            path = path[:-1]
+        return f"{self.name}:{_line_and_column(self.text, self.offsets[path])}"
 
 
 def read_bytes(path: Path) -> bytes:
@@ -93,18 +82,23 @@ def read_json(data: bytes, name: str) -> Document:
     """
     text = _decoded(data, name)
     try:
-        tree = json.loads(text, object_pairs_hook=_object, parse_constant=_not_json, parse_int=_integer)
+        # The syntax only: `_value` checks numbers and names, whose places it knows.
+        json.loads(text, parse_int=len)
     except json.JSONDecodeError as error:
         place = f"{name}:{error.lineno}:{error.colno}"
         raise ConfigurationError(f"{place}: not JSON: {error.msg}", hint=_JSON_HINT) from error
     except RecursionError as error:
         raise ConfigurationError(f"{name}: nested too deeply for a job description") from error
-    document = Document(name, tree, text)
-    for path, value in _walk(name, tree):
-        if problem := _problem(path, value):
-            where, message = problem
-            raise ConfigurationError(f"{document.place(where)}: {message}", hint=_JSON_HINT)
-    return document
+    offsets: dict[FieldPath, int] = {}
+    start = _skip_space(text, 0)
+    try:
+        tree, _ = _value(text, start, (), start, offsets)
+    except _RefusedError as error:
+        place = f"{name}:{_line_and_column(text, error.at)}"
+        raise ConfigurationError(f"{place}: {error}", hint=_JSON_HINT) from error
+    except OverflowError as error:
+        raise ConfigurationError(f"{name}: {error}", hint="is this the data?") from error
+    return Document(name, tree, text, offsets)
 
 
 _JSON_HINT: Final = "the file is a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array"
@@ -120,88 +114,62 @@ def _decoded(data: bytes, name: str) -> str:
         raise ConfigurationError(f"{place}: not UTF-8", hint="save the file as UTF-8") from error
 
 
-def _object(pairs: list[tuple[str, object]]) -> _Object:
-    made = _Object()
-    for name, value in pairs:
-        if name in made and made.repeated is None:
-            made.repeated = name
-        made[name] = value
-    return made
-
-
-def _not_json(word: str) -> _Refused:
-    return _Refused(f"{word} is not JSON")
-
-
-def _integer(digits: str) -> int | _Refused:
-    return int(digits) if len(digits) <= _MAX_DIGITS else _Refused("the number has too many digits")
-
-
-def _problem(path: FieldPath, value: object) -> tuple[FieldPath, str] | None:
-    if len(path) > MAX_DEPTH:
-        return path, "nested too deeply for a job description"
-    if isinstance(value, _Refused):
-        return path, value.message
-    if isinstance(value, _Object) and value.repeated is not None:
-        return (*path, value.repeated), f"{value.repeated[:100]!r} is given twice in one object"
-    return None
-
-
-def _walk(name: str, tree: object) -> Iterator[tuple[FieldPath, object]]:
-    """Yield every value with its path, parents first, down to one level too deep.
-
-    Raises:
-        ConfigurationError: more values than any job description has.
-    """
-    count = 0
-    waiting: list[tuple[FieldPath, object]] = [((), tree)]
-    while waiting:
-        path, value = waiting.pop()
-        yield path, value
-        if len(path) > MAX_DEPTH or not isinstance(value, dict | list):
-            continue
-        count += len(value)
-        if count > MAX_VALUES:
-            raise ConfigurationError(f"{name}: has more than {MAX_VALUES} values", hint="is this the data?")
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        waiting += reversed([((*path, step), item) for step, item in items])
-
-
 def _line_and_column(text: str, offset: int) -> str:
     return f"{text.count(chr(10), 0, offset) + 1}:{offset - text.rfind(chr(10), 0, offset)}"
 
 
-def _offset(text: str, path: FieldPath) -> int:
-    """Return where the last part of `path` is named in `text`, which is JSON; its parent's place if there is none."""
-    place = value = _skip_space(text, 0)
-    for step in path:
-        # A name that comes twice counts where it is last, as it does for the parser.
-        found = [(named_at, value_at) for name, named_at, value_at in _items(text, value) if name == step]
-        if not found:
-            break
-        place, value = found[-1]
-    return place
+class _RefusedError(Exception):
+    """JSON that no job description has, at a place in the text."""
+
+    def __init__(self, at: int, message: str) -> None:
+        super().__init__(message)
+        self.at = at
 
 
-def _items(text: str, start: int) -> Iterator[tuple[str | int, int, int]]:
-    """Yield name or index, its offset and the offset of the value for each item of the object or array at `start`."""
-    decode = json.JSONDecoder(parse_int=_integer).raw_decode
-    if text[start] not in "{[":
-        return
-    is_object = text[start] == "{"
-    at = _skip_space(text, start + 1)
-    index = 0
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("the number has too many digits")
+    return int(digits)
+
+
+def _constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
+
+
+def _value(text: str, at: int, path: FieldPath, named_at: int, offsets: dict[FieldPath, int]) -> tuple[Tree, int]:
+    """Return the value at `at` and the offset behind it, and note the places of all that it holds.
+
+    The text is JSON.
+    """
+    offsets[path] = named_at
+    if len(offsets) > MAX_VALUES + 1:  # and the whole
+        raise OverflowError(f"has more than {MAX_VALUES} values")
+    if len(path) > MAX_DEPTH:
+        raise _RefusedError(named_at, "nested too deeply for a job description")
+    if text[at] not in "{[":
+        try:
+            return _DECODER.raw_decode(text, at)
+        except ValueError as error:
+            raise _RefusedError(named_at, str(error)) from error
+    made: dict[str | int, Tree] = {}
+    is_object = text[at] == "{"
+    at = _skip_space(text, at + 1)
     while text[at] not in "}]":
-        name: str | int = index
-        named_at = at
+        step: str | int = len(made)
+        item_at = at
         if is_object:
-            name, at = decode(text, at)
+            step, at = _DECODER.raw_decode(text, at)
             at = _skip_space(text, _skip_space(text, at) + 1)  # over the colon
-        yield name, named_at, at
-        at = _skip_space(text, decode(text, at)[1])
+        if step in made:
+            raise _RefusedError(item_at, f"{str(step)[:100]!r} is given twice in one object")
+        made[step], at = _value(text, at, (*path, step), item_at, offsets)
+        at = _skip_space(text, at)
         if text[at] == ",":
             at = _skip_space(text, at + 1)
-        index += 1
+    return (made if is_object else [*made.values()]), at + 1
 
 
 def _skip_space(text: str, at: int) -> int:

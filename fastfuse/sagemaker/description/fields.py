@@ -61,94 +61,76 @@ def _is_set(value: object) -> bool:
     return value is not None and value is not False and value != ""
 
 
-def _rows(handling: Handling, note: str, names: str, below: str = "") -> Iterator[Field]:
-    for name in names.split():
-        yield Field(f"{below}.{name}" if below else name, handling, note)
+# Below the path of a structure, a line for each of its fields: mark, names, and the note behind the bar.
+_MARKS: Final = {"+": Handling.DONE, "~": Handling.DIFFERENTLY, "-": Handling.NOT_DONE}
+_TABLE: Final = """
++ TrainingJobName TrainingJobArn HyperParameters Environment
+AlgorithmSpecification
++ TrainingInputMode
+~ ContainerEntrypoint | the command, if none is given after --; it runs on this host, in no image
+~ ContainerArguments | they follow ContainerEntrypoint, and without one they are not used
+- TrainingImage AlgorithmName TrainingImageConfig | no image is started: the command runs with the programs of this host
+- MetricDefinitions EnableSageMakerMetricsTimeSeries | no metrics are taken from the script's output
+.
+- RoleArn | credentials are those of this host, or of --profile
+InputDataConfig
++ ChannelName ContentType CompressionType RecordWrapperType InputMode
+~ ShuffleConfig | Pipe shuffles by fastfuse's own rule, other modes not
+InputDataConfig.DataSource.S3DataSource
++ S3DataType S3Uri AttributeNames InstanceGroupNames
++ S3DataDistributionType | which host gets what is fastfuse's own rule
+- ModelAccessConfig HubAccessConfig | nothing is fetched from the hub
+InputDataConfig.DataSource.FileSystemDataSource
+~ FileSystemId | you mount it, and --file-system tells where
++ DirectoryPath
+~ FileSystemAccessMode | ro takes the right to mount, or else warns
+- FileSystemType | whatever is mounted there is read
+InputDataConfig.DataSource
+- DatasetSource | the job is refused: give the S3 prefix
+OutputDataConfig
++ S3OutputPath KmsKeyId CompressionType
+.
++ CheckpointConfig TensorBoardOutputConfig
+StoppingCondition
++ MaxRuntimeInSeconds
+- MaxWaitTimeInSeconds MaxPendingTimeInSeconds | nobody waits for an instance
+ResourceConfig
+~ InstanceType InstanceGroups.InstanceType | the instance is this host; only the name reaches the script
+~ InstanceGroups.InstanceGroupName | the instance is this host; only the name reaches the script
+~ InstanceCount | you start each host; --host or a launcher's variables tell which one this is
+~ InstanceGroups.InstanceCount | you start each host; --host or a launcher's variables tell which one this is
+- KeepAlivePeriodInSeconds TrainingPlanArn InstancePlacementConfig InstancePreferences | no instances are rented
+- SelectedInstanceType SelectedInstanceCount | no instances are rented
+- VolumeSizeInGB VolumeKmsKeyId | the disk is that of --base-dir
+.
+- VpcConfig EnableNetworkIsolation | the network is that of this host
+- EnableInterContainerTrafficEncryption | hosts talk to each other as they are
+- EnableManagedSpotTraining | no instances are rented
+- RetryStrategy | a run that fails is not repeated
+- Tags ExperimentConfig ModelPackageConfig | nothing is written to SageMaker
+- MlflowConfig | set MLflow's own variables in Environment
+- DebugHookConfig DebugRuleConfigurations | SageMaker Debugger is not run
+ProfilerConfig
++ DisableProfiler | no profiler runs
+- S3OutputPath ProfilingIntervalInMilliseconds ProfilingParameters | no profiler runs
+.
+- ProfilerRuleConfigurations | no profiler runs
+- RemoteDebugConfig | log in to this host
+- InfraCheckConfig | the hardware is not checked
+- SessionChainingConfig | no role is assumed
+- ServerlessJobConfig | SageMaker's own recipes are not here
+"""
 
 
-_ALGORITHM: Final = "AlgorithmSpecification"
-_CHANNEL: Final = "InputDataConfig"
-_S3: Final = f"{_CHANNEL}.DataSource.S3DataSource"
-_FILE_SYSTEM: Final = f"{_CHANNEL}.DataSource.FileSystemDataSource"
-_RESOURCES: Final = "ResourceConfig"
-_LIMITS: Final = "StoppingCondition"
+def _rows(table: str) -> Iterator[Field]:
+    structure = ""
+    for line in table.strip().splitlines():
+        mark, _, rest = line.partition(" ")
+        if not rest:
+            structure = f"{line}.".lstrip(".")
+            continue
+        names, _, note = rest.partition(" | ")
+        yield from (Field(structure + name, _MARKS[mark], note) for name in names.split())
 
-_NO_INSTANCES: Final = "no instances are rented"
-_NO_PROFILER: Final = "no profiler runs"
 
-FIELDS: Final = (
-    *_rows(Handling.DONE, "", "TrainingJobName TrainingJobArn HyperParameters Environment"),
-    *_rows(Handling.DONE, "", "TrainingInputMode", _ALGORITHM),
-    *_rows(
-        Handling.DIFFERENTLY,
-        "the command, if none is given after --; it runs on this host, in no image",
-        "ContainerEntrypoint ContainerArguments",
-        _ALGORITHM,
-    ),
-    *_rows(
-        Handling.NOT_DONE,
-        "no image is started: the command runs with the programs of this host",
-        "TrainingImage AlgorithmName TrainingImageConfig",
-        _ALGORITHM,
-    ),
-    *_rows(
-        Handling.NOT_DONE,
-        "no metrics are taken from the script's output",
-        "MetricDefinitions EnableSageMakerMetricsTimeSeries",
-        _ALGORITHM,
-    ),
-    *_rows(Handling.NOT_DONE, "credentials are those of this host, or of --profile", "RoleArn"),
-    *_rows(Handling.DONE, "", "ChannelName ContentType CompressionType RecordWrapperType InputMode", _CHANNEL),
-    *_rows(Handling.DIFFERENTLY, "Pipe shuffles by fastfuse's own rule, other modes not", "ShuffleConfig", _CHANNEL),
-    *_rows(Handling.DONE, "", "S3DataType S3Uri AttributeNames InstanceGroupNames", _S3),
-    *_rows(Handling.DONE, "which host gets what is fastfuse's own rule", "S3DataDistributionType", _S3),
-    *_rows(Handling.NOT_DONE, "nothing is fetched from the hub", "ModelAccessConfig HubAccessConfig", _S3),
-    *_rows(Handling.DIFFERENTLY, "you mount it, and --file-system tells where", "FileSystemId", _FILE_SYSTEM),
-    *_rows(Handling.DONE, "", "DirectoryPath", _FILE_SYSTEM),
-    *_rows(Handling.DIFFERENTLY, "ro takes the right to mount, or else warns", "FileSystemAccessMode", _FILE_SYSTEM),
-    *_rows(Handling.NOT_DONE, "whatever is mounted there is read", "FileSystemType", _FILE_SYSTEM),
-    *_rows(Handling.NOT_DONE, "the job is refused: give the S3 prefix", "DatasetSource", f"{_CHANNEL}.DataSource"),
-    *_rows(Handling.DONE, "", "S3OutputPath KmsKeyId CompressionType", "OutputDataConfig"),
-    *_rows(Handling.DONE, "", "CheckpointConfig TensorBoardOutputConfig"),
-    *_rows(Handling.DONE, "", "MaxRuntimeInSeconds", _LIMITS),
-    *_rows(Handling.NOT_DONE, "nobody waits for an instance", "MaxWaitTimeInSeconds MaxPendingTimeInSeconds", _LIMITS),
-    *_rows(
-        Handling.DIFFERENTLY,
-        "the instance is this host; only the name reaches the script",
-        "InstanceType InstanceGroups.InstanceType InstanceGroups.InstanceGroupName",
-        _RESOURCES,
-    ),
-    *_rows(
-        Handling.DIFFERENTLY,
-        "you start each host; --host or a launcher's variables tell which one this is",
-        "InstanceCount InstanceGroups.InstanceCount",
-        _RESOURCES,
-    ),
-    *_rows(
-        Handling.NOT_DONE,
-        _NO_INSTANCES,
-        "KeepAlivePeriodInSeconds TrainingPlanArn InstancePlacementConfig InstancePreferences SelectedInstanceType "
-        "SelectedInstanceCount",
-        _RESOURCES,
-    ),
-    *_rows(Handling.NOT_DONE, "the disk is that of --base-dir", "VolumeSizeInGB VolumeKmsKeyId", _RESOURCES),
-    *_rows(Handling.NOT_DONE, "the network is that of this host", "VpcConfig EnableNetworkIsolation"),
-    *_rows(Handling.NOT_DONE, "hosts talk to each other as they are", "EnableInterContainerTrafficEncryption"),
-    *_rows(Handling.NOT_DONE, _NO_INSTANCES, "EnableManagedSpotTraining"),
-    *_rows(Handling.NOT_DONE, "a run that fails is not repeated", "RetryStrategy"),
-    *_rows(Handling.NOT_DONE, "nothing is written to SageMaker", "Tags ExperimentConfig ModelPackageConfig"),
-    *_rows(Handling.NOT_DONE, "set MLflow's own variables in Environment", "MlflowConfig"),
-    *_rows(Handling.NOT_DONE, "SageMaker Debugger is not run", "DebugHookConfig DebugRuleConfigurations"),
-    *_rows(Handling.DONE, _NO_PROFILER, "DisableProfiler", "ProfilerConfig"),
-    *_rows(
-        Handling.NOT_DONE,
-        _NO_PROFILER,
-        "S3OutputPath ProfilingIntervalInMilliseconds ProfilingParameters",
-        "ProfilerConfig",
-    ),
-    *_rows(Handling.NOT_DONE, _NO_PROFILER, "ProfilerRuleConfigurations"),
-    *_rows(Handling.NOT_DONE, "log in to this host", "RemoteDebugConfig"),
-    *_rows(Handling.NOT_DONE, "the hardware is not checked", "InfraCheckConfig"),
-    *_rows(Handling.NOT_DONE, "no role is assumed", "SessionChainingConfig"),
-    *_rows(Handling.NOT_DONE, "SageMaker's own recipes are not here", "ServerlessJobConfig"),
-)
+FIELDS: Final = tuple(_rows(_TABLE))

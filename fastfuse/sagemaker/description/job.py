@@ -1,26 +1,194 @@
 """A training job as a user describes it: a file in AWS's names, or channels on the command line.
 
-`spelling` turns channels of the command line into a request in AWS's names. `request` checks its fields one by one, and
-`contradictions` together. Errors name the file, the line where one is known, and the field.
+`request` checks the fields of either one by one, and `contradictions` together. Errors name the file, the line where
+one is known, and the field.
+
+A value of ``--channel`` is a name, a source and options after commas, hyphens as good as underscores. A source that
+begins with ``/`` or ``file:///`` is a directory of this host::
+
+    train=s3://bucket/train/,mode=Pipe,shuffle-seed=7
+    train=/data/train,distribution=sharded
+
+=================  ======================================================================
+option             value
+=================  ======================================================================
+mode               File, FastFile, Pipe
+type               prefix, manifest, augmented-manifest
+distribution       replicated, sharded
+content_type       as AWS's
+compression        none, gzip
+record_wrapper     none, recordio
+shuffle_seed       a whole number
+attribute          of an augmented manifest; can be repeated
+instance_group     can be repeated
+memory_weight      of the memory target, relative to the other channels; 1 if left out
+=================  ======================================================================
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.description.channel import InputMode, TrainingJob
+from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
 from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree, read_bytes, read_json
 from fastfuse.sagemaker.description.fields import given_fields
 from fastfuse.sagemaker.description.request import parse_request
-from fastfuse.sagemaker.description.spelling import from_options, path_text
 
-__all__ = ["channels_job", "parse_json_job", "read_job"]
+__all__ = ["channels_job", "located", "parse_json_job", "read_job"]
+
+_CHANNELS: Final = "InputDataConfig"
+_S3: Final = ("DataSource", "S3DataSource")
 
 # For channels alone: a whole job says its mode, as the API requires.
 _DEFAULT_MODE: Final = InputMode.FAST_FILE
+
+# Ours: AWS's.
+_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "name": ("ChannelName",),
+    "source": (*_S3, "S3Uri"),
+    "type": (*_S3, "S3DataType"),
+    "mode": ("InputMode",),
+    "distribution": (*_S3, "S3DataDistributionType"),
+    "content_type": ("ContentType",),
+    "compression": ("CompressionType",),
+    "record_wrapper": ("RecordWrapperType",),
+    "shuffle_seed": ("ShuffleConfig", "Seed"),
+    "attribute": (*_S3, "AttributeNames"),
+    "instance_group": (*_S3, "InstanceGroupNames"),
+}
+_LISTS: Final = ("attribute", "instance_group")
+_WEIGHT: Final = "memory_weight"
+_OPTIONS: Final = sorted((_FIELDS.keys() | {_WEIGHT}) - {"name", "source"})
+# A larger ratio leaves a channel less memory than one part.
+_MAX_WEIGHT: Final = 1000
+
+# Words that may be written in any case.
+_WORDS: Final[dict[str, dict[str, str]]] = {
+    "type": {"prefix": "S3Prefix", "manifest": "ManifestFile", "augmented-manifest": "AugmentedManifestFile"},
+    "distribution": {"replicated": "FullyReplicated", "sharded": "ShardedByS3Key"},
+    "compression": {"none": "None", "gzip": "Gzip"},
+    "record_wrapper": {"none": "None", "recordio": "RecordIO"},
+    "mode": {"file": "File", "fastfile": "FastFile", "pipe": "Pipe"},
+}
+
+# A plain name is shown as it is. Others are quoted, and cut: the longest of the API has 512 characters.
+_MAX_SHOWN: Final = 520
+_PLAIN: Final = re.compile(rf"[\w.-]{{1,{_MAX_SHOWN}}}")
+
+
+def _path_text(path: FieldPath) -> str:
+    """Return the path as ``InputDataConfig[2].DataSource``, or "the job" for the whole."""
+    return _steps(path).removeprefix(".") or "the job"
+
+
+def _steps(path: FieldPath) -> str:
+    return "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" if _PLAIN.fullmatch(step) else f"[{step[:_MAX_SHOWN]!r}]"
+        for step in path
+    )
+
+
+def channels_job(options: Sequence[str]) -> TrainingJob:
+    """Parse the values of ``--channel``, each ``name=s3://...[,option=value...]``.
+
+    Raises:
+        ConfigurationError: as `read_job`.
+    """
+    channels: list[object] = []
+    # The words that the user wrote for a field, and for those that are missing.
+    names: dict[FieldPath, str] = {}
+    weights = []
+    for index, option in enumerate(options):
+        name, separator, rest = option.partition("=")
+        word = f"--channel {name}" if separator else f"--channel {option!r}"
+        if not separator:
+            _refuse(
+                f"{word} names no source", "write it as NAME=s3://BUCKET/PREFIX[,OPTION=VALUE...] or NAME=/DIRECTORY"
+            )
+        source, *settings = rest.split(",")
+        uri = f"file://{source}" if source.startswith("/") else source
+        values: dict[str, object] = {"name": name, "source": uri}
+        for setting in settings:
+            _take(word, values, setting)
+        weights.append(_weight(word, values.pop(_WEIGHT, 1)))
+        channels.append(_request({"type": "S3Prefix"} | values))
+        names[_CHANNELS, index] = word
+        names |= {(_CHANNELS, index, *theirs): f"{word}: {ours}" for ours, theirs in _FIELDS.items()}
+
+    def place(path: FieldPath) -> str:
+        named = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in names), ())
+        return names[named] + _steps(path[len(named) :]) if named else _path_text(path)
+
+    job = _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
+    weighed = zip(job.channels, weights, strict=True)
+    return replace(job, channels=tuple(replace(channel, memory_weight=weight) for channel, weight in weighed))
+
+
+def _take(word: str, values: dict[str, object], setting: str) -> None:
+    """Put the option ``name=value`` into `values`."""
+    name, separator, text = setting.partition("=")
+    name = name.strip().replace("-", "_")
+    if not separator or name not in _OPTIONS:
+        close = get_close_matches(name, _OPTIONS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(_OPTIONS)}"
+        hint += "" if separator else "; a source with a comma in it goes into a job file"
+        _refuse(f"{word}: {setting!r} is not an option of a channel", hint)
+    if name in _LISTS:
+        items = values.setdefault(name, [])
+        assert isinstance(items, list)
+        items.append(text)
+    elif name in values:
+        _refuse(f"{word}: {name} is given twice", "give it once")
+    elif name in ("shuffle_seed", _WEIGHT):
+        values[name] = _number(f"{word}: {name}", text)
+    else:
+        values[name] = _chosen(f"{word}: {name}", text, _WORDS[name]) if name in _WORDS else text
+
+
+def _number(word: str, text: str) -> int | float:
+    if re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
+        return int(text)
+    if not re.fullmatch(r"\d{1,9}\.\d{1,9}", text, re.ASCII):
+        _refuse(f"{word}: {text!r} is not a number", "write it in digits")
+    return float(text)
+
+
+def _chosen(word: str, text: str, words: Mapping[str, str]) -> str:
+    """Return AWS's word for `text`, which may be that already."""
+    found = [theirs for ours, theirs in words.items() if text.lower() in (ours, theirs.lower())]
+    if not found:
+        _refuse(f"{word}: {text!r} is not one of {', '.join(words)}", "case does not matter")
+    return found[0]
+
+
+def _weight(word: str, weight: object) -> float:
+    assert isinstance(weight, int | float)
+    if not 0 < weight <= _MAX_WEIGHT:
+        _refuse(f"{word}: {_WEIGHT}: is not a number above 0 and up to {_MAX_WEIGHT}", "1 is the default")
+    return float(weight)
+
+
+def _request(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the channel with AWS's names for its fields."""
+    channel: dict[str, object] = {}
+    for name, value in values.items():
+        *outer, last = _FIELDS[name]
+        inner = channel
+        for step in outer:
+            found = inner.setdefault(step, {})
+            assert isinstance(found, dict)
+            inner = found
+        inner[last] = value
+    return channel
+
+
+def _refuse(message: str, hint: str) -> NoReturn:
+    raise ConfigurationError(message, hint=hint)
 
 
 def read_job(path: Path) -> TrainingJob:
@@ -42,9 +210,9 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
     """
     document = read_json(data, name)
     if isinstance(document.tree, list):
-        tree: Tree = {"InputDataConfig": document.tree}
+        tree: Tree = {_CHANNELS: document.tree}
         # The array has no name in the file, and is the whole of it.
-        return _checked(tree, _DEFAULT_MODE, lambda path: f"{document.place(path[1:])}: {path_text(path)}")
+        return _checked(tree, _DEFAULT_MODE, lambda path: f"{document.place(path[1:])}: {_path_text(path)}")
     if not isinstance(document.tree, dict):
         raise ConfigurationError(
             f"{document.place(())}: not a job description",
@@ -60,18 +228,8 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
             f"{document.place(())}: not a job description, but sources by name of channel",
             hint="give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
         )
-    default_mode = _DEFAULT_MODE if document.tree.keys() == {"InputDataConfig"} else None
-    return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {path_text(path)}")
-
-
-def channels_job(options: Sequence[str]) -> TrainingJob:
-    """Parse the values of ``--channel``, each ``name=s3://...[,option=value...]``.
-
-    Raises:
-        ConfigurationError: as `read_job`.
-    """
-    spelled = from_options(options)
-    return spelled.weigh(_checked(spelled.tree, _DEFAULT_MODE, spelled.path_text))
+    default_mode = _DEFAULT_MODE if document.tree.keys() == {_CHANNELS} else None
+    return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {_path_text(path)}")
 
 
 def _checked(tree: Tree, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
@@ -80,3 +238,38 @@ def _checked(tree: Tree, default_mode: InputMode | None, place: Callable[[FieldP
     except FieldError as error:
         raise ConfigurationError(f"{place(error.path)}: {error}", hint=error.hint) from error
     return replace(job, fields=given_fields(tree))
+
+
+def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:
+    """Return `job` with the place of each file system; `options` are ``ID=/DIRECTORY``.
+
+    Raises:
+        ConfigurationError: an option has another form, or a channel's file system is in none of them.
+    """
+    places: dict[str, str] = {}
+    for option in options:
+        name, _, place = option.partition("=")
+        if not name or not place.startswith("/"):
+            raise ConfigurationError(
+                f"--file-system {option!r} does not say where a file system is mounted",
+                hint="write it as in --file-system fs-0123456789abcdef0=/mnt/efs",
+            )
+        if places.setdefault(name, place) != place:
+            raise ConfigurationError(
+                f"--file-system {name} is given with {places[name]} and with {place}", hint="name one place"
+            )
+    return replace(job, channels=tuple(_located(channel, places) for channel in job.channels))
+
+
+def _located(channel: Channel, places: dict[str, str]) -> Channel:
+    source = channel.source
+    if not isinstance(source, LocalDirectory) or not source.file_system:
+        return channel
+    place = places.get(source.file_system)
+    if place is None:
+        raise ConfigurationError(
+            f"channel {channel.name} lies in the file system {source.file_system}, and nothing says where that is "
+            "mounted",
+            hint=f"mount it, and add --file-system {source.file_system}=/DIRECTORY",
+        )
+    return replace(channel, source=replace(source, mounted_at=place))

@@ -1,7 +1,7 @@
 """CreateTrainingJob requests and DescribeTrainingJob answers, field by field, as SageMaker's API defines them.
 
-Each structure of the API is a class here: its attributes are the fields that fastfuse reads, and `ignored` names those
-that say nothing about the data. A new field of a job begins here; `contradictions` decides what fields mean together.
+Each structure of the API is a class here: its attributes are the fields that fastfuse reads. The others of the API are
+known by their rows in `fields`. A new field of a job begins here; `contradictions` decides what fields mean together.
 Lengths, patterns and words are those of botocore's ``sagemaker/2017-07-24/service-2.json``.
 """
 
@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from fastfuse.index.origin import SourceKind
 from fastfuse.sagemaker.description.channel import InputMode
 from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree
+from fastfuse.sagemaker.description.fields import FIELDS
 
 __all__ = [
     "ChannelRequest",
@@ -86,8 +87,20 @@ _LocalPath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
 _Word = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 
 
-def _names(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+# Fields of a DescribeTrainingJob answer only.
+_ANSWERED: Final = """
+    AutoMLJobArn BillableTimeInSeconds BillableTokenCount CreationTime DebugRuleEvaluationStatuses FailureReason
+    FinalMetricDataList LabelingJobArn LastModifiedTime MlflowDetails ModelArtifacts OutputModelPackageArn
+    ProfilerRuleEvaluationStatuses ProfilingStatus ProgressInfo ResponseMetadata SecondaryStatus
+    SecondaryStatusTransitions TrainingEndTime TrainingJobStatus TrainingStartTime TrainingTimeInSeconds TuningJobArn
+    WarmPoolStatus
+"""
+
+
+def _fields_below(structure: str) -> frozenset[str]:
+    """Return the fields of the API in a structure, by its path in `fields`."""
+    below = (row.path.removeprefix(structure) for row in FIELDS if row.path.startswith(structure))
+    return frozenset(path.partition(".")[0] for path in below)
 
 
 class _Shape(BaseModel):
@@ -95,15 +108,16 @@ class _Shape(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    # Fields of the API that say nothing about the data.
-    ignored: ClassVar[frozenset[str]] = frozenset()
+    # Fields of the API; those without an attribute say nothing about the data.
+    known: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        return {name: item for name, item in value.items() if item is not None and name not in cls.ignored}
+        ignored = cls.known - cls.model_fields.keys()
+        return {name: item for name, item in value.items() if item is not None and name not in ignored}
 
 
 class ShuffleRequest(_Shape):
@@ -111,7 +125,7 @@ class ShuffleRequest(_Shape):
 
 
 class S3Source(_Shape):
-    ignored = frozenset({"ModelAccessConfig", "HubAccessConfig"})
+    known = _fields_below("InputDataConfig.DataSource.S3DataSource.")
 
     S3DataType: _Kind
     S3Uri: Annotated[str, Field(max_length=1024)]
@@ -145,9 +159,7 @@ class ChannelRequest(_Shape):
 
 
 class AlgorithmRequest(_Shape):
-    ignored = _names("""
-        AlgorithmName EnableSageMakerMetricsTimeSeries MetricDefinitions TrainingImage TrainingImageConfig
-    """)
+    known = _fields_below("AlgorithmSpecification.")
 
     TrainingInputMode: _Mode | None = None
     ContainerEntrypoint: Annotated[tuple[_Word, ...], Field(min_length=1, max_length=100, strict=False)] | None = None
@@ -161,10 +173,7 @@ class GroupRequest(_Shape):
 
 
 class ResourceRequest(_Shape):
-    ignored = _names("""
-        InstancePlacementConfig InstancePreferences KeepAlivePeriodInSeconds SelectedInstanceCount
-        SelectedInstanceType TrainingPlanArn VolumeKmsKeyId VolumeSizeInGB
-    """)
+    known = _fields_below("ResourceConfig.")
 
     InstanceType: str | None = None
     InstanceCount: _Count | None = None
@@ -188,25 +197,14 @@ class TensorBoardRequest(_Shape):
 
 
 class StoppingRequest(_Shape):
-    # The wait for instances.
-    ignored = frozenset({"MaxPendingTimeInSeconds"})
+    known = _fields_below("StoppingCondition.")
 
     MaxRuntimeInSeconds: _Seconds | None = None
     MaxWaitTimeInSeconds: _Seconds | None = None
 
 
 class Request(_Shape):
-    ignored = _names("""
-        AutoMLJobArn BillableTimeInSeconds BillableTokenCount CreationTime DebugHookConfig
-        DebugRuleConfigurations DebugRuleEvaluationStatuses EnableInterContainerTrafficEncryption
-        EnableManagedSpotTraining EnableNetworkIsolation ExperimentConfig FailureReason FinalMetricDataList
-        InfraCheckConfig LabelingJobArn LastModifiedTime MlflowConfig MlflowDetails ModelArtifacts
-        ModelPackageConfig OutputModelPackageArn ProfilerConfig ProfilerRuleConfigurations
-        ProfilerRuleEvaluationStatuses ProfilingStatus ProgressInfo RemoteDebugConfig ResponseMetadata
-        RetryStrategy RoleArn SecondaryStatus SecondaryStatusTransitions ServerlessJobConfig
-        SessionChainingConfig Tags TrainingEndTime TrainingJobStatus
-        TrainingStartTime TrainingTimeInSeconds TuningJobArn VpcConfig WarmPoolStatus
-    """)
+    known = _fields_below("") | {*_ANSWERED.split()}
 
     InputDataConfig: Annotated[tuple[ChannelRequest, ...], Field(min_length=1, max_length=20, strict=False)]
     TrainingJobName: Annotated[str, Field(max_length=63, pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$")] | None = None
@@ -294,11 +292,10 @@ def _unknown(path: FieldPath) -> tuple[str, str]:
 
 
 def _fields_at(path: FieldPath) -> list[str]:
-    """Return the names that the API has in the structure at `path`."""
     shape: type[_Shape] = Request
     for part in path:
         shape = _SHAPES.get(str(part), shape)
-    return sorted(shape.ignored | set(shape.model_fields))
+    return sorted(shape.known | shape.model_fields.keys())
 
 
 _SHAPES: Final[dict[str, type[_Shape]]] = {

@@ -1,7 +1,7 @@
 """File mode: a channel's objects as files on the host's disk.
 
-`survey` finds what is there already and whether the rest fits, `jobs` walks through what is missing, `fetch` gets it
-and `landing` puts it in place. A file becomes visible whole, by one rename out of a private directory. The next run
+`survey` finds what is there already and whether the rest fits, `file_channel` fetches what is missing, and `landing`
+puts it in place. A file becomes visible whole, by one rename out of a private directory. The next run
 continues one that was killed or that filled the disk.
 
 A killed run loses nothing that was written, because the kernel has it. Whole files are kept, and the parts of others
@@ -12,20 +12,3 @@ an MD5, and fetched again otherwise.
 An extended attribute says which version of which object a file is. Where the file system has none (tmpfs before Linux
 6.6, NFS before 4.2), a file is kept only if its ETag proves it.
 """
-
-from fastfuse.sagemaker.download.file_channel import (
-    DownloadReport,
-    DownloadSettings,
-    download_channel,
-    settle_channel,
-)
-from fastfuse.sagemaker.download.survey import DiskClaim, disk_claims
-
-__all__ = [
-    "DiskClaim",
-    "DownloadReport",
-    "DownloadSettings",
-    "disk_claims",
-    "download_channel",
-    "settle_channel",
-]

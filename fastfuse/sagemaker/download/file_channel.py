@@ -1,16 +1,24 @@
-"""One channel in File mode, from its snapshot to its directory, in a process that was just forked."""
+"""One channel in File mode, from its snapshot to its directory, in a process that was just forked.
+
+As many GETs are under way as the network carries, in no more memory than was given. One task walks through the jobs and
+starts a fetch, of a small file or of a part, as soon as there is room. Millions of files therefore make no more tasks
+than there is work in flight. Only threads touch the disk.
+"""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
 from fastfuse.errors import (
     AccessError,
     FastfuseError,
+    IntegrityError,
     ObjectChangedError,
     ObjectDeniedError,
     ReadError,
@@ -22,17 +30,17 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.metrics import Counters
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
-from fastfuse.sagemaker.download.disk import Directory, disk_errors, open_private, open_root, read_trust, settle
-from fastfuse.sagemaker.download.fetch import Fetch
-from fastfuse.sagemaker.download.jobs import Places, jobs
-from fastfuse.sagemaker.download.landing import Landing
+from fastfuse.s3.concurrency import Pace
+from fastfuse.s3.room import Room
+from fastfuse.sagemaker.download.disk import Directory, Part, disk_errors, open_private, open_root, read_trust, settle
+from fastfuse.sagemaker.download.landing import Half, Job, Landing, Places, jobs
 from fastfuse.sagemaker.download.survey import (
     DiskClaim,
-    Survey,
     check_room,
     clear_private,
     disk_claims,
@@ -41,6 +49,15 @@ from fastfuse.sagemaker.download.survey import (
 )
 
 __all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel", "settle_channel"]
+
+T = TypeVar("T")
+
+# A bar that is drawn more often looks no smoother.
+_REPORT_EVERY_S = 0.1
+# Four writers are enough for a local disk; a network's takes more (EFS: 10 ms for a new file).
+_DISK_THREADS = 8
+# One hop to a thread opens the directories of so many files: it costs as much as ten of them.
+_JOBS_AHEAD = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +96,6 @@ class DownloadReport:
     elapsed_s: float
 
 
-# As often as a bar is worth drawing again.
-_REPORT_EVERY_S = 0.1
-
-
 def download_channel(
     snapshot_fd: int,
     connection: ConnectionConfig,
@@ -102,8 +115,18 @@ def download_channel(
         SourceError, AccessError, ServiceError: an object could not be read; the message names its key.
     """
     table = open_snapshot(snapshot_fd).table
+
+    async def download_and_close() -> DownloadReport:
+        buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
+        reader = MadeReader(S3Client(S3Session(connection), buffers=buffers, counters=counters), lambda: table)
+        try:
+            return await download(table, reader, settings, report, most_gets=connection.max_connections)
+        finally:
+            with trio.CancelScope(shield=True):
+                await reader.aclose()
+
     try:
-        return trio.run(_download_and_close, table, connection, settings, report, counters)
+        return trio.run(download_and_close)
     except (FastfuseError, ExceptionGroup) as error:
         first = first_of(error)
         if isinstance(first, ReadError):
@@ -127,22 +150,6 @@ def settle_channel(directory: Path, base: Path | None = None) -> None:
         root.close()
 
 
-async def _download_and_close(
-    table: InodeTable,
-    connection: ConnectionConfig,
-    settings: DownloadSettings,
-    report: Callable[[DownloadReport], None],
-    counters: Counters | None,
-) -> DownloadReport:
-    buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
-    reader = MadeReader(S3Client(S3Session(connection), buffers=buffers, counters=counters), lambda: table)
-    try:
-        return await download(table, reader, settings, report, most_gets=connection.max_connections)
-    finally:
-        with trio.CancelScope(shield=True):
-            await reader.aclose()
-
-
 async def download(
     table: InodeTable,
     reader: RangeReader,
@@ -154,89 +161,146 @@ async def download(
     """Download from any reader as `download_channel` does; raise its `ReadError`, in a group."""
     root = await trio.to_thread.run_sync(open_root, settings.directory, settings.base)
     try:
-        return await _download_to(root, table, reader, settings, report, most_gets)
+        run = await trio.to_thread.run_sync(_Download, root, table, reader, settings, most_gets)
+
+        async def report_often() -> None:
+            while True:
+                report(run.report())
+                await trio.sleep(_REPORT_EVERY_S)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(report_often)
+                await run.fetch(jobs(run.places, run.survey.is_there))
+                nursery.cancel_scope.cancel()
+            await trio.to_thread.run_sync(run.clean_up)
+        finally:
+            last = run.report()  # after a failure, too: what it fetched is paid for
+            report(last)
+        return last
     finally:
         root.close()
 
 
-async def _download_to(
-    root: Directory,
-    table: InodeTable,
-    reader: RangeReader,
-    settings: DownloadSettings,
-    report: Callable[[DownloadReport], None],
-    most_gets: int,
-) -> DownloadReport:
-    run = await trio.to_thread.run_sync(_Run, root, table, settings)
-    fetch = Fetch(
-        reader,
-        run.landing,
-        part_bytes=settings.part_size_bytes,
-        memory_bytes=settings.memory_target_bytes,
-        most_gets=most_gets,
-    )
+class _Download:
+    """One run: what is decided before the first byte is fetched, the fetches, and how far they are."""
 
-    def tell() -> DownloadReport:
-        run.shrink_claim(fetch)
-        state = run.report(fetch)
-        report(state)
-        return state
-
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell_often, tell)
-            await fetch.run(jobs(run.places, run.survey.is_there))
-            nursery.cancel_scope.cancel()
-        await trio.to_thread.run_sync(run.clean_up)
-    finally:
-        last = tell()  # after a failure, too: what it fetched is paid for
-    return last
-
-
-async def _tell_often(tell: Callable[[], object]) -> None:
-    while True:
-        tell()
-        await trio.sleep(_REPORT_EVERY_S)
-
-
-class _Run:
-    """The decisions before the first byte is fetched."""
-
-    def __init__(self, root: Directory, table: InodeTable, settings: DownloadSettings) -> None:
+    def __init__(
+        self, root: Directory, table: InodeTable, reader: RangeReader, settings: DownloadSettings, most_gets: int
+    ) -> None:
         self._started_s = time.monotonic()
         self.places = Places(table, root)
         self._private_name = private_name(self.places)
         trust = read_trust(root)
-        self.survey: Survey = take_survey(self.places, trust, self._private_name)
+        self.survey = take_survey(self.places, trust, self._private_name)
         self._private = open_private(root, self._private_name)
         self._claim = settings.claim
         check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey), self._claim)
         self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
-        self.landing = Landing(self._private, trust, continues=not settings.is_verified)
+        self._landing = Landing(self._private, trust, continues=not settings.is_verified)
+        self._reader = reader
+        memory_bytes = settings.memory_target_bytes
+        # One part that is written fits beside one that is fetched.
+        self._part_bytes = min(settings.part_size_bytes, max(memory_bytes // 2, 1))
+        # Twice the GETs: as many writes may wait for the disk as GETs for the network.
+        self._room = Room(Pace(most_gets), most_fetches=2 * most_gets, memory_bytes=memory_bytes)
+        self._threads = trio.CapacityLimiter(_DISK_THREADS)
+        # The number of parts that are missing, by file.
+        self._halves: dict[Half, int] = {}
+        self._requests = self._fetched_bytes = self._done_files = self._done_bytes = 0
 
     def clean_up(self) -> None:
         """Remove the private directory, which is empty."""
         with disk_errors(self._private.path):
             os.rmdir(self._private_name, dir_fd=self.places.root.fd)
 
-    def shrink_claim(self, fetch: Fetch) -> None:
-        """Reduce the claim by what is on the disk."""
-        left_bytes = self._missing_bytes - fetch.done_bytes
+    def report(self) -> DownloadReport:
+        """Return how far it is, and reduce the claim by what is on the disk."""
+        left_bytes = self._missing_bytes - self._done_bytes
         self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
-
-    def report(self, fetch: Fetch) -> DownloadReport:
         metadata = self.places.table.metadata
         return DownloadReport(
             files=metadata.file_count,
-            done_files=self.survey.kept_files + fetch.done_files,
+            done_files=self.survey.kept_files + self._done_files,
             kept_files=self.survey.kept_files,
             unknown_files=self.survey.unknown_files,
             total_bytes=metadata.total_bytes,
-            done_bytes=self.survey.kept_bytes + fetch.done_bytes,
-            requests=fetch.requests,
-            fetched_bytes=fetch.fetched_bytes,
+            done_bytes=self.survey.kept_bytes + self._done_bytes,
+            requests=self._requests,
+            fetched_bytes=self._fetched_bytes,
             elapsed_s=time.monotonic() - self._started_s,
         )
+
+    async def fetch(self, jobs: Iterator[Job]) -> None:
+        """Fetch all files; raise the first error, in a group. What is on the disk stays there."""
+        try:
+            async with trio.open_nursery() as nursery:
+                while batch := await self._in_thread(lambda: list(islice(jobs, _JOBS_AHEAD))):
+                    for job in batch:
+                        await self._start(nursery, job)
+                    del job, batch  # and with them their directories
+        finally:
+            for half in self._halves:
+                half.close()
+
+    async def _start(self, nursery: trio.Nursery, job: Job) -> None:
+        size_bytes = job.ref.size_bytes
+        if size_bytes > self._part_bytes:
+            await self._start_parts(nursery, job)
+            return
+        await self._room.enter(size_bytes)
+        nursery.start_soon(self._fetch_whole, job)
+
+    async def _start_parts(self, nursery: trio.Nursery, job: Job) -> None:
+        half = await self._in_thread(lambda: self._landing.open_half(job, self._part_bytes))
+        missing = list(half.journal.missing())
+        self._halves[half] = len(missing)
+        self._done_bytes += half.journal.done_bytes
+        if not missing:
+            await self._finish(half)
+        for part in missing:
+            await self._room.enter(part.end - part.start)
+            nursery.start_soon(self._fetch_part, half, part)
+
+    async def _fetch_whole(self, job: Job) -> None:
+        size_bytes = job.ref.size_bytes
+        data = await self._get(job.ref, 0, size_bytes)
+        await self._in_thread(lambda: self._landing.land(job, data))
+        self._room.leave(size_bytes)
+        self._done_bytes += size_bytes
+        self._done_files += 1
+
+    async def _fetch_part(self, half: Half, part: Part) -> None:
+        try:
+            data = await self._get(half.job.ref, part.start, part.end)
+        except IntegrityError:
+            await self._in_thread(half.spoil)
+            raise
+        await self._in_thread(lambda: half.write(part, data))
+        self._room.leave(len(data))
+        self._done_bytes += len(data)
+        self._halves[half] -= 1
+        if not self._halves[half]:
+            await self._finish(half)
+
+    async def _finish(self, half: Half) -> None:
+        await self._in_thread(lambda: self._landing.finish(half))
+        del self._halves[half]
+        self._done_files += 1
+
+    async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        started_s = trio.current_time()
+        data: Buffer = b""
+        if start < end:
+            self._requests += 1
+            data = await self._reader.get(ref, start, end)
+            self._fetched_bytes += len(data)
+        self._room.landed(started_s)
+        return data
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # Never abandoned: a write that has begun ends.
+        return await trio.to_thread.run_sync(work, limiter=self._threads)
 
 
 def _command_error(error: ReadError) -> FastfuseError:

@@ -16,10 +16,17 @@ from fastfuse.index.inodes.columns import Kind, exact_sum
 from fastfuse.index.inodes.table import ROOT
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.checksums import md5_of_etag
-from fastfuse.sagemaker.download.disk import PRIVATE_NAME, Directory, disk_errors, read_stamp, write_stamp
-from fastfuse.sagemaker.download.jobs import Places
-from fastfuse.sagemaker.download.landing import half_names
-from fastfuse.sagemaker.download.stamps import Stamp, Trust, version_of
+from fastfuse.sagemaker.download.disk import (
+    PRIVATE_NAME,
+    Directory,
+    Stamp,
+    Trust,
+    disk_errors,
+    read_stamp,
+    version_of,
+    write_stamp,
+)
+from fastfuse.sagemaker.download.landing import Places, half_names
 from fastfuse.sizes import format_size
 
 __all__ = ["DiskClaim", "Survey", "check_room", "clear_private", "disk_claims", "private_name", "take_survey"]
@@ -39,7 +46,6 @@ class DiskClaim:
         self._size_bytes = 0
 
     def put(self, device: int, size_bytes: int) -> None:
-        """Claim the bytes on `device`, an ``st_dev``."""
         self._values[self._at], self._size_bytes = device, size_bytes
         self.shrink(1)
 
@@ -99,15 +105,11 @@ def take_survey(places: Places, trust: Trust, private: bytes) -> Survey:
             continue
         with disk_errors(places.path(row)):
             directory = places.open(row)
-            for entry in _entries(directory):
-                if row or os.fsencode(entry.name) != private:
-                    _look(places, trust, survey, directory, row, entry)
+            with os.scandir(directory.fd) as entries:
+                for entry in entries:
+                    if row or os.fsencode(entry.name) != private:
+                        _look(places, trust, survey, directory, row, entry)
     return survey
-
-
-def _entries(directory: Directory) -> Iterator["os.DirEntry[str]"]:
-    with os.scandir(directory.fd) as entries:
-        yield from entries
 
 
 def _look(
@@ -147,9 +149,8 @@ def is_whole(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) ->
         return False
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != ref.size_bytes:
-            return False
-        if status.st_mtime_ns != ref.modified_ns:
+        is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
+        if not stat.S_ISREG(status.st_mode) or not is_same:
             return False
         stamp, version = read_stamp(fd), version_of(ref)
         if stamp is not None and (stamp.version != version or trust.covers(stamp, status.st_ctime_ns)):

@@ -1,5 +1,5 @@
-"""Everything that leaves a job at its end: model and output for S3, and the record of the run.
+"""Everything that leaves a job: checkpoints while it runs, model and output at its end, and the record of the run.
 
-`walk` finds the files and `archive` makes one stream of them; `sending` writes them to S3 in the process that
-`uploader` forks. `record` tells what became of the job, and `lineage` what data it had.
+`archive` finds the files and makes one stream of them. `sending` and `syncing` write to S3, each in a process of its
+own. `record` tells what became of the job and what data it had.
 """

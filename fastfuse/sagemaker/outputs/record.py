@@ -4,6 +4,7 @@ docs/USAGE.md describes its fields. Names are those of SageMaker's API where it 
 `fastfuse report` draws.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -11,25 +12,59 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from fastfuse.filesystem.recorder import HISTORY_NAME
-from fastfuse.index.sources.uri import S3Uri
+from fastfuse.index.inodes.columns import Kind
+from fastfuse.index.snapshot import Snapshot
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.outputs.lineage import Listing
 from fastfuse.sagemaker.running.budget import Usage
-from fastfuse.sagemaker.script.directories import open_directory
-from fastfuse.sagemaker.script.files import JobPaths, write_file
+from fastfuse.sagemaker.script.files import JobPaths, open_directory, write_file
 from fastfuse.version import VERSION
 
 __all__ = [
     "RECORD_NAME",
     "Artifact",
     "ChannelAccount",
-    "Ending",
+    "Listing",
     "job_history",
     "job_record",
+    "listing_of",
     "read_failure",
     "write_record",
 ]
+
+# They say which rows there are, with their sizes and versions; times and inode numbers are left out.
+_HASHED = ("names", "name_ends", "parents", "kinds", "sizes", "etag_parts", "made", "source_order")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The objects or files that this host gets of a channel."""
+
+    objects: int
+    total_bytes: int
+    # The hash covers names below the prefix, sizes, ETags and the order of a manifest.
+    sha256: str
+
+
+def listing_of(snapshot: Snapshot) -> Listing:
+    """Describe the listing in `snapshot`; equal content has an equal hash, whatever the bucket and the times."""
+    table = snapshot.table
+    hashed = hashlib.sha256()
+    for name in _HASHED:
+        if (column := table.columns.get(name)) is not None:
+            hashed.update(f"{name}:{len(column)}\n".encode())
+            hashed.update(np.ascontiguousarray(column).view("uint8").data)
+    # The numbers of unusual ETags depend on the order in which the pages of the listing came.
+    kinds, etags = table.columns["kinds"], table.columns["etags"]
+    unusual = np.flatnonzero(kinds == Kind.FILE_OTHER_ETAG)
+    hashed.update(np.delete(etags, unusual, axis=0).tobytes() if len(unusual) else np.ascontiguousarray(etags).data)
+    for row in unusual:
+        hashed.update(f"{table.etag(table.inode(int(row)))}\n".encode(errors="surrogateescape"))
+    metadata = table.metadata
+    return Listing(objects=metadata.file_count, total_bytes=metadata.total_bytes, sha256=hashed.hexdigest())
+
 
 RECORD_NAME: Final = "job-record.json"
 # The version of the record's fields; a change that breaks a reader makes it another.
@@ -55,36 +90,33 @@ class ChannelAccount:
 class Artifact:
     """Something that the job has made, as S3 holds it."""
 
-    uri: S3Uri
+    uri: str
+    # Files and links; without any, nothing was sent.
     files: int
     # The sum of the files' sizes.
     total_bytes: int
-    # The ETag of the archive; empty for a prefix.
-    etag: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """The end of a run: its last phase, with the seconds of those before."""
-
-    # ``Completed``, ``Failed`` or ``Stopped``.
-    status: str
-    # The status, or what SageMaker calls a special one.
-    secondary_status: str
-    exit_code: int
-    started_at: float
-    phase_s: Mapping[str, float]
-    # Empty for a job that did not fail.
-    failure_reason: str = ""
-    # The artifacts by name, such as ``model``.
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    # The ETag of an archive; empty for a prefix.
+    etag: str = ""
 
 
 def job_record(
-    job: TrainingJob, cluster: Cluster, ending: Ending, channels: Sequence[ChannelAccount], *, ended_at: float
+    job: TrainingJob,
+    cluster: Cluster,
+    channels: Sequence[ChannelAccount],
+    *,
+    status: str,
+    secondary_status: str,
+    exit_code: int,
+    failure_reason: str,
+    times: tuple[float, float],
+    phase_s: Mapping[str, float],
+    artifacts: Mapping[str, Artifact],
 ) -> dict[str, object]:
-    """Return the record as JSON."""
-    failure = {"FailureReason": ending.failure_reason} if ending.failure_reason else {}
+    """Return the record as JSON.
+
+    `status` is ``Completed``, ``Failed`` or ``Stopped``, and `secondary_status` the same, or what SageMaker calls a
+    special one. `times` are those of start and end, and `artifacts` are by name, such as ``model``.
+    """
     return {
         "RecordFormat": _FORMAT,
         "FastfuseVersion": VERSION,
@@ -92,14 +124,14 @@ def job_record(
         "TrainingJobArn": job.arn or None,
         "CurrentHost": cluster.current_host,
         "Hosts": list(cluster.hosts),
-        "TrainingJobStatus": ending.status,
-        "SecondaryStatus": ending.secondary_status,
-        "ExitCode": ending.exit_code,
-        **failure,
-        "StartTime": _utc(ending.started_at),
-        "EndTime": _utc(ended_at),
-        "PhaseSeconds": {name: round(took_s, 3) for name, took_s in ending.phase_s.items()},
-        "Artifacts": {name: _artifact(artifact) for name, artifact in ending.artifacts.items()},
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary_status,
+        "ExitCode": exit_code,
+        **({"FailureReason": failure_reason} if failure_reason else {}),
+        "StartTime": _utc(times[0]),
+        "EndTime": _utc(times[1]),
+        "PhaseSeconds": {name: round(took_s, 3) for name, took_s in phase_s.items()},
+        "Artifacts": {name: _artifact(artifact) for name, artifact in artifacts.items()},
         "Channels": {account.channel.name: _channel(account, cluster) for account in channels},
     }
 
@@ -127,7 +159,6 @@ def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
 def job_history(
     record: Mapping[str, object], phases: Sequence[tuple[str, float]], channels: Sequence[ChannelAccount]
 ) -> dict[str, object]:
-    """Return the history of a job, with its `record`, as JSON."""
     told = [
         {
             "name": account.channel.name,
@@ -142,7 +173,7 @@ def job_history(
 
 def _artifact(artifact: Artifact) -> dict[str, object]:
     etag = {"ETag": artifact.etag} if artifact.etag else {}
-    return {"S3Uri": str(artifact.uri), "Files": artifact.files, "Bytes": artifact.total_bytes, **etag}
+    return {"S3Uri": artifact.uri, "Files": artifact.files, "Bytes": artifact.total_bytes, **etag}
 
 
 def _utc(at: float) -> str:

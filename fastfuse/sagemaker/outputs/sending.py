@@ -20,10 +20,11 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
-from fastfuse.sagemaker.outputs.archive import write_archive
-from fastfuse.sagemaker.outputs.walk import Found, open_found, unreadable, walk
+from fastfuse.sagemaker.outputs.archive import Found, open_found, unreadable, walk, write_archive
+from fastfuse.sagemaker.outputs.record import Artifact
+from fastfuse.sizes import format_size
 
-__all__ = ["Outgoing", "SendTask", "Sent", "Tell", "key_of", "piece_bytes_of", "send_outputs"]
+__all__ = ["Outgoing", "SendTask", "Tell", "key_of", "piece_bytes_of", "send_outputs"]
 
 # The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20
@@ -45,7 +46,7 @@ class Outgoing:
     data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SendTask:
     """The work of one process."""
 
@@ -56,19 +57,7 @@ class SendTask:
     kms_key_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """The content of one directory, as S3 holds it."""
-
-    # Files and links; without any, nothing was sent.
-    files: int
-    # The sum of the files' sizes.
-    bytes: int
-    # The ETag of the archive; empty for a prefix.
-    etag: str = ""
-
-
-# A function of the name of an output, and of "progress", "sent" or "error".
+# A function of the name of an output, and of "progress", "said", "sent" (the fields of `Artifact`) or "error".
 Tell = Callable[..., None]
 
 
@@ -86,10 +75,18 @@ async def _send_all(task: SendTask, tell: Tell) -> None:
             for outgoing in task.outgoing:
                 try:
                     sent = await _Sending(task, outgoing, client, exits, tell).run()
-                    tell(outgoing.name, sent=asdict(sent))
+                    tell(outgoing.name, sent=asdict(sent), **_said(outgoing, sent))
                 except FastfuseError as error:
                     tell(outgoing.name, error=error)
             nursery.cancel_scope.cancel()
+
+
+def _said(outgoing: Outgoing, sent: Artifact) -> dict[str, str]:
+    if outgoing.data is not None:
+        return {}
+    if not sent.files:
+        return {"said": f"{outgoing.place} is empty, and nothing is uploaded"}
+    return {"said": f"{sent.files:,} files, {format_size(sent.total_bytes)} at {outgoing.uri}"}
 
 
 async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -108,16 +105,12 @@ class _Sending:
         self._tell = tell
         self._files = self._entries = self._total_bytes = 0
 
-    async def run(self) -> Sent:
-        """Send it.
-
-        Raises:
-            FastfuseError: it is not in S3.
-        """
+    async def run(self) -> Artifact:
+        """Send it."""
         if self._outgoing.data is None:
             await trio.to_thread.run_sync(self._survey)
             if not self._files:
-                return Sent(files=0, bytes=0)
+                return Artifact(uri=str(self._outgoing.uri), files=0, total_bytes=0)
         uri = self._outgoing.uri
         region = await self._client.region(uri.bucket)
         session, kms_key_id = self._client.session, self._task.kms_key_id
@@ -130,14 +123,10 @@ class _Sending:
         except ExceptionGroup as group:
             error = first_of(group)
             raise error from error.__cause__
-        return Sent(files=self._files, bytes=self._total_bytes, etag=etag)
+        return Artifact(uri=str(uri), files=self._files, total_bytes=self._total_bytes, etag=etag)
 
     def _survey(self) -> None:
-        """Count the files.
-
-        Raises:
-            OutputError: something cannot be read, or S3 cannot hold it.
-        """
+        """Count the files."""
         for found in walk(self._outgoing.place, self._task.base):
             self._entries += 1
             if found.is_link and self._outgoing.uri.path.endswith("/"):

@@ -20,18 +20,20 @@ import trio
 from fastfuse.errors import FastfuseError, OutputError, first_of
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
-from fastfuse.sagemaker.download import DownloadReport, DownloadSettings, download_channel
+from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
-from fastfuse.sagemaker.outputs.sending import Sent, Tell, key_of, piece_bytes_of
-from fastfuse.sagemaker.outputs.walk import Found, open_found, unreadable, walk
+from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
+from fastfuse.sagemaker.outputs.archive import Found, open_found, unreadable, walk
+from fastfuse.sagemaker.outputs.record import Artifact
+from fastfuse.sagemaker.outputs.sending import Tell, key_of, piece_bytes_of
+from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
 
-__all__ = ["SyncTask", "SyncedPlace", "sync_directories"]
+__all__ = ["SyncTask", "sync_directories"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,25 +42,12 @@ _RESTORE_MEMORY_BYTES = 128 << 20
 _Version = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncedPlace:
-    """A directory, and the prefix in S3 that gets its files."""
-
-    # The name in messages.
-    name: str
-    directory: Path
-    # No symbolic link below it is followed.
-    base: Path
-    # Ends in "/" unless it is the whole bucket.
-    prefix: S3Uri
-    are_checkpoints: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SyncTask:
     """The work of one process."""
 
-    places: tuple[SyncedPlace, ...]
+    synced: tuple[SyncedDirectory, ...]
+    paths: JobPaths
     connection: ConnectionConfig
     # The size of one GET.
     part_size_bytes: int
@@ -76,9 +65,9 @@ def sync_directories(task: SyncTask, tell: Tell) -> None:
     """
     # The kernel sends it while we look whether somebody writes to a file that is being opened for that.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
-    directories = [_Directory(place) for place in task.places]
+    directories = [_Directory(synced, task.paths) for synced in task.synced]
     for directory in directories:
-        if directory.place.are_checkpoints:
+        if directory.synced.are_checkpoints:
             directory.bring_back(task, tell)
     trio.run(_sync_all, task, directories, tell)
 
@@ -112,8 +101,11 @@ async def _sync_all(task: SyncTask, directories: list["_Directory"], tell: Tell)
 class _Directory:
     """One directory, and the versions of its files that S3 has."""
 
-    def __init__(self, place: SyncedPlace) -> None:
-        self.place = place
+    def __init__(self, synced: SyncedDirectory, paths: JobPaths) -> None:
+        self.synced = synced
+        self._directory = paths.of(synced.local_path)
+        # No symbolic link below it is followed.
+        self._base = paths.base if self._directory.is_relative_to(paths.base) else self._directory
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
@@ -126,42 +118,35 @@ class _Directory:
         self._error: FastfuseError | None = None
 
     def bring_back(self, task: SyncTask, tell: Tell) -> None:
-        """Download what S3 has, unless files are there already that no unfinished download left.
-
-        Raises:
-            FastfuseError: something is missing in the end.
-        """
-        place = self.place
-        is_empty = not any(found.is_file for found in walk(place.directory, place.base))
-        is_unfinished = (place.directory / os.fsdecode(PRIVATE_NAME)).is_dir()
-        if not is_empty and not is_unfinished:
-            tell(place.name, said=f"{place.directory} has files: they are kept, and nothing comes from {place.prefix}")
+        """Download what S3 has, unless files are there already that no unfinished download left."""
+        name, directory, prefix = self.synced.name, self._directory, self.synced.place
+        is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
+        if not is_unfinished and any(found.is_file for found in walk(directory, self._base)):
+            tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}")
             return
-        snapshot_fd, listed = run_lister(place.prefix, IndexOrigin(allow_empty=True), S3Session(task.connection))
+        snapshot_fd, listed = run_lister(prefix, IndexOrigin(allow_empty=True), S3Session(task.connection))
 
         def report(progress: DownloadReport) -> None:
-            tell(place.name, progress=(progress.done_bytes, progress.total_bytes))
+            tell(name, progress=(progress.done_bytes, progress.total_bytes))
 
         settings = DownloadSettings(
-            directory=place.directory,
-            base=place.base,
+            directory=directory,
+            base=self._base,
             memory_target_bytes=_RESTORE_MEMORY_BYTES,
             part_size_bytes=task.part_size_bytes,
             is_verified=task.connection.verify,
         )
         done = download_channel(snapshot_fd, task.connection, settings, report)
-        self._sent = {
-            found.path: _version(found.status) for found in walk(place.directory, place.base) if found.is_file
-        }
+        self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
-        tell(place.name, said=f"{what} {place.prefix}")
+        tell(name, said=f"{what} {prefix}")
 
     async def look(self, client: S3Client, exits: AsyncExitStack, *, is_last: bool = False) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
         self._error = None
         try:
             if self._writer is None:
-                prefix = self.place.prefix
+                prefix = self.synced.place
                 region = await client.region(prefix.bucket)
                 self._writer = ObjectWriter(client.session, exits, prefix.bucket, prefix.path, region)
             await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
@@ -172,19 +157,22 @@ class _Directory:
         """Send everything that is there, now that the command has ended, and tell how that went."""
         await self.look(client, exits, is_last=True)
         if self._error is not None:
-            tell(self.place.name, error=self._error)
+            tell(self.synced.name, error=self._error)
             return
-        tell(self.place.name, sent=asdict(Sent(files=len(self._sent_paths), bytes=self._sent_bytes)))
+        files, size_bytes = len(self._sent_paths), self._sent_bytes
+        said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
+        sent = Artifact(uri=str(self.synced.place), files=files, total_bytes=size_bytes)
+        tell(self.synced.name, sent=asdict(sent), **said)
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
         seen = {}
-        for found in walk(self.place.directory, self.place.base):
+        for found in walk(self._directory, self._base):
             if found.is_link:
-                self._warn(f"{self.place.directory / found.path} is a symbolic link, and S3 has none: it is left out")
+                self._warn(f"{self._directory / found.path} is a symbolic link, and S3 has none: it is left out")
             if not found.is_file:
                 continue
             version = seen[found.path] = _version(found.status)
-            is_settled = is_last or not self.place.are_checkpoints or self._seen.get(found.path) == version
+            is_settled = is_last or not self.synced.are_checkpoints or self._seen.get(found.path) == version
             if is_settled and self._sent.get(found.path) != version:
                 try:
                     trio.from_thread.run(self._send, writer, found, is_last)
@@ -196,8 +184,8 @@ class _Directory:
         self._seen = seen
 
     async def _send(self, writer: ObjectWriter, found: Found, is_last: bool) -> None:
-        path = self.place.directory / found.path
-        key = key_of(self.place.prefix, found.path, path)
+        path = self._directory / found.path
+        key = key_of(self.synced.place, found.path, path)
         try:
             file = open_found(found)
         except FileNotFoundError:  # since we looked
@@ -205,17 +193,17 @@ class _Directory:
         except OSError as error:
             raise unreadable(path, error) from error
         with file:
-            if not is_last and self.place.are_checkpoints and _is_being_written(file.fileno()):
+            if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
             version = _version(os.fstat(file.fileno()))
-            await writer.beside(key).stream(_content(file, version, path, must_stay=self.place.are_checkpoints))
+            await writer.beside(key).stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sent[found.path] = version
 
     def _fail(self, error: FastfuseError) -> None:
         self._error = error
-        self._warn(f"{self.place.name}: {error}; it is tried again")
+        self._warn(f"{self.synced.name}: {error}; it is tried again")
 
     def _warn(self, text: str) -> None:
         if text not in self._told:
@@ -240,11 +228,7 @@ def _is_being_written(fd: int) -> bool:
 
 
 async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:
-    """Yield what the file had when `version` was seen.
-
-    Raises:
-        OutputError: it cannot be read, got shorter, or has changed although it `must_stay` as it was.
-    """
+    """Yield what the file had when `version` was seen."""
     left_bytes = version[1]
     piece_bytes = piece_bytes_of(left_bytes)
     try:

@@ -1,11 +1,6 @@
 """Pipe mode: the objects of a channel through FIFOs, ``<channel>_<epoch>``, one after the other.
 
-`pipe_channel` is the process, and `fifo` the kernel's side of it. `epoch` writes what `sequence` puts in order, as
-`encodings` decompresses and frames it; `lookahead` prefetches with the mount's read engine. With a `Guard`, no reader
-takes the death of the streamer for the end of an epoch.
+`pipe_channel` is the process, and `fifo` the kernel's side of it. `epoch` prefetches with the mount's read engine what
+`sequence` puts in order, and writes it as `encodings` decompresses and frames it. With a `Guard`, no reader takes the
+death of the streamer for the end of an epoch.
 """
-
-from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
-from fastfuse.sagemaker.pipe.pipe_channel import PipeProgress, PipeSettings, stream_channel
-
-__all__ = ["Guard", "PipeProgress", "PipeSettings", "remove_stale", "stream_channel"]

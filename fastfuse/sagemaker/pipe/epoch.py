@@ -1,17 +1,126 @@
-"""Write one epoch: items in their order, decompressed and framed as the channel wants it."""
+"""One epoch: items in their order, decompressed and framed as the channel wants it, fetched ahead of the writer.
 
-from collections.abc import Callable, Iterable, Iterator
+The order of all bytes is known. Parts are fetched in that order, across the ends of objects, as long as the read engine
+has memory and connections. A read then finds its part, or fetches it as any read of the engine does.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 import trio
 
 from fastfuse.errors import SourceError
 from fastfuse.objects import Buffer
+from fastfuse.readahead import ReadaheadConfig, ReadEngine, part_ranges
 from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES, Framer, Gunzip, Scan
-from fastfuse.sagemaker.pipe.lookahead import Lookahead, Sink
 from fastfuse.sagemaker.pipe.sequence import File, Item
 
-__all__ = ["EpochWriter"]
+__all__ = ["EpochWriter", "Lookahead", "Sink"]
+
+# Takes bytes, one piece after the other.
+Sink = Callable[[Buffer], Awaitable[None]]
+
+# Prefetch before a reader comes: enough to begin at full speed, and little waste after the last epoch.
+_UNREAD_DIVISOR = 16
+# Each takes a few kB beside its bytes. Ten times what 64 connections have on their way.
+_MAX_FILES = 640
+
+
+class Lookahead:
+    """The files of one epoch; `run` is a task beside the one that reads.
+
+    Files are read in the order of `run`, each from its beginning, and `done` when they are complete.
+    """
+
+    def __init__(self, engine: ReadEngine, config: ReadaheadConfig) -> None:
+        self._engine = engine
+        self._part_bytes = config.part_size_bytes
+        self._max_bytes = config.max_window_bytes
+        # The bytes that may be ahead of the reader until `begin`.
+        self._limit_bytes = min(config.max_window_bytes, config.memory_limit_bytes // _UNREAD_DIVISOR)
+        # `run` waits here.
+        self._changed = trio.lowlevel.ParkingLot()
+        # The numbers of files planned and done, and how often each file between is still to come.
+        self._planned = self._done = 0
+        self._coming: Counter[int] = Counter()
+        self._planned_bytes = 0
+        # The bytes before the file that is read, and those that were read.
+        self._before_bytes = self._read_bytes = 0
+        # The seconds that `read` has waited for bytes, and the time since which it waits now.
+        self._waited_s, self._waits_since_s = 0.0, inf
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._waits_since_s < inf
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds in which a reader has waited for bytes."""
+        return self._waited_s + (trio.current_time() - self._waits_since_s if self.is_waiting else 0.0)
+
+    async def run(self, files: Iterable[File]) -> None:
+        """Fetch ahead until all files are fetched."""
+        for file in files:
+            while self._planned - self._done >= _MAX_FILES:
+                await self._changed.park()
+            before_bytes = self._planned_bytes
+            self._planned += 1
+            self._planned_bytes += file.ref.size_bytes
+            if self._planned <= self._done:  # who reads was faster
+                continue
+            self._coming[file.inode] += 1
+            for start, end in part_ranges(file.ref.size_bytes, self._part_bytes, before_bytes):
+                while self._planned > self._done and not self._fetch(file, start, end, before_bytes):
+                    await self._changed.park()
+
+    def wake(self) -> None:
+        """Note that a GET has ended."""
+        self._changed.unpark()
+
+    def begin(self) -> None:
+        """Note that a reader has come: fetch as far ahead as memory allows."""
+        self._limit_bytes = self._max_bytes
+        self._changed.unpark()
+
+    async def read(self, file: File, sink: Sink) -> None:
+        """Give `sink` the bytes of the next file, in parts; this may be done more than once.
+
+        Raises:
+            ReadError: it cannot be read.
+        """
+        for start, end in part_ranges(file.ref.size_bytes, self._part_bytes, self._before_bytes):
+            self._waits_since_s = trio.current_time()
+            try:
+                data = await self._engine.read(file.inode, file.ref, start, end - start)
+            finally:
+                self._waited_s, self._waits_since_s = self.waited_s, inf
+            self._read_bytes = max(self._read_bytes, self._before_bytes + end)
+            self._changed.unpark()
+            await sink(data)
+
+    def done(self, file: File) -> None:
+        self._done += 1
+        self._before_bytes += file.ref.size_bytes
+        if self._done <= self._planned:
+            self._coming[file.inode] -= 1
+        if not self._coming[file.inode]:
+            del self._coming[file.inode]
+            self._engine.release(file.inode)
+        self._changed.unpark()
+
+    def close(self) -> None:
+        """Release the files that are left, once nothing reads this epoch."""
+        for inode in self._coming:
+            self._engine.release(inode)
+        self._coming.clear()
+
+    def _fetch(self, file: File, start: int, end: int, before_bytes: int) -> bool:
+        if before_bytes + end > self._read_bytes + self._limit_bytes:
+            return False
+        return self._engine.fetch(file.inode, file.ref, start, end)
+
 
 # A record up to this size is kept in memory; a longer one is read twice, for its frame begins with its length.
 _HELD_BYTES = 8 << 20
@@ -19,15 +128,13 @@ _HELD_BYTES = 8 << 20
 _THREAD_BYTES = 32 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EpochWriter:
     """The tools and settings for the items of one epoch."""
 
     lookahead: Lookahead
     # Raises `BrokenPipeError` when the reader is gone.
     write: Sink
-    # Called after each object.
-    finished: Callable[[], None]
     is_gzip: bool
     wraps_records: bool
 
@@ -41,7 +148,6 @@ class EpochWriter:
             await (self._write_record(item) if self.wraps_records else self._pour(item, self.write))
             if isinstance(item, File):
                 self.lookahead.done(item)
-                self.finished()
 
     async def _pour(self, item: Item, sink: Sink) -> None:
         if isinstance(item, bytes):

@@ -18,7 +18,6 @@ holds the writing ends in a `Guard` as well, until the streamer says that an epo
 A third process that holds them is forked before the streamer, and its parent calls `hand_over` in between.
 """
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -27,7 +26,7 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,7 +41,6 @@ __all__ = ["Fifo", "Guard", "remove_stale"]
 _WRITE_BYTES = 512 << 10
 # Linux's default maximum without privileges, /proc/sys/fs/pipe-max-size; the default of 64 KiB is slow.
 _PIPE_BYTES = 1 << 20
-_LEAST_PIPE_BYTES = 64 << 10
 # Less is copied: each lent page takes a slot of the pipe, however little data it holds.
 _LEAST_LENT_BYTES = 64 << 10
 _SPLICE_F_NONBLOCK = 2  # <fcntl.h>
@@ -98,7 +96,10 @@ class Fifo:
                 hidden.unlink()
         except FileExistsError as error:
             self._close()
-            raise _in_the_way(path) from error
+            raise ConfigurationError(
+                f"{str(path)!r} is where a FIFO of the channel belongs, and it is none",
+                hint="move it away, or give the channel another name",
+            ) from error
         except OSError as error:
             self._close()
             is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
@@ -114,7 +115,7 @@ class Fifo:
 
     def hide(self) -> None:
         """Remove the FIFO's name: readers that have it open go on."""
-        with contextlib.suppress(OSError):  # somebody else has removed it, or its directory
+        with suppress(OSError):  # somebody else has removed it, or its directory
             if os.path.samestat(os.lstat(self._place), os.fstat(self._write_fd)):
                 self._place.unlink()
 
@@ -134,7 +135,6 @@ class Fifo:
         return any(mask & _IN_OPEN for _, mask, _, _ in _EVENT.iter_unpack(events))
 
     def fileno(self) -> int:
-        """Return the writing end."""
         return self._write_fd
 
     async def opened(self) -> None:
@@ -205,31 +205,17 @@ def remove_stale(directory: Path, channel: str) -> None:
 
 
 def _unlink_fifo(path: Path) -> None:
-    try:
-        is_fifo = stat.S_ISFIFO(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if not is_fifo:
-        raise FileExistsError
-    path.unlink()
-
-
-def _in_the_way(path: Path) -> ConfigurationError:
-    return ConfigurationError(
-        f"{str(path)!r} is where a FIFO of the channel belongs, and it is none",
-        hint="move it away, or give the channel another name",
-    )
+    with suppress(FileNotFoundError):
+        if not stat.S_ISFIFO(path.lstat().st_mode):
+            raise FileExistsError
+        path.unlink()
 
 
 def _enlarge(fd: int) -> None:
     """Enlarge the pipe as far as the system allows; a user's pipes have a common limit (pipe-user-pages-soft)."""
-    size_bytes = _PIPE_BYTES
-    while size_bytes > _LEAST_PIPE_BYTES:
-        try:
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
-        except OSError:
-            size_bytes //= 2
-        else:
+    for divisor in (1, 2, 4, 8):
+        with suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES // divisor)
             return
 
 
@@ -261,11 +247,10 @@ class Guard:
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
-        # In the order of the epochs.
-        self._held: list[int] = []
+        # The writing ends, earliest epoch first.
+        self.held: list[int] = []
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there is something to `update`."""
         return self._ours.fileno()
 
     def hold(self, fd: int) -> None:
@@ -285,11 +270,6 @@ class Guard:
         """
         self._ours.close()
 
-    @property
-    def held(self) -> Sequence[int]:
-        """The writing ends, earliest epoch first."""
-        return self._held
-
     def update(self) -> None:
         """Take in what the streamer said; the process that started it calls this."""
         while True:
@@ -297,9 +277,9 @@ class Guard:
                 message, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
-            self._held += fds
+            self.held += fds
             if message == _END:
-                os.close(self._held.pop(0))
+                os.close(self.held.pop(0))
             elif not message:
                 return
 
@@ -307,8 +287,8 @@ class Guard:
         """Close every writing end, once nothing reads; the process that started the streamer calls this."""
         if self._ours.fileno() >= 0:  # not handed over
             self.update()
-        for fd in self._held:
+        for fd in self.held:
             os.close(fd)
-        self._held.clear()
+        self.held.clear()
         self._ours.close()
         self._theirs.close()

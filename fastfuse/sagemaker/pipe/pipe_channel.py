@@ -22,14 +22,17 @@ from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.local.file_reader import FileReader
-from fastfuse.sagemaker.pipe.epoch import EpochWriter
+from fastfuse.sagemaker.local_files import FileReader
+from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
 from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
-from fastfuse.sagemaker.pipe.lookahead import Lookahead
 from fastfuse.sagemaker.pipe.sequence import Lines, Objects, sequence_of
-from fastfuse.sagemaker.script.directories import open_directory, path_of
+from fastfuse.sagemaker.script.files import open_directory, path_of
 
-__all__ = ["PipeProgress", "PipeSettings", "stream_channel"]
+__all__ = ["PipeSettings", "PipeStream", "stream_channel"]
+
+_log = logging.getLogger(__name__)
+
+_REPORT_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class PipeSettings:
     """One channel in Pipe mode, and what its stream may use."""
 
     channel: Channel
+    connection: ConnectionConfig
     # This host's part, taken anew of the whole channel in each epoch; None: the snapshot holds what is streamed.
     shard: Shard | None = None
     # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...
@@ -45,47 +49,20 @@ class PipeSettings:
     base: Path | None = None
     memory_target_bytes: int = 1 << 30
     part_size_bytes: int = 8 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipeProgress:
-    """Sums since the channel began, over all epochs."""
-
-    # The epoch that is read, or waits for its reader.
-    epoch: int
-    # Streamed to the end; an object counts in every epoch.
-    objects: int
-    # Bytes that readers have taken, or that lie in the FIFO.
-    written_bytes: int
-    fetched_bytes: int
-    requests: int
-    # Seconds in which a reader was there and nothing for it, and whether that is so now.
-    waited_s: float
-    is_waiting: bool
-    # Why this epoch will have no end: its reader waits until somebody stops it. None while all is well.
-    failure: FastfuseError | None = None
-
-
-_log = logging.getLogger(__name__)
-
-_REPORT_EVERY_S = 1.0
+    # They count each GET.
+    counters: Counters | None = None
+    # It keeps FIFOs open after the death of the process.
+    guard: Guard | None = None
+    # Prefetching waits until it is readable, if it is given.
+    begin_fd: int | None = None
 
 
 def stream_channel(
-    snapshot_fd: int,
-    connection: ConnectionConfig,
-    settings: PipeSettings,
-    *,
-    ready: Callable[[], None],
-    report: Callable[[PipeProgress], None],
-    guard: Guard | None = None,
-    begin_fd: int | None = None,
-    counters: Counters | None = None,
+    snapshot_fd: int, settings: PipeSettings, *, ready: Callable[[], None], report: Callable[["PipeStream"], None]
 ) -> None:
     """Stream the objects of the snapshot until SIGTERM or SIGINT, in a process that was just forked.
 
-    `ready` is called when the first FIFO is there, `report` about every second and after each epoch. Prefetching waits
-    until `begin_fd` is readable, if it is given. `counters` count each GET.
+    `ready` is called when the first FIFO is there, `report` about every second and after each epoch.
 
     An epoch that fails has no end, because a FIFO cannot carry an error and its end would be a short epoch. It waits
     until the caller, told by `report`, has stopped the reader and then this process.
@@ -97,105 +74,80 @@ def stream_channel(
     tune_malloc()
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    sequence = sequence_of(table, settings.channel, settings.shard)
-    channel = _Channel(sequence, settings, connection, counters, report, guard, begin_fd)
+    stream = PipeStream(sequence_of(table, settings.channel, settings.shard), settings, report)
     gc.freeze()
-    trio.run(_run_until_told, channel, ready)
-    if channel.failure is not None:
-        raise channel.failure
+    trio.run(_run_until_told, stream, ready)
+    if stream.failure is not None:
+        raise stream.failure
 
 
-async def _run_until_told(channel: "_Channel", ready: Callable[[], None]) -> None:
+async def _run_until_told(stream: "PipeStream", ready: Callable[[], None]) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(channel.run, ready)
+                nursery.start_soon(stream.run, ready)
                 await anext(signals)
                 nursery.cancel_scope.cancel()
         except ExceptionGroup as group:
             raise first_of(group) from None
 
 
-def _reader_of(
-    channel: Channel, connection: ConnectionConfig, buffers: PartBuffers, counters: Counters | None
-) -> RangeReader:
-    if isinstance(channel.source, LocalDirectory):
-        return FileReader(buffers)
-    return S3Client(S3Session(connection), buffers=buffers, counters=counters)
-
-
-class _CountingReader:
-    """A reader that counts what is fetched and reports the end of each GET."""
-
-    def __init__(self, reader: RangeReader, ended: Callable[[], None]) -> None:
-        self._reader = reader
-        self._ended = ended
-        self.requests = self.fetched_bytes = 0
-
-    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        """See `RangeReader.get`."""
-        self.requests += 1
-        try:
-            data = await self._reader.get(ref, start, end)
-        finally:
-            # Heard when this task, which goes on to put the bytes where they belong, waits again.
-            self._ended()
-        self.fetched_bytes += end - start
-        return data
-
-    async def aclose(self) -> None:
-        await self._reader.aclose()
-
-
-class _Channel:
-    """The state of the stream; `failure` is why the open epoch will have no end."""
+class PipeStream:
+    """The state of the stream, which reads for the engine and counts what it fetches."""
 
     def __init__(
-        self,
-        sequence: Objects | Lines,
-        settings: PipeSettings,
-        connection: ConnectionConfig,
-        counters: Counters | None,
-        report: Callable[[PipeProgress], None],
-        guard: Guard | None,
-        begin_fd: int | None,
+        self, sequence: Objects | Lines, settings: PipeSettings, report: Callable[["PipeStream"], None]
     ) -> None:
+        # Why the open epoch will have no end: its reader waits until somebody stops it. None while all is well.
         self.failure: FastfuseError | None = None
+        # The epoch that is read, or waits for its reader.
+        self.epoch = 0
+        # Sums over all epochs: bytes that readers have taken or that lie in the FIFO, and what was fetched for them.
+        self.written_bytes = self.fetched_bytes = self.requests = 0
         self._sequence = sequence
         self._settings = settings
         self._config = ReadaheadConfig.within(
             settings.memory_target_bytes,
             part_size_bytes=settings.part_size_bytes,
             # The engine leaves a quarter to readers of other files, of which there are none.
-            max_parts_in_flight=-(-connection.max_connections * 4 // 3) + 1,
+            max_parts_in_flight=-(-settings.connection.max_connections * 4 // 3) + 1,
         )
         # Pages are lent to readers, who may keep them.
         self._buffers = PartBuffers(
             part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
         )
-        reader = _reader_of(settings.channel, connection, self._buffers, counters)
-        self._reader = _CountingReader(reader, self._wake)
+        self._reader: RangeReader
+        if isinstance(settings.channel.source, LocalDirectory):
+            self._reader = FileReader(self._buffers)
+        else:
+            self._reader = S3Client(S3Session(settings.connection), buffers=self._buffers, counters=settings.counters)
         self._report = report
-        self._guard = guard
-        self._begin_fd = begin_fd
         self._lookahead: Lookahead | None = None
         # The open FIFOs, earliest first.
         self._fifos: list[Fifo] = []
         # They are made in it, wherever its path may lead later.
         self._directory_fd = -1
-        self._epoch = self._objects = self._written_bytes = 0
-        # Counts epochs that have ended.
+        # The seconds that readers waited in epochs that have ended.
         self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds in which a reader was there and nothing for it."""
+        return self._waited_s + (self._lookahead.waited_s if self._lookahead else 0.0)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._lookahead is not None and self._lookahead.is_waiting
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
+        directory, name = self._settings.directory, self._settings.channel.name
         try:
             async with trio.open_nursery() as nursery:
-                engine = ReadEngine(self._reader, self._config, nursery, lambda: self._sequence.table)
-                directory = self._settings.directory
+                engine = ReadEngine(self, self._config, nursery, lambda: self._sequence.table)
                 self._directory_fd = open_directory(directory, self._settings.base or directory.parent)
-                remove_stale(path_of(self._directory_fd), self._settings.channel.name)
-                self._make_fifo(self._epoch)
+                remove_stale(path_of(self._directory_fd), name)
+                self._make_fifo(self.epoch)
                 ready()
                 nursery.start_soon(self._report_often)
                 await self._stream(engine)
@@ -205,32 +157,51 @@ class _Channel:
             if self._directory_fd >= 0:
                 os.close(self._directory_fd)
 
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        self.requests += 1
+        try:
+            data = await self._reader.get(ref, start, end)
+        finally:
+            # Heard when this task, which goes on to put the bytes where they belong, waits again.
+            if self._lookahead is not None:
+                self._lookahead.wake()
+        self.fetched_bytes += end - start
+        return data
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+    async def _report_often(self) -> None:
+        while True:
+            await trio.sleep(_REPORT_EVERY_S)
+            self._report(self)
+
     async def _stream(self, engine: ReadEngine) -> None:
         try:
             while True:
                 await self._stream_epoch(engine)
-                self._tell()
-                self._epoch += 1
+                self._report(self)
+                self.epoch += 1
         except Exception as error:  # noqa: BLE001 - of whatever kind: the reader must not take it for an end
             cause = first_of(error)
             self.failure = cause if isinstance(cause, FastfuseError) else _unforeseen(cause)
             _log.error(
                 "epoch %d of channel %s has failed, and its reader waits: %s",
-                *(self._epoch, self._settings.channel.name, self.failure),
+                *(self.epoch, self._settings.channel.name, self.failure),
                 exc_info=None if self.failure is cause else cause,
             )
-            self._tell()
+            self._report(self)
             await trio.sleep_forever()
 
     async def _stream_epoch(self, engine: ReadEngine) -> None:
-        fifo = self._fifos[0]
+        fifo, guard = self._fifos[0], self._settings.guard
         self._lookahead = lookahead = Lookahead(engine, self._config)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._look_ahead, lookahead)
                 await fifo.opened()
                 # Before this epoch ends, for readers that look for it then, or open it even before.
-                self._make_fifo(self._epoch + 1)
+                self._make_fifo(self.epoch + 1)
                 lookahead.begin()
                 await self._write_epoch(fifo, lookahead)
                 if fifo.was_opened_again():
@@ -244,28 +215,24 @@ class _Channel:
         self._lookahead = None
         fifo.close()
         self._fifos.remove(fifo)
-        if self._guard is not None:
-            self._guard.let_go()
+        if guard is not None:
+            guard.let_go()
 
     async def _look_ahead(self, lookahead: Lookahead) -> None:
-        if self._begin_fd is not None:
-            await trio.lowlevel.wait_readable(self._begin_fd)
-        await lookahead.run(self._sequence.files(self._epoch))
+        if self._settings.begin_fd is not None:
+            await trio.lowlevel.wait_readable(self._settings.begin_fd)
+        await lookahead.run(self._sequence.files(self.epoch))
 
     async def _write_epoch(self, fifo: Fifo, lookahead: Lookahead) -> None:
+        channel = self._settings.channel
+
         async def write(data: Buffer) -> None:
             await fifo.write(data)
-            self._written_bytes += len(data)
+            self.written_bytes += len(data)
 
-        writer = EpochWriter(
-            lookahead=lookahead,
-            write=write,
-            finished=self._finished,
-            is_gzip=self._settings.channel.is_gzip,
-            wraps_records=self._settings.channel.wraps_records,
-        )
+        writer = EpochWriter(lookahead, write, is_gzip=channel.is_gzip, wraps_records=channel.wraps_records)
         try:
-            await writer.run(self._sequence.items(self._epoch))
+            await writer.run(self._sequence.items(self.epoch))
         except BrokenPipeError:
             fifo.hide()
             if fifo.has_reader():
@@ -274,43 +241,14 @@ class _Channel:
                     "middle",
                     hint="who closes an epoch early reads the next one",
                 ) from None
-            _log.info(
-                "epoch %d of channel %s: its reader has closed it early", self._epoch, self._settings.channel.name
-            )
+            _log.info("epoch %d of channel %s: its reader has closed it early", self.epoch, channel.name)
 
     def _make_fifo(self, epoch: int) -> None:
         path = self._settings.directory / f"{self._settings.channel.name}_{epoch}"
         fifo = Fifo(path, self._buffers.lent_from, directory=path_of(self._directory_fd))
         self._fifos.append(fifo)
-        if self._guard is not None:
-            self._guard.hold(fifo.fileno())
-
-    def _finished(self) -> None:
-        self._objects += 1
-
-    def _wake(self) -> None:
-        if self._lookahead is not None:
-            self._lookahead.wake()
-
-    async def _report_often(self) -> None:
-        while True:
-            await trio.sleep(_REPORT_EVERY_S)
-            self._tell()
-
-    def _tell(self) -> None:
-        lookahead = self._lookahead
-        self._report(
-            PipeProgress(
-                epoch=self._epoch,
-                objects=self._objects,
-                written_bytes=self._written_bytes,
-                fetched_bytes=self._reader.fetched_bytes,
-                requests=self._reader.requests,
-                waited_s=self._waited_s + (lookahead.waited_s if lookahead else 0.0),
-                is_waiting=lookahead is not None and lookahead.is_waiting,
-                failure=self.failure,
-            )
-        )
+        if self._settings.guard is not None:
+            self._settings.guard.hold(fifo.fileno())
 
 
 def _unforeseen(error: Exception) -> FastfuseError:

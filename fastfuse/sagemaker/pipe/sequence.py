@@ -6,8 +6,8 @@ A channel that is sharded and shuffled is dealt out to the hosts anew in each ep
 make the same permutation of it, and each takes its part of that.
 """
 
-import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from fastfuse.index.inodes.columns import are_objects
 from fastfuse.index.inodes.selection import key_order
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.origin import SourceKind
+from fastfuse.index.sources.manifests import JsonText, Member
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.shuffle import shuffled
 from fastfuse.index.sources.uri import S3Uri
@@ -25,18 +26,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES
 
-__all__ = [
-    "Attribute",
-    "File",
-    "Item",
-    "Lines",
-    "Objects",
-    "attributes_of",
-    "epoch_order",
-    "find_object",
-    "sequence_of",
-    "source_order",
-]
+__all__ = ["File", "Item", "Lines", "Objects", "sequence_of"]
 
 _REFERENCE_SUFFIX = "-ref"
 
@@ -66,59 +56,27 @@ def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[Attribute]:
 
     Raises:
         ValueError: the line is no JSON object, or lacks an attribute.
+        ConfigurationError: it is damaged.
     """
-    members = _members(line.decode())
+    text = JsonText(line.decode(), "line")
+    start = text.after_space(0)
+    if not text.text.startswith("{", start):
+        raise ValueError("a line that is no JSON object")
+    members = {member.name: member for member in text.members(start)}
     try:
-        chosen = [(name, *members[name]) for name in names] if names else [(n, *m) for n, m in members.items()]
+        chosen = [members[name] for name in names] if names else members.values()
     except KeyError as error:
         raise ValueError(f"no attribute {error}") from error
-    return [_attribute(name, value, text) for name, value, text in chosen]
+    return [_attribute(one, text.text[one.start : one.end]) for one in chosen]
 
 
-def _attribute(name: str, value: object, text: str) -> Attribute:
-    if not isinstance(value, str):
+def _attribute(member: Member, text: str) -> Attribute:
+    if not isinstance(member.value, str):
         return Attribute(None, text.encode())
-    return Attribute(value, b"") if name.endswith(_REFERENCE_SUFFIX) else Attribute(None, _encoded(value))
-
-
-def _encoded(value: str) -> bytes:
-    """Encode the text; JSON can spell half a surrogate pair, which UTF-8 cannot."""
-    return value.encode("utf-8", "surrogatepass")
-
-
-# Nobody needs the value of a number, and Python refuses to make one of thousands of digits.
-_DECODER = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
-
-
-def _members(text: str) -> dict[str, tuple[object, str]]:
-    """Return the value and its text by name."""
-    found: dict[str, tuple[object, str]] = {}
-    at = _past_space(text, 0)
-    if not text.startswith("{", at):
-        raise ValueError("a line that is no JSON object")
-    at = _past_space(text, at + 1)
-    while not text.startswith("}", at):
-        name, at = _DECODER.raw_decode(text, at)
-        start = _past_space(text, _past(":", text, at))
-        value, end = _DECODER.raw_decode(text, start)
-        found[name] = value, text[start:end]
-        at = _past_space(text, end)
-        if not text.startswith("}", at):
-            at = _past_space(text, _past(",", text, at))
-    return found
-
-
-def _past(mark: str, text: str, at: int) -> int:
-    at = _past_space(text, at)
-    if not text.startswith(mark, at):
-        raise ValueError(f"a line without {mark!r} at column {at + 1}")
-    return at + 1
-
-
-def _past_space(text: str, at: int) -> int:
-    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
-        at += 1
-    return at
+    if member.name.endswith(_REFERENCE_SUFFIX):
+        return Attribute(member.value, b"")
+    # JSON can spell half a surrogate pair, which UTF-8 cannot.
+    return Attribute(None, member.value.encode("utf-8", "surrogatepass"))
 
 
 Inodes = npt.NDArray[np.int64]
@@ -164,68 +122,74 @@ def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
     return None if inode is None or table.is_directory(inode) else inode
 
 
-class Objects:
-    """One object after the other, as the source orders them; the same for the same epoch."""
+class _Sequence:
+    """The items of each epoch; the same for the same epoch."""
 
     def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
-        self._seed = channel.shuffle_seed
+        self._channel = channel
         self._shard = shard
-        self._inodes = source_order(table)
-        # In the order of the inodes.
+        self._all = self._pieces()
+        # A shard by bytes needs them, in the order of the pieces.
         self._sizes_bytes: Inodes | None = None
         if shard is not None and shard.by_bytes:
-            rows = [table.row(inode) for inode in self._inodes.tolist()]
-            self._sizes_bytes = table.columns["sizes"][rows].astype("int64")
+            self._sizes_bytes = np.array([self._size_bytes(piece) for piece in self._all.tolist()], "int64")
+
+    def _pieces(self) -> Inodes:
+        raise NotImplementedError
+
+    def _size_bytes(self, piece: int) -> int:
+        raise NotImplementedError
+
+    def _order(self, epoch: int) -> Iterator[int]:
+        return map(int, epoch_order(self._all, self._channel.shuffle_seed, epoch, self._shard, self._sizes_bytes))
+
+
+class Objects(_Sequence):
+    """One object after the other, as the source orders them."""
 
     def items(self, epoch: int) -> Iterator[Item]:
         yield from self.files(epoch)
 
     def files(self, epoch: int) -> Iterator[File]:
-        for inode in epoch_order(self._inodes, self._seed, epoch, self._shard, self._sizes_bytes):
-            yield File(int(inode), self.table.ref(int(inode)))
+        for inode in self._order(epoch):
+            yield File(inode, self.table.ref(inode))
+
+    def _pieces(self) -> Inodes:
+        return source_order(self.table)
+
+    def _size_bytes(self, piece: int) -> int:
+        return int(self.table.columns["sizes"][self.table.row(piece)])
 
 
-class Lines:
-    """One line of the table's manifest after the other, attribute by attribute; the same for the same epoch."""
+class Lines(_Sequence):
+    """One line of the table's manifest after the other, attribute by attribute."""
 
-    def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
-        self.table = table
-        self._seed = channel.shuffle_seed
-        self._shard = shard
-        self._names = channel.attribute_names
-        self._path, self._text = _manifest(table)
+    def items(self, epoch: int) -> Iterator[Item]:
+        for line in self._order(epoch):
+            for attribute in self._attributes(line):
+                yield attribute.text if attribute.uri is None else self._file(attribute.uri, line)
+
+    def files(self, epoch: int) -> Iterator[File]:
+        with suppress(SourceError):  # which `items` raises in its turn
+            yield from (item for item in self.items(epoch) if isinstance(item, File))
+
+    def _pieces(self) -> Inodes:
+        self._path, self._text = _manifest(self.table)
         ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
         # The offset of each line, and the end; every line ends with a newline.
         self._starts = np.concatenate([[0], ends + 1]).astype("int64")
-        self._lines = np.arange(len(ends))
-        # Of the objects that each line refers to.
-        self._sizes_bytes: Inodes | None = None
-        if shard is not None and shard.by_bytes:
-            self._sizes_bytes = np.array([self._size_bytes(line) for line in self._lines.tolist()], "int64")
+        return np.arange(len(ends))
 
-    def items(self, epoch: int) -> Iterator[Item]:
-        for line in epoch_order(self._lines, self._seed, epoch, self._shard, self._sizes_bytes):
-            for attribute in self._attributes(int(line)):
-                yield attribute.text if attribute.uri is None else self._file(attribute.uri, int(line))
-
-    def files(self, epoch: int) -> Iterator[File]:
-        try:
-            for item in self.items(epoch):
-                if isinstance(item, File):
-                    yield item
-        except SourceError:
-            return
-
-    def _size_bytes(self, line: int) -> int:
-        uris = (attribute.uri for attribute in self._attributes(line))
-        return sum(self._file(uri, line).ref.size_bytes for uri in uris if uri is not None)
+    def _size_bytes(self, piece: int) -> int:
+        uris = (attribute.uri for attribute in self._attributes(piece))
+        return sum(self._file(uri, piece).ref.size_bytes for uri in uris if uri is not None)
 
     def _attributes(self, line: int) -> list[Attribute]:
         text = bytes(self._text[self._starts[line] : self._starts[line + 1]])
         try:
-            return attributes_of(text, self._names)
-        except ValueError as error:
+            return attributes_of(text, self._channel.attribute_names)
+        except (ValueError, ConfigurationError) as error:
             raise SourceError(f"{self._path}:{line + 1}: this line makes no sense: {error}") from error
 
     def _file(self, uri: str, line: int) -> File:

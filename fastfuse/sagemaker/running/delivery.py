@@ -1,27 +1,97 @@
-"""Sends a job's files to S3: checkpoints while it runs, model and output at its end, and its record."""
+"""Sends a job's files to S3: checkpoints while it runs, model and output at its end, and its record.
+
+Processes of their own do the work (`outputs`); here is what their parent sees of them.
+"""
 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from fastfuse.errors import FastfuseError
-from fastfuse.sagemaker.outputs.places import model_uri, output_uri, record_uri
+from fastfuse.errors import FastfuseError, OutputError
+from fastfuse.filesystem.children import NoRoomError
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Artifact
-from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask
-from fastfuse.sagemaker.outputs.syncing import SyncedPlace, SyncTask
-from fastfuse.sagemaker.outputs.uploader import Syncer, Uploader
+from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask, Tell, send_outputs
+from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
+from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import RunSettings
 
-__all__ = ["Delivery"]
+__all__ = ["Delivery", "Sender"]
 
 _log = logging.getLogger(__name__)
 
+_REPORT_EVERY_S = 0.2
 # The time between two looks where no signal comes.
 _LOOK_EVERY_S = 1.0
 # The time that aborting an upload may take.
 _END_S = 10.0
+
+
+class Sender(ChildProcess):
+    """A process that sends to S3 what a job has made, and says things by name."""
+
+    def __init__(self, work: Callable[[Tell], None], lacks: Mapping[str, str]) -> None:
+        """Fork it. `lacks` says by name, for errors, what S3 lacks until it is sent, and where that still lies."""
+        # The checkpoints that S3 had are in place.
+        self.is_ready = False
+        # The content of S3, by name.
+        self.artifacts: dict[str, Artifact] = {}
+        self._lacks = lacks
+        self._is_finishing = self._is_stopping = False
+        self._reported_s = 0.0
+        super().__init__(lambda: work(self._say))
+
+    def _say(self, name: str, error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 - JSON
+        if "progress" in message:
+            now_s = time.monotonic()
+            if now_s - self._reported_s < _REPORT_EVERY_S:
+                return
+            self._reported_s = now_s
+        self.tell(error, name, **message)
+
+    def finish(self) -> None:
+        """Tell a process that lives as long as the job to send what is left, and to end then."""
+        self._is_finishing = True
+        super().stop()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        super().stop()
+
+    @property
+    def _end(self) -> str:
+        """The reason why it did not do more."""
+        return "the upload was told to stop" if self._is_stopping else f"the process that uploads {self.how_it_ended}"
+
+    @property
+    def failure(self) -> FastfuseError | None:
+        """The reason why it ended before it was told to."""
+        if self.exit_code is None or self._is_finishing:
+            return None
+        return self.errors.get("") or OutputError(f"{' and '.join(self._lacks)} are no longer uploaded: {self._end}")
+
+    def failures(self) -> list[FastfuseError]:
+        """Return why something is not in S3, and where it still lies. Call it after the end."""
+        missing = {name: lack for name, lack in self._lacks.items() if name not in self.artifacts}
+        return [
+            _not_sent(name, lack, self.errors.get(name) or OutputError(self._end)) for name, lack in missing.items()
+        ]
+
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        self.is_ready = self.is_ready or "ready" in message
+        if "progress" in message:
+            phases.progress(name, *message["progress"])
+        if "said" in message:
+            phases.say(f"{name}: {message['said']}")
+        if "sent" in message:
+            self.artifacts[name] = Artifact(**message["sent"])
+
+
+def _not_sent(name: str, lack: str, error: FastfuseError) -> FastfuseError:
+    return OutputError(f"the {name} {lack}: {error}", hint=error.hint)
 
 
 class Delivery:
@@ -34,14 +104,14 @@ class Delivery:
         self._settings = settings
         self._phases = phases
         self._take_signal = take_signal
-        self._syncer: Syncer | None = None
-        self._uploader: Uploader | None = None
+        # The first sends checkpoints and logs while the job runs, the second model and output at its end.
+        self._syncer: Sender | None = None
+        self._uploader: Sender | None = None
         self._is_lost_told = False
         # The content of S3, by name.
         self.artifacts: dict[str, Artifact] = {}
 
     def say_where(self) -> None:
-        """Tell where everything will go."""
         job = self._settings.job
         if job.output is not None:
             self._phases.say(f"Model and output go to {job.output.place} at the end")
@@ -52,27 +122,17 @@ class Delivery:
 
     def begin(self) -> None:
         """Bring checkpoints back, and send new ones from then on."""
-        settings = self._settings
-        if not settings.job.synced:
-            return
-        places = []
-        for synced in settings.job.synced:
-            directory = settings.paths.of(synced.local_path)
-            base = settings.paths.base if directory.is_relative_to(settings.paths.base) else directory
-            place = SyncedPlace(
-                name=synced.name,
-                directory=directory,
-                base=base,
-                prefix=synced.place,
-                are_checkpoints=synced.are_checkpoints,
-            )
-            places.append(place)
-        task = SyncTask(places=tuple(places), connection=settings.connection, part_size_bytes=settings.part_size_bytes)
-        self._syncer = Syncer(task)
+        settings, paths = self._settings, self._settings.paths
+        if settings.job.synced:
+            task = SyncTask(settings.job.synced, paths, settings.connection, settings.part_size_bytes)
+            lacks = {
+                one.name: f"are not all in S3 at {one.place}, and still lie in {paths.of(one.local_path)}"
+                for one in task.synced
+            }
+            self._syncer = Sender(partial(sync_directories, task), lacks)
 
     @property
     def is_ready(self) -> bool:
-        """True once the checkpoints are there."""
         return self._syncer is None or self._syncer.is_ready
 
     @property
@@ -89,7 +149,6 @@ class Delivery:
             _log.error("%s", self.failure)
 
     def ended(self, pid: int, exit_code: int) -> None:
-        """Note that a process was reaped."""
         for process in filter(None, (self._syncer, self._uploader)):
             if process.pid == pid and process.exit_code is None:
                 process.ended(exit_code, self._phases)
@@ -106,8 +165,8 @@ class Delivery:
             # Beside the model: a host that is taken away in two minutes has them in S3 first.
             self._syncer.finish()
         if output is not None:
-            model = Outgoing(name="model", place=paths.model, uri=model_uri(output, cluster))
-            data = Outgoing(name="output", place=paths.output_data, uri=output_uri(output, cluster))
+            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster))
+            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster))
             failures += self._send(output.kms_key_id, model, data)
         if self._syncer is not None:
             failures += self._end(self._syncer)
@@ -117,7 +176,7 @@ class Delivery:
         """Send the record of the job; the log tells a failure, for the record is also here."""
         output = self._settings.job.output
         if output is not None:
-            uri, place = record_uri(output, self._settings.cluster), self._settings.paths.output / RECORD_NAME
+            uri, place = output.record(self._settings.cluster), self._settings.paths.output / RECORD_NAME
             for failure in self._send(output.kms_key_id, Outgoing(name="record", place=place, uri=uri, data=data)):
                 _log.error("%s", failure)
 
@@ -129,14 +188,15 @@ class Delivery:
                 self._take_signal(_LOOK_EVERY_S)
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing) -> list[FastfuseError]:
-        settings = self._settings
-        task = SendTask(
-            outgoing=outgoing, base=settings.paths.base, connection=settings.connection, kms_key_id=kms_key_id
-        )
-        self._uploader = Uploader(task)
+        task = SendTask(outgoing, self._settings.paths.base, self._settings.connection, kms_key_id)
+        lacks = {one.name: f"is not in S3 at {one.uri}, and still lies in {one.place}" for one in outgoing}
+        try:
+            self._uploader = Sender(partial(send_outputs, task), lacks)
+        except NoRoomError as error:
+            return [_not_sent(name, lack, error) for name, lack in lacks.items()]
         return self._end(self._uploader)
 
-    def _end(self, process: Syncer | Uploader) -> list[FastfuseError]:
+    def _end(self, process: Sender) -> list[FastfuseError]:
         """Wait for the end of a process, which a second signal hastens; return what it could not send."""
         kill_at_s = math.inf
         signals = 0
@@ -150,5 +210,5 @@ class Delivery:
                     kill_at_s = min(kill_at_s, time.monotonic() + _END_S)
             if time.monotonic() >= kill_at_s:
                 process.kill()
-        self.artifacts |= process.artifacts()
-        return [*process.failures().values()]
+        self.artifacts |= {name: artifact for name, artifact in process.artifacts.items() if artifact.files}
+        return process.failures()

@@ -19,8 +19,8 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.filesystem.mountpoint import find_mount, is_dead, unmount
 from fastfuse.sagemaker.description.channel import Channel
-from fastfuse.sagemaker.local.placing import take_away
-from fastfuse.sagemaker.pipe import Guard, remove_stale
+from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
+from fastfuse.sagemaker.placing import take_away
 
 __all__ = ["Guardian", "sweep"]
 
@@ -68,7 +68,6 @@ class Guardian:
         os.close(command_fd)
 
     def dismiss(self) -> None:
-        """End the guardian; there is nothing left to clear."""
         with suppress(ProcessLookupError, ChildProcessError):  # killed by somebody, and reaped
             os.kill(self.pid, signal.SIGKILL)
             wait_child(self.pid)

@@ -73,7 +73,6 @@ class Phases:
         self.say(text)
 
     def say(self, text: str) -> None:
-        """Print a line of the current phase."""
         assert self._now is not None
         if self._is_json:
             _log.info("%s", text, extra={"phase": self._now.value})
@@ -81,17 +80,14 @@ class Phases:
             self._write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {self._now} - {text}")
 
     def timings(self) -> str:
-        """Return the seconds of the phases that are over."""
         return ", ".join(f"{phase} {took_s:.1f} s" for phase, took_s in self._took_s.items())
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase until now."""
         assert self._now is not None
         now = {self._now: self._took_s.get(self._now, 0.0) + time.monotonic() - self._since_s}
         return {phase.value: took_s for phase, took_s in (self._took_s | now).items()}
 
     def relay(self, line: bytes) -> None:
-        """Print a line of a channel's process on standard error."""
         self._write(line.decode(errors="backslashreplace"))
 
     def progress(self, name: str, done_bytes: int, total_bytes: int) -> None:
@@ -126,8 +122,7 @@ class Phases:
             self._bar.start()
         if name not in self._tasks:
             self._tasks[name] = self._bar.add_task(name, total=total_bytes)
-        self._bar.update(self._tasks[name], completed=done_bytes, total=total_bytes)
-        self._bar.refresh()
+        self._bar.update(self._tasks[name], completed=done_bytes, total=total_bytes, refresh=True)
 
     def _write(self, line: str) -> None:
         if self._bar is not None:

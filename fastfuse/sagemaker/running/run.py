@@ -13,25 +13,25 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.metrics import Counters
-from fastfuse.sagemaker.description.channel import InputMode
-from fastfuse.sagemaker.download import disk_claims
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, Ending, job_history, job_record, read_failure, write_record
-from fastfuse.sagemaker.pipe import Guard
-from fastfuse.sagemaker.running.channels import ChannelProcess, usage_lines
+from fastfuse.sagemaker.description.channel import Channel, InputMode, TrainingJob
+from fastfuse.sagemaker.description.fields import Handling
+from fastfuse.sagemaker.download.survey import disk_claims
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, job_history, job_record, read_failure, write_record
+from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
-from fastfuse.sagemaker.running.opening import opening_lines
+from fastfuse.sagemaker.running.job_processes import ChannelProcess, serving_metrics, usage_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.sagemaker.running.scraping import serving_metrics
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.sharing import Members, Owner, claim_or_join
-from fastfuse.sagemaker.script.earlier import put_aside
 from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.script.files import claim_base_dir, write_job_files
+from fastfuse.sagemaker.script.files import claim_base_dir, put_aside, write_job_files
 from fastfuse.sagemaker.script.host_names import HostNames
 from fastfuse.sagemaker.script.training import CommandProcess, adopt_orphans, find_command, ignored_signals
 
@@ -56,6 +56,16 @@ def run(settings: RunSettings) -> int:
         FastfuseError: the job could not be prepared, or a stream broke off. Nothing is left behind.
     """
     return _Run(settings).run()
+
+
+def _opening_lines(job: TrainingJob, channels: tuple[Channel, ...]) -> Iterator[str]:
+    """Yield what this host prepares of the job, and what it does not do as SageMaker does."""
+    names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
+    yield f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}"
+    yield from (str(field) for field in job.fields if field.handling is not Handling.DONE)
+    if assumed := [channel for channel in channels if channel.is_mode_assumed]:
+        names = ", ".join(channel.name for channel in assumed)
+        yield f"No InputMode is given for {names}: {assumed[0].input_mode} is taken"
 
 
 class _Outcome(NamedTuple):
@@ -88,7 +98,7 @@ class _Run:
         self._stopped_by: signal.Signals | None = None
         # Channels that ended by themselves and were logged.
         self._lost: set[str] = set()
-        runtime_s = settings.job.limits.runtime_s
+        runtime_s = settings.job.max_runtime_s
         # MaxRuntimeInSeconds counts from the start, downloads included, as SageMaker's TrainingStartTime.
         self._end_at_s = math.inf if runtime_s is None else time.monotonic() + runtime_s
         # The limit was over before a signal told us to stop.
@@ -98,8 +108,7 @@ class _Run:
         self._delivery = Delivery(settings, self._phases, self._take_signal)
 
     def run(self) -> int:
-        """Run the job; see the function `run`."""
-        first, *others = opening_lines(self._settings.job, self._settings.channels)
+        first, *others = _opening_lines(self._settings.job, self._settings.channels)
         self._phases.enter(Phase.STARTING, first)
         self._delivery.say_where()
         for line in (*others, *self._names.lines()):
@@ -152,16 +161,17 @@ class _Run:
         return self._train(program, self._environment())
 
     def _make_place(self) -> None:
-        """Make the base directory ready for this job, and keep what an earlier one left.
-
-        Raises:
-            FastfuseError: it cannot be, and nothing there was changed that is not ours.
-        """
         settings = self._settings
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
         name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
-        aside = put_aside(settings.paths, name, keeps=settings.keeps, fetches_code=settings.job.fetches_code)
+        aside = put_aside(
+            settings.paths,
+            name,
+            keeps=settings.keeps,
+            fetches_code=settings.job.fetches_code,
+            synced=[settings.paths.of(synced.local_path) for synced in settings.job.synced],
+        )
         if aside is not None:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)
@@ -173,17 +183,17 @@ class _Run:
         failure = read_failure(settings.paths, self._started_at) if is_script else ""
         if failure:
             self._phases.say(f"the script's failure: {failure}")
-        ending = Ending(
+        accounts = [channel.account() for channel in self._channels]
+        record = job_record(
+            *(settings.job, settings.cluster, accounts),
             status=outcome.phase.status,
             secondary_status=outcome.phase.value,
             exit_code=outcome.exit_code,
-            started_at=self._started_at,
-            phase_s=self._phases.seconds(),
             failure_reason=failure or (outcome.text if outcome.phase is Phase.FAILED else ""),
+            times=(self._started_at, time.time()),
+            phase_s=self._phases.seconds(),
             artifacts=self._delivery.artifacts,
         )
-        accounts = [channel.account() for channel in self._channels]
-        record = job_record(settings.job, settings.cluster, ending, accounts, ended_at=time.time())
         try:
             data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
         except OSError as error:
@@ -193,7 +203,6 @@ class _Run:
                 self._delivery.deliver_record(data)
 
     def _run_in_place(self, program: str) -> _Outcome:
-        """Run the job in the base directory, which is ours."""
         settings = self._settings
         # They stay blocked until the end: a late signal must not replace the exit code.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
@@ -224,7 +233,6 @@ class _Run:
             os.close(begin_fd)
 
     def _run_to_the_end(self, program: str, environment: dict[str, str], begin_fd: int) -> _Outcome:
-        """Get ready, run the command and take the channels down."""
         try:
             if not self._get_ready():
                 number = self._stopped_by or signal.SIGTERM
@@ -248,16 +256,12 @@ class _Run:
         return {**settings.environment, **service_environment(settings.environment, settings.connection), **made}
 
     def _get_ready(self) -> bool:
-        """Wait until every channel can be read; return False if we are told to stop first.
-
-        Raises:
-            FastfuseError: a channel cannot be prepared.
-        """
+        """Wait until every channel can be read; return False if we are told to stop first."""
         while not (self._delivery.is_ready and all(channel.is_ready for channel in self._channels)):
             self._take_signal(self._look_again_s)
-            self._raise_first(self._failures())
-            if self._delivery.failure is not None:
-                raise self._delivery.failure
+            for failure in (*self._failures(), self._delivery.failure):
+                if failure is not None:
+                    raise failure
             if self._must_stop():
                 return False
         return True
@@ -276,19 +280,13 @@ class _Run:
     def _stop_reason(self) -> tuple[Phase, str]:
         """Return how a job ends that `_must_stop`."""
         if self._is_out_of_time:
-            return (
-                Phase.MAX_RUNTIME_EXCEEDED,
-                f"after MaxRuntimeInSeconds, which is {self._settings.job.limits.runtime_s}",
-            )
+            text = f"after MaxRuntimeInSeconds, which is {self._settings.job.max_runtime_s}"
+            return Phase.MAX_RUNTIME_EXCEEDED, text
         assert self._stopped_by is not None
         return Phase.STOPPED, f"by {self._stopped_by.name}"
 
     def _train(self, program: str, environment: dict[str, str]) -> _Outcome:
-        """Run the command from its start to its end.
-
-        Raises:
-            FastfuseError: a stream broke off; the command was told to end.
-        """
+        """Run the command from its start to its end; raise the failure of a stream, for which it was told to end."""
         settings = self._settings
         self._phases.enter(Phase.TRAINING, f"Running {settings.command[0]}")
         command = self._command = CommandProcess(program, settings.command, environment, self._names)
@@ -310,7 +308,8 @@ class _Run:
         while leftovers.press():
             self._take_signal(_LOOK_EVERY_S)
         self._outlast_members()
-        self._raise_first(broken)
+        if broken:
+            raise broken[0]
         if self._stopped_by is not None or self._is_out_of_time:
             phase, how = self._stop_reason()
             return _Outcome(phase, f"{how}: {command.describe_end()}", command.exit_code)
@@ -337,16 +336,13 @@ class _Run:
         self._members.close()
 
     def _stay_up(self) -> _Outcome:
-        """Serve without a command until we are told to stop, or until no channel serves any more.
-
-        Raises:
-            FastfuseError: a channel failed meanwhile; the others were served to their end.
-        """
+        """Serve without a command until we are told to stop, or no channel serves any more; raise what failed then."""
         self._phases.enter(Phase.TRAINING, "All channels are ready; SIGTERM or Ctrl-C ends it")
         while not self._must_stop() and any(channel.exit_code is None for channel in self._channels):
             self._take_signal(self._look_again_s)
             self._note_losses()
-        self._raise_first(self._failures())
+        for failure in self._failures():
+            raise failure
         if self._must_stop():
             return _Outcome(*self._stop_reason(), 0)
         return _Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
@@ -379,28 +375,19 @@ class _Run:
         return True
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            exit_code = os.waitstatus_to_exitcode(status)
-            if self._command is not None and pid == self._command.pid:
-                self._command.ended(exit_code)
-            for channel in self._channels:
-                if channel.pid == pid:
-                    channel.ended(exit_code, self._phases)
-            self._delivery.ended(pid, exit_code)
+        with suppress(ChildProcessError):  # there is no child
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, exit_code = ended[0], os.waitstatus_to_exitcode(ended[1])
+                if self._command is not None and pid == self._command.pid:
+                    self._command.ended(exit_code)
+                for channel in self._channels:
+                    if channel.pid == pid:
+                        channel.ended(exit_code, self._phases)
+                self._delivery.ended(pid, exit_code)
 
     def _failures(self, mode: InputMode | None = None) -> list[FastfuseError]:
-        failed = [channel for channel in self._channels if mode in {None, channel.channel.input_mode}]
-        return [channel.failure for channel in failed if channel.failure is not None]
-
-    def _raise_first(self, failures: list[FastfuseError]) -> None:
-        if failures:
-            raise failures[0]
+        found = (channel.failure for channel in self._channels if mode in {None, channel.channel.input_mode})
+        return [failure for failure in found if failure is not None]
 
     def _note_losses(self) -> None:
         """Log once of each channel that it ended by itself; readers of its mount get errors."""
@@ -416,7 +403,7 @@ class _Run:
 
     def _take_down(self) -> None:
         """End every channel, by force if need be, and clear what it leaves."""
-        alive = [channel for channel in self._channels if channel.exit_code is None]
+        alive = [channel for channel in self._channels if channel.exit_code is None and not channel.is_downloaded]
         if alive:
             self._phases.enter(Phase.STOPPING, f"Taking down {', '.join(channel.channel.name for channel in alive)}")
         if self._command is not None:
@@ -439,8 +426,7 @@ class _Run:
         failures = self._delivery.deliver()
         if not failures:
             return outcome
-        if outcome.error is not None:
-            failures.append(outcome.error)
+        failures += [outcome.error] if outcome.error is not None else []
         for failure in failures[1:]:
             _log.error("%s", failure)
         # Whatever the command returned: the log has it.

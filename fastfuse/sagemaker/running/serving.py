@@ -1,22 +1,17 @@
 """The work of one channel's process: index, then mount, download or stream, and report to the parent.
 
-A message is a line of JSON: ``{"listing": ...}``, ``{"ready": ...}``, ``{"progress": ...}`` of a download, or an error
-as `filesystem.children` writes it. Counters are in memory that parent and child share.
+Counters are in memory that parent and child share.
 """
 
-import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.errors import FastfuseError, MountError
+from fastfuse.errors import MountError
 from fastfuse.filesystem import supervisor
-from fastfuse.filesystem.children import error_message
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.refresh import run_lister
@@ -29,17 +24,13 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
-from fastfuse.sagemaker.download import (
-    DiskClaim,
-    DownloadReport,
-    DownloadSettings,
-    download_channel,
-    settle_channel,
-)
-from fastfuse.sagemaker.local.file_listing import index_files
-from fastfuse.sagemaker.local.keeping import keep_in_place
-from fastfuse.sagemaker.outputs.lineage import listing_of
-from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
+from fastfuse.sagemaker.download.survey import DiskClaim
+from fastfuse.sagemaker.local_files import index_files
+from fastfuse.sagemaker.outputs.record import listing_of
+from fastfuse.sagemaker.pipe.fifo import Guard
+from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
+from fastfuse.sagemaker.placing import keep_in_place
 from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
 
@@ -94,7 +85,6 @@ class RunSettings:
 
     @property
     def paths(self) -> JobPaths:
-        """The places below `base_dir`."""
         return JobPaths(self.base_dir)
 
 
@@ -115,8 +105,11 @@ class ChannelTask:
     guard: Guard | None = None
 
     @property
+    def place(self) -> Path:
+        return self.settings.paths.channel(self.channel.name)
+
+    @property
     def memory_target_bytes(self) -> int:
-        """The channel's share of the job's memory target."""
         return self.settings.memory_target_bytes[self.channel.name]
 
     @property
@@ -137,31 +130,28 @@ class ChannelTask:
         )
 
 
-def serve_channel(task: ChannelTask, counters: Counters, told_fd: int) -> int:
-    """Serve the channel until it is done or told to stop, and return the exit code (clause L5)."""
+def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    """Serve the channel until it is done or told to stop, and return the exit code (clause L5).
 
-    def tell(error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 -- whatever JSON can carry
-        line = json.dumps(message).encode() if error is None else error_message(error)
-        os.write(told_fd, line + b"\n")
+    `tell` takes an error, or one of ``listing`` (the fields of `Listing`), ``ready`` (a text), and ``progress`` of a
+    download (bytes done, and of how many).
 
+    Raises:
+        FastfuseError: the channel cannot be served.
+    """
     serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     if task.channel.is_put_in_place:
         serve = _keep
     if task.settings.cache is not None and serve is not _mount:
         _log.warning("channel %s does not use --cache, which is for mounted channels", task.channel.name)
-    try:
-        return serve(task, counters, tell)
-    except FastfuseError as error:
-        tell(error)
-        return error.exit_code
+    return serve(task, counters, tell)
 
 
 def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     """Return a descriptor of the channel's index, and the number of its objects or files."""
     source, origin = task.channel.source, task.origin
     if isinstance(source, LocalDirectory):
-        place = task.settings.paths.channel(task.channel.name)
-        return index_files(source, place, origin.shard, allow_empty=origin.allow_empty)
+        return index_files(source, task.place, origin.shard, allow_empty=origin.allow_empty)
     # In a process of its own, whose garbage goes with it.
     snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection))
     _log.info("listed %s: %s", source, report)
@@ -169,17 +159,11 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     return snapshot_fd, report.files
 
 
-def _listing(snapshot_fd: int) -> dict[str, object]:
-    return asdict(listing_of(open_snapshot(snapshot_fd)))
-
-
 def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     del counters  # nothing is read here
-    channel, paths, origin = task.channel, task.settings.paths, task.origin
+    origin, base = task.origin, task.settings.paths.base
     keep_in_place(
-        channel,
-        paths.channel(channel.name),
-        paths.base,
+        *(task.channel, task.place, base),
         shard=origin.shard,
         allow_empty=origin.allow_empty,
         ready=lambda text: tell(ready=text),
@@ -188,9 +172,9 @@ def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> i
 
 
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    place = task.settings.paths.channel(task.channel.name)
+    place = task.place
     snapshot_fd, _ = _index(task, counters)
-    tell(listing=_listing(snapshot_fd))
+    tell(listing=asdict(listing_of(open_snapshot(snapshot_fd))))
     recent = Recent(counters, "File")
     recent.begin("")
 
@@ -230,9 +214,9 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
 
 def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     channel, paths, shard = task.channel, task.settings.paths, task.shard if task.channel.is_dealt_anew else None
-    _remove_mountpoint(paths.channel(channel.name))
+    _remove_mountpoint(task.place)
     snapshot_fd, file_count = _index(task, counters)
-    tell(listing=_listing(snapshot_fd))
+    tell(listing=asdict(listing_of(open_snapshot(snapshot_fd))))
     are_local = isinstance(channel.source, LocalDirectory)
     recent = Recent(counters, "Pipe")
 
@@ -240,37 +224,33 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         what = f"files of {channel.source}" if are_local else "objects"
         if shard is not None:
             what += f", dealt out to {shard.count} hosts anew in each epoch,"
-        tell(ready=f"{file_count:,} {what} through {paths.channel(channel.name)}_0")
+        tell(ready=f"{file_count:,} {what} through {task.place}_0")
         recent.begin("")
 
-    def report(progress: PipeProgress) -> None:
+    def report(stream: PipeStream) -> None:
         if are_local:
-            counters.set(counters.slot("fastfuse_fetched_bytes"), progress.fetched_bytes)
-        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), progress.requests)
-        counters.set(counters.slot("fastfuse_read_served_bytes"), progress.written_bytes)
-        _note_waiting(counters, progress.waited_s, is_waiting=progress.is_waiting)
+            counters.set(counters.slot("fastfuse_fetched_bytes"), stream.fetched_bytes)
+        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), stream.requests)
+        counters.set(counters.slot("fastfuse_read_served_bytes"), stream.written_bytes)
+        _note_waiting(counters, stream.waited_s, is_waiting=stream.is_waiting)
         recent.look()
-        if progress.failure is not None:
-            tell(progress.failure)
+        if stream.failure is not None:
+            tell(stream.failure)
 
     settings = PipeSettings(
         channel=channel,
+        connection=task.settings.connection,
         shard=shard,
         directory=paths.data,
         base=paths.base,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
+        counters=counters,
+        guard=task.guard,
+        begin_fd=task.begin_fd,
     )
-    connection = task.settings.connection
     try:
-        stream_channel(
-            *(snapshot_fd, connection, settings),
-            ready=ready,
-            report=report,
-            guard=task.guard,
-            begin_fd=task.begin_fd,
-            counters=counters,
-        )
+        stream_channel(snapshot_fd, settings, ready=ready, report=report)
     finally:
         recent.tell_summary()
     return 0
@@ -284,11 +264,7 @@ def _note_waiting(counters: Counters, waited_s: float, *, is_waiting: bool) -> N
 
 
 def _remove_mountpoint(place: Path) -> None:
-    """Remove an empty directory where the channel was mounted before: a script would take it for an empty channel.
-
-    Raises:
-        MountError: the directory is not empty.
-    """
+    """Remove an empty directory where the channel was mounted before: a script would take it for an empty channel."""
     with suppress(FileNotFoundError, NotADirectoryError):
         if any(place.iterdir()):
             raise _is_full(f"the directory {place} is not empty, and the channel is to be streamed")
@@ -300,7 +276,7 @@ def _is_full(message: str) -> MountError:
 
 
 def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    place = task.settings.paths.channel(task.channel.name)
+    place = task.place
     if place.is_symlink():
         raise MountError(f"{place} is a symbolic link, and none below the base directory is followed", hint="remove it")
     # A mount that is there says so itself, and one that is dead is cleared.
@@ -334,7 +310,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
     )
 
     def ready(snapshot_fd: int) -> None:
-        tell(listing=_listing(snapshot_fd))
+        tell(listing=asdict(listing_of(open_snapshot(snapshot_fd))))
         files = counters.get("fastfuse_table_files")
         tell(ready=f"{files:,} objects at {place}")
 

@@ -19,8 +19,7 @@ from contextlib import suppress
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.sagemaker.running.serving import RunSettings
-from fastfuse.sagemaker.script.directories import open_directory, path_of
-from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir
+from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir, open_directory, path_of
 
 __all__ = ["Members", "Owner", "claim_or_join"]
 

@@ -19,29 +19,17 @@ _GPU_PATIENCE_S: Final = 10.0
 
 _PREFIX: Final = "sagemaker_"
 # Hyperparameters for the platform only, not for a framework.
-_OWN: Final = frozenset(
-    {
-        "sagemaker_program",
-        "sagemaker_submit_directory",
-        "sagemaker_enable_cloudwatch_metrics",
-        "sagemaker_region",
-        "sagemaker_container_log_level",
-        "sagemaker_job_name",
-        "default_user_module_name",
-        "_tuning_objective_metric",
-        "sagemaker_s3_output",
-    }
-)
+_OWN: Final = """
+    sagemaker_program sagemaker_submit_directory sagemaker_enable_cloudwatch_metrics sagemaker_region
+    sagemaker_container_log_level sagemaker_job_name default_user_module_name _tuning_objective_metric
+    sagemaker_s3_output
+"""
 # Any of these spreads the training over the current instance group.
-_DISTRIBUTED: Final = (
-    "sagemaker_mpi_enabled",
-    "sagemaker_parameter_server_enabled",
-    "sagemaker_distributed_dataparallel_enabled",
-    "sagemaker_pytorch_ddp_enabled",
-    "sagemaker_pytorch_xla_multi_worker_enabled",
-    "sagemaker_multi_worker_mirrored_strategy_enabled",
-    "sagemaker_torch_distributed_enabled",
-)
+_DISTRIBUTED: Final = """
+    sagemaker_mpi_enabled sagemaker_parameter_server_enabled sagemaker_distributed_dataparallel_enabled
+    sagemaker_pytorch_ddp_enabled sagemaker_pytorch_xla_multi_worker_enabled
+    sagemaker_multi_worker_mirrored_strategy_enabled sagemaker_torch_distributed_enabled
+"""
 _INFO: Final = 20  # logging.INFO
 # MAX_ARG_STRLEN of Linux, the terminating NUL included: with a longer entry no program can be started.
 _MAX_ENTRY_BYTES: Final = 128 << 10
@@ -74,7 +62,6 @@ def service_environment(inherited: Mapping[str, str], connection: ConnectionConf
 
 
 def count_gpus() -> int:
-    """Return how many GPUs ``nvidia-smi`` lists; 0 where it cannot run."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=_GPU_PATIENCE_S
@@ -87,9 +74,10 @@ def count_gpus() -> int:
 def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine: _Values) -> _Values:
     """Return the values that the toolkit makes variables of, by its names."""
     parameters = {name: _from_json(text) for name, text in job.hyperparameters.items()}
-    platform = {name: value for name, value in parameters.items() if name in _OWN or name.startswith(_PREFIX)}
+    own = _OWN.split()
+    platform = {name: value for name, value in parameters.items() if name in own or name.startswith(_PREFIX)}
     hyperparameters = {name: value for name, value in parameters.items() if name not in platform}
-    framework = {name: value for name, value in platform.items() if name not in _OWN}
+    framework = {name: value for name, value in platform.items() if name not in own}
     input_config = input_data_config(job, cluster)
     shared: _Values = {
         **_group_values(cluster, framework),
@@ -129,7 +117,7 @@ def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine
 def _group_values(cluster: Cluster, framework: _Values) -> _Values:
     groups = resource_config(cluster)["instance_groups"]
     assert isinstance(groups, list)
-    spread = [cluster.current_group] if any(framework.get(name) for name in _DISTRIBUTED) else []
+    spread = [cluster.current_group] if any(framework.get(name) for name in _DISTRIBUTED.split()) else []
     return {
         "current_instance_group": cluster.current_group,
         "current_instance_group_hosts": next(

@@ -1,33 +1,75 @@
-"""The directories below ``/opt/ml`` that a training script finds, and the three files that describe the job.
+"""The base directory of a job: what a training script finds below ``/opt/ml``, and what an earlier run left there.
 
-They are as in https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html.
+The three files that describe the job are as in
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html.
+
+SageMaker gives each job a new instance. Here the files of an earlier run move to ``runs/<its name>`` on the same disk,
+and nothing is deleted. A file in the base directory names the run whose files are there: others are not ours to move.
 """
 
 import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
+from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
-from fastfuse.sagemaker.script.directories import open_directory
 
 __all__ = [
     "BASE_DIR",
-    "FREE_SPACE",
     "BaseDirInUseError",
     "JobPaths",
-    "_cannot_make",
     "claim_base_dir",
     "input_data_config",
+    "open_directory",
+    "path_of",
+    "put_aside",
     "resource_config",
     "write_file",
     "write_job_files",
 ]
+
+
+def open_directory(path: Path, base: Path) -> int:
+    """Return a descriptor of the directory `path`, made if it is missing, which lies below `base`.
+
+    Whoever named `base` may have named a symbolic link. One below it is never followed: a job that runs as root would
+    write wherever the owner of a directory likes. Each component is opened in the one before, as openat2(2) does with
+    RESOLVE_NO_SYMLINKS, which old kernels and container engines do not know.
+
+    Raises:
+        OSError: it cannot be had; the error names the path.
+    """
+    base.mkdir(parents=True, exist_ok=True)
+    names = path.relative_to(base).parts
+    fd, place = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), base
+    for number, name in enumerate(names, 1):
+        place /= name
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=fd)
+            # Passing through a directory takes no right to read it.
+            access = os.O_PATH if number < len(names) else os.O_RDONLY
+            below = os.open(name, access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        except OSError as error:
+            is_link = error.errno in {errno.ELOOP, errno.ENOTDIR} and place.is_symlink()
+            reason = f"{place} is a symbolic link, and none below {base} is followed" if is_link else error.strerror
+            raise OSError(error.errno, reason, str(place)) from error
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def path_of(fd: int) -> Path:
+    """Return a path to the open directory `fd` that leads there whatever becomes of its name; proc(5)."""
+    return Path(f"/proc/self/fd/{fd}")
+
 
 FREE_SPACE: Final = "free some space"
 
@@ -122,7 +164,6 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
 
 
 def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
-    """Return the error for a path below the base directory that cannot be made."""
     message = f"{str(path)!r} cannot be made: {error.strerror}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskError(message, hint=FREE_SPACE)
@@ -170,3 +211,136 @@ def claim_base_dir(paths: JobPaths) -> int:
             hint="wait for its end, or give another --base-dir; processes of one job share it with --share",
         ) from error
     return fd
+
+
+_MARK = ".fastfuse-run"
+_RUNS = "runs"
+# A name, and two paths of 4096 characters.
+_MOST_MARK_BYTES = 1 << 16
+
+
+def put_aside(
+    paths: JobPaths, name: str, *, keeps: bool, fetches_code: bool = False, synced: Collection[Path] = ()
+) -> Path | None:
+    """Move what the earlier run left, unless this one `keeps` it, and note that the run `name` begins.
+
+    The code goes, too, if the run `fetches_code`: SageMaker's toolkit would run the earlier run's. `synced` are the
+    places of this run's checkpoints and logs; those of the earlier run are known from its note.
+
+    Return where it is now, or None where nothing was moved. The caller has claimed the base directory.
+
+    Raises:
+        ConfigurationError: files are there that no run of fastfuse made, or that cannot be moved.
+    """
+    base_fd = open_directory(paths.base, paths.base)
+    try:
+        moved = None if keeps else _put_aside(paths, base_fd, synced, fetches_code=fetches_code)
+        fd = os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=base_fd)
+        below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
+        with os.fdopen(fd, "w", encoding="utf-8") as mark:
+            json.dump({"name": name, "synced": below}, mark)
+        return moved
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise DiskError(f"nothing can be written below {paths.base}: {error.strerror}", hint=FREE_SPACE) from error
+        raise ConfigurationError(
+            f"what an earlier run left below {paths.base} cannot be moved: {error.filename}: {error.strerror}",
+            hint="move it yourself, begin with it (--keep), or give another --base-dir",
+        ) from error
+    finally:
+        os.close(base_fd)
+
+
+def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetches_code: bool) -> Path | None:
+    name, earlier = _earlier_run(base_fd)
+    for path in synced:
+        if not path.is_relative_to(paths.base) and _has_files(path):
+            raise ConfigurationError(
+                f"{path} has files, and a job begins without any", hint="empty it, or begin with them (--keep)"
+            )
+    left = list(_left(paths, [*synced, *(paths.base / below for below in earlier)]))
+    if fetches_code and name is not None and _has_files(paths.code):
+        left.append(paths.code)
+    if not left:
+        return None
+    if name is None:
+        raise ConfigurationError(
+            f"{left[0]} has files that no run of fastfuse left there",
+            hint="give another --base-dir, or begin with them (--keep)",
+        )
+    aside = _new_directory(paths.base, name)
+    for path in left:
+        below = path.relative_to(paths.base)
+        from_fd, to_fd = open_directory(path.parent, paths.base), open_directory((aside / below).parent, paths.base)
+        try:
+            os.rename(below.name, below.name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+        finally:
+            os.close(from_fd)
+            os.close(to_fd)
+    return aside
+
+
+def _left(paths: JobPaths, synced: Iterable[Path]) -> Iterator[Path]:
+    """Yield the channels, and the other directories, that have files. A mount is somebody's, and stays."""
+    try:
+        channels = sorted(paths.data.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        channels = []
+    own = (paths.model, paths.output, paths.checkpoints)
+    # A directory inside another one moves with it.
+    others = {path for path in synced if path.is_relative_to(paths.base) and not {path, *path.parents} & {*own}}
+    outermost = [path for path in sorted(others) if not {*path.parents} & others]
+    for path in (*channels, *own, *outermost):
+        is_mounted_channel = path.parent == paths.data and find_mount(path) is not None
+        if not is_mounted_channel and _has_files(path):
+            yield path
+
+
+def _has_files(path: Path) -> bool:
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        return True
+    # A directory is looked into and no further than to its first file; links to directories are files, too.
+    for top, folders, files in os.walk(path):
+        if files or any(os.path.islink(os.path.join(top, folder)) for folder in folders):
+            return True
+    return False
+
+
+def _earlier_run(base_fd: int) -> tuple[str | None, list[str]]:
+    """Return the name of the run whose files are there, fit for a directory, and its synced directories below.
+
+    The name is None if there was no run.
+    """
+    try:
+        fd = os.open(_MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base_fd)
+    except FileNotFoundError:
+        return None, []
+    with os.fdopen(fd, "rb") as mark:
+        text = mark.read(_MOST_MARK_BYTES)
+    try:
+        noted = json.loads(text)
+        name, synced = str(noted["name"]), [*map(str, noted.get("synced", ()))]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "earlier", []
+    is_name = name.replace("-", "").isalnum() and name.isascii()
+    # Somebody else may have written the note: it leads nowhere else.
+    below = [path for path in synced if "\0" not in path and {*PurePath(path).parts}.isdisjoint({"/", ".."})]
+    return name if is_name else "earlier", [path for path in below if PurePath(path).parts]
+
+
+def _new_directory(base: Path, name: str) -> Path:
+    runs_fd = open_directory(base / _RUNS, base)
+    try:
+        number = 1
+        while True:
+            chosen = name if number == 1 else f"{name}-{number}"
+            try:
+                os.mkdir(chosen, dir_fd=runs_fd)
+            except OSError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+                number += 1
+            else:
+                return base / _RUNS / chosen
+    finally:
+        os.close(runs_fd)

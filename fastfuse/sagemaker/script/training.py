@@ -118,7 +118,6 @@ class CommandProcess:
         return Leftovers(self._others, timeout_s)
 
     def kill(self) -> None:
-        """Kill the command and every process that it started."""
         if not self.is_over:
             for pid in (*_descendants(self.pid), self.pid):
                 _send(pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ from fastfuse.index.inodes.selection import key_order, take_part
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.objects import ObjectRef
 from tests.index.indexes import MD5
+from tests.tables import check_table
 
 SEGMENTS = st.text(alphabet="ab!-/0é", min_size=1, max_size=5)
 KEYS = st.lists(st.lists(SEGMENTS, min_size=1, max_size=3).map("/".join), max_size=25)
@@ -26,7 +27,7 @@ def table_of(keys: list[str], made: Sequence[str] = (), order: Sequence[int] | N
     if order is not None:
         builder.set_source_order(order)
     table, _ = builder.build()
-    table.check_invariants()
+    check_table(table)
     return table
 
 
@@ -71,7 +72,7 @@ def test_a_part_has_the_chosen_objects_as_they_were_and_only_their_directories(
         return range(first, len(sizes), step)
 
     part = take_part(whole, choose)
-    part.check_invariants()
+    check_table(part)
     chosen = {*objects[first::step], ".x/made", "made.txt"}
     assert sizes_seen == [before[path][0].size_bytes for path in objects]
     assert files(part) == {path: told for path, told in before.items() if path in chosen}

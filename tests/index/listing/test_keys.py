@@ -17,10 +17,11 @@ from fastfuse.errors import (
 )
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback
-from fastfuse.index.listing.keys import list_keys, parse_keys, read_keys
+from fastfuse.index.listing.named import list_keys, parse_keys, read_keys
 from fastfuse.index.sources.manifests import Reference
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
+from tests.tables import check_table
 
 SOURCE = S3Uri("bucket", "train")
 
@@ -63,7 +64,7 @@ def written(tmp_path: Path, keys: list[str]) -> Path:
 
 
 def names(table: InodeTable) -> list[bytes]:
-    table.check_invariants()
+    check_table(table)
     return [name for name, _ in table.children(ROOT)]
 
 

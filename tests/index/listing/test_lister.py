@@ -39,6 +39,7 @@ from fastfuse.testing import (
 from fastfuse.testing.faults import Action
 from fastfuse.testing.synthetic import Layout
 from tests.index.indexes import columns
+from tests.tables import check_table
 
 
 @dataclass
@@ -191,7 +192,7 @@ async def test_pages_of_any_length_show_what_the_uri_names_n1(
             is_key_name_prefix=as_key_names,
             progress=lambda listed: seen.append(listed.objects),
         )
-        listing.table.check_invariants()
+        check_table(listing.table)
         assert (listing.table.metadata.bucket, listing.table.metadata.key_prefix) == ("b", prefix)
         assert paths(listing.table) == sorted(key.removeprefix(prefix) for key in shown)
         assert listing.refusals.total == len(named - shown)
@@ -296,7 +297,7 @@ async def test_where_there_is_nothing_the_mount_is_refused_unless_empty_is_allow
         await list_source(store, S3Uri("bucket", path))
     assert "--allow-empty" in caught.value.hint
     listing = await list_source(store, S3Uri("bucket", path), allow_empty=True)
-    listing.table.check_invariants()
+    check_table(listing.table)
     assert len(listing.table) == 1
 
 
@@ -385,7 +386,7 @@ async def listed_serially(pages: PageSource, bucket: str) -> InodeTable:
     builder, token = TableBuilder(bucket, ""), ""
     while True:
         page = parse_page(await pages.list(bucket, prefix="", continuation_token=token))
-        builder.add(page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
+        builder.add(*page.columns)
         if not page.is_truncated:
             return builder.build()[0]
         token = page.next_token

@@ -16,7 +16,7 @@ from fastfuse.errors import (
 )
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.listing.acceptance import Listing, ListingProgress
-from fastfuse.index.listing.manifest import MAX_MANIFEST_BYTES, list_augmented_manifest, list_manifest
+from fastfuse.index.listing.named import MAX_MANIFEST_BYTES, list_augmented_manifest, list_manifest
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
@@ -24,6 +24,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from tests.tables import check_table
 
 SOURCE = S3Uri("lists", "folder/train.manifest")
 
@@ -73,7 +74,7 @@ def augmented(*lines: Mapping[str, object]) -> Objects:
 
 def paths(table: InodeTable) -> dict[str, str]:
     """The URI of each file by its path, "" for a made one."""
-    table.check_invariants()
+    check_table(table)
     inodes = [table.inode(row) for row in range(len(table))]
     files = [inode for inode in inodes if not table.is_directory(inode)]
     refs = {table.path(inode): table.ref(inode) for inode in files}

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.download import DownloadReport, download_channel
+from fastfuse.sagemaker.download.file_channel import DownloadReport, download_channel
 from tests.sagemaker.download.channels import settings_for
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from fastfuse.errors import DiskError
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.download import DownloadReport, disk, download_channel, settle_channel
+from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
+from fastfuse.sagemaker.download.file_channel import DownloadReport, download_channel, settle_channel
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.forked import Forked
 from tests.sagemaker.download.channels import (

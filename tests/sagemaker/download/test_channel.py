@@ -11,8 +11,8 @@ import pytest
 
 from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError
 from fastfuse.s3.checksums import digest_of
-from fastfuse.sagemaker.download import DownloadReport, settle_channel
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, open_root
+from fastfuse.sagemaker.download.file_channel import DownloadReport, settle_channel
 from fastfuse.testing import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, Flip, LoopbackServer, MemoryObjects, Reset
 from tests.sagemaker.download.channels import PART_BYTES, files_below, refs_of, run, table_of
 

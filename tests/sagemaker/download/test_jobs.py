@@ -10,7 +10,7 @@ from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import open_root
-from fastfuse.sagemaker.download.jobs import Job, Places, jobs
+from fastfuse.sagemaker.download.landing import Job, Places, jobs
 from tests.sagemaker.download.channels import table_of
 
 

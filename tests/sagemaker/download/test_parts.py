@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.sagemaker.download.stamps import Journal, Stamp
+from fastfuse.sagemaker.download.disk import Journal, Stamp
 
 STAMP = Stamp(b"v" * 16, b"b" * 16)
 

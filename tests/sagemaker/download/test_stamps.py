@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download.stamps import STAMP_BYTES, Stamp, Trust, version_of
+from fastfuse.sagemaker.download.disk import STAMP_BYTES, Stamp, Trust, version_of
 
 REF = ObjectRef("bucket", "key", 3, '"etag"', 10**18)
 BOOT, OTHER_BOOT = b"b" * 16, b"o" * 16

@@ -4,8 +4,7 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory, TrainingJob
-from fastfuse.sagemaker.description.job import channels_job
-from fastfuse.sagemaker.local.file_systems import located
+from fastfuse.sagemaker.description.job import channels_job, located
 from tests.sagemaker.jobs import CHANNEL, job_of, request, with_field
 
 ID = "fs-0123456789abcdef0"

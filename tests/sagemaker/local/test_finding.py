@@ -7,7 +7,7 @@ import pytest
 from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
 from fastfuse.filesystem.mountpoint import mount_holding
 from fastfuse.sagemaker.description.channel import LocalDirectory
-from fastfuse.sagemaker.local.finding import Found, find_directory
+from fastfuse.sagemaker.local_files import Found, find_directory
 from tests.sagemaker.local.conftest import mounted_tmpfs, write_files
 
 ID = "fs-0123456789abcdef0"

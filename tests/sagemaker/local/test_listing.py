@@ -10,11 +10,10 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.sources.shard import Shard
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.buffers import PartBuffers
-from fastfuse.sagemaker.local.file_listing import list_files
-from fastfuse.sagemaker.local.file_reader import FileReader
-from fastfuse.sagemaker.local.finding import Found
+from fastfuse.sagemaker.local_files import FileReader, Found, list_files
 from fastfuse.sagemaker.pipe.sequence import source_order
 from tests.sagemaker.local.conftest import FILES, write_files
+from tests.tables import check_table
 
 
 def listed(directory: Path, shard: Shard | None = None, root: Path | None = None) -> InodeTable:
@@ -29,7 +28,7 @@ def test_files_come_in_the_order_of_keys(tmp_path: Path) -> None:
     table = listed(write_files(tmp_path))
     assert [(ref.bucket, ref.key) for ref in refs(table)] == [(str(tmp_path), name) for name in FILES]
     assert [ref.size_bytes for ref in refs(table)] == [len(content) for content in FILES.values()]
-    table.check_invariants()
+    check_table(table)
 
 
 @pytest.mark.parametrize("by_bytes", [False, True])

@@ -7,7 +7,7 @@ import pytest
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot
-from fastfuse.sagemaker.outputs.lineage import Listing, listing_of
+from fastfuse.sagemaker.outputs.record import Listing, listing_of
 
 MD5 = '"0123456789abcdef0123456789abcdef"'
 OBJECTS = {"a/x": (3, MD5), "a/y": (4, '"odd"'), "b": (5, '"older"'), "c": (0, MD5[:-1] + '-7"')}

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.outputs.syncing import SyncedPlace, SyncTask
-from fastfuse.sagemaker.outputs.uploader import Syncer
+from fastfuse.sagemaker.description.channel import SyncedDirectory
+from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
+from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
+from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request as request_of
@@ -35,15 +38,17 @@ class Sync:
         self.server = server
         self.directory = directory
         self.prefix = prefix
-        place = SyncedPlace(
-            name="checkpoints", directory=directory, base=directory.parent,
-            prefix=S3Uri(server.bucket, prefix), are_checkpoints=are_checkpoints,
-        )  # fmt: skip
+        synced = SyncedDirectory(
+            name="checkpoints",
+            local_path=str(directory),
+            place=S3Uri(server.bucket, prefix),
+            are_checkpoints=are_checkpoints,
+        )
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         self.phases = Phases(is_json=False)
         self.phases.enter(Phase.TRAINING, "")
-        task = SyncTask(places=(place,), connection=connection, part_size_bytes=8 << 20, look_every_s=0.05)
-        self.process = Syncer(task)
+        task = SyncTask((synced,), JobPaths(directory.parent), connection, 8 << 20, look_every_s=0.05)
+        self.process = Sender(partial(sync_directories, task), {synced.name: ""})
         self._reap(lambda: self.process.is_ready)
 
     def objects(self) -> dict[str, bytes]:
@@ -123,8 +128,8 @@ def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Serve
         put(directory / "b" / "c", b"")
         sync.wait_for(**{"a": b"other", "b/c": b""})
         sync.finish()
-        assert sync.process.failures() == {}
-        assert sync.process.artifacts()["checkpoints"].files == 2
+        assert sync.process.failures() == []
+        assert sync.process.artifacts["checkpoints"].files == 2
 
 
 def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(moto_server: S3Server, directory: Path) -> None:
@@ -157,7 +162,7 @@ def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory:
             (directory / "link").symlink_to("open")
             sync.finish()
         assert sync.objects() == {"open": large}
-        assert sync.process.failures() == {}
+        assert sync.process.failures() == []
 
 
 def test_what_s3_has_is_brought_back_and_not_sent_again(moto_server: S3Server, directory: Path) -> None:
@@ -166,7 +171,7 @@ def test_what_s3_has_is_brought_back_and_not_sent_again(moto_server: S3Server, d
         assert (directory / "epoch-1" / "model").read_bytes() == b"weights"
         assert [path.name for path in directory.iterdir()] == ["epoch-1"]
         sync.finish()
-        assert sync.process.artifacts() == {}
+        assert sync.process.artifacts["checkpoints"].files == 0
 
 
 def test_what_was_brought_back_and_has_changed_is_sent(moto_server: S3Server, directory: Path) -> None:
@@ -175,7 +180,7 @@ def test_what_was_brought_back_and_has_changed_is_sent(moto_server: S3Server, di
         put(directory / "model", b"newer")
         sync.finish()
         assert sync.objects() == {"model": b"newer"}
-        assert sync.process.artifacts()["checkpoints"].files == 1
+        assert sync.process.artifacts["checkpoints"].files == 1
 
 
 def test_files_that_are_there_are_kept_and_nothing_is_brought_back(

@@ -5,7 +5,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.pipe import Guard, PipeProgress, PipeSettings, stream_channel
+from fastfuse.sagemaker.pipe.fifo import Guard
+from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 
 
 def tell(**told: Any) -> None:  # noqa: ANN401 - whatever JSON can carry
@@ -51,14 +52,17 @@ def main(
         attribute_names=origin.attribute_names,
         **fields,
     )
-    pipe = PipeSettings(channel=channel, directory=Path(directory), part_size_bytes=part_size_bytes)
+    pipe = PipeSettings(
+        channel=channel, connection=connection, directory=Path(directory), part_size_bytes=part_size_bytes
+    )
 
-    def report(progress: PipeProgress) -> None:
-        tell(progress=asdict(replace(progress, failure=None)), error=str(progress.failure or ""))
+    def report(stream: PipeStream) -> None:
+        names = ("epoch", "written_bytes", "fetched_bytes", "requests")
+        tell(progress={name: getattr(stream, name) for name in names}, error=str(stream.failure or ""))
 
     def stream(guard: Guard | None) -> int:
         try:
-            stream_channel(fd, connection, pipe, ready=lambda: tell(ready=True), report=report, guard=guard)
+            stream_channel(fd, replace(pipe, guard=guard), ready=lambda: tell(ready=True), report=report)
         except FastfuseError as error:
             tell(raised=str(error))
             return error.exit_code

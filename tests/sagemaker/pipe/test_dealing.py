@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.listing.lister import list_source
-from fastfuse.index.listing.manifest import list_augmented_manifest, list_manifest
+from fastfuse.index.listing.named import list_augmented_manifest, list_manifest
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri

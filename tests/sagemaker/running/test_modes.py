@@ -66,7 +66,7 @@ def assert_reported(record: Record, modes: tuple[str, str]) -> None:
 
 
 def is_up(modes: tuple[str, str]) -> bool:
-    """Whether a channel of these modes has to be taken down."""
+    """Return whether a channel of these modes has to be taken down."""
     return {*modes} != {"File"}
 
 

@@ -28,7 +28,7 @@ def test_on_one_host_every_script_reads_every_record_in_every_epoch(server: Loop
         assert [sorted(records) for records in read[script]] == [dataset.all_records] * EPOCHS
 
 
-# With six hosts one script has fewer objects than hosts.
+# Six hosts are more than one of the scripts has objects.
 @pytest.mark.parametrize(("host_count", "mode"), [(6, "FastFile"), (2, "File"), (2, "Pipe")])
 def test_hosts_of_a_sharded_job_read_every_record_once_between_them(
     server: LoopbackServer, host_count: int, mode: str

@@ -8,20 +8,26 @@ A link that is made here begins with ``/./``, by which `take_away` knows it. A m
 """
 
 import ctypes
+import logging
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.sources.shard import Shard
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.local.finding import find_directory
-from fastfuse.sagemaker.script.directories import open_directory
+from fastfuse.sagemaker.local_files import find_directory, list_files
+from fastfuse.sagemaker.script.files import open_directory
 
-__all__ = ["put_in_place", "put_links", "take_away", "unmount_directory"]
+__all__ = ["keep_in_place", "take_away"]
 
+_log = logging.getLogger(__name__)
+
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
 _MARK = "/."
 
 # Linux has one number for each of these on every architecture but alpha.
@@ -42,13 +48,8 @@ class _MountAttributes(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd"))
 
 
-def put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool) -> str:
-    """Mount `directory` at `place` below `base`, or link to it; return why it is not mounted, or nothing if it is.
-
-    Raises:
-        MountError: something is in the way.
-        DiskError: the link cannot be made.
-    """
+def _put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool) -> str:
+    """Mount `directory` at `place` below `base`, or link to it; return why it is not mounted, or nothing if it is."""
     with _empty_directory(place, base) as place_fd:
         try:
             _bind(directory, place_fd, is_writable=is_writable)
@@ -56,35 +57,25 @@ def put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool)
             reason = error.strerror or ""
         else:
             return ""
-    try:
+    with _link_errors(place):
         parent_fd = open_directory(place.parent, base)
         try:
             os.rmdir(place.name, dir_fd=parent_fd)
             os.symlink(f"{_MARK}{directory}", place.name, dir_fd=parent_fd)
         finally:
             os.close(parent_fd)
-    except OSError as error:
-        raise _cannot_link(place, error) from error
     return reason
 
 
-def put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> None:
-    """Make a link at `place` to each file of `table`, which lists `directory`.
-
-    Raises:
-        MountError: something is in the way.
-        DiskError: a link cannot be made.
-    """
-    with _empty_directory(place, base) as fd:
-        try:
-            for row in range(1, len(table)):  # directories come before what is in them
-                path = table.path(table.inode(row))
-                if path.endswith("/"):
-                    os.mkdir(path, dir_fd=fd)
-                else:
-                    os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
-        except OSError as error:
-            raise _cannot_link(place, error) from error
+def _put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> None:
+    """Make a link at `place` to each file of `table`, which lists `directory`."""
+    with _empty_directory(place, base) as fd, _link_errors(place):
+        for row in range(1, len(table)):  # directories come before what is in them
+            path = table.path(table.inode(row))
+            if path.endswith("/"):
+                os.mkdir(path, dir_fd=fd)
+            else:
+                os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
 
 
 def take_away(place: Path, channel: Channel) -> None:
@@ -101,15 +92,11 @@ def take_away(place: Path, channel: Channel) -> None:
     elif mount is None:
         _remove_links(place)
     elif not mount.is_ours and find_directory(source, place, allow_empty=True).path.samefile(place):
-        unmount_directory(place)
+        _unmount(place)
 
 
-def unmount_directory(place: Path) -> None:
-    """Unmount what was put at `place`, with what is mounted below it; open files stay usable.
-
-    Raises:
-        MountError: it cannot be unmounted.
-    """
+def _unmount(place: Path) -> None:
+    """Unmount what was put at `place`, with what is mounted below it; open files stay usable."""
     if _LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW):
         reason = os.strerror(ctypes.get_errno())
         raise MountError(f"{place} cannot be unmounted: {reason}", hint=f"umount --lazy {place}, as root on the host")
@@ -136,6 +123,16 @@ def _is_ours(name: str, directory_fd: int | None = None) -> bool:
         return os.readlink(name, dir_fd=directory_fd).startswith(f"{_MARK}/")
     except OSError:  # it is no link
         return False
+
+
+@contextmanager
+def _link_errors(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there"
+        ) from error
 
 
 @contextmanager
@@ -180,5 +177,35 @@ def _call(*arguments: object) -> int:
     return result
 
 
-def _cannot_link(place: Path, error: OSError) -> DiskError:
-    return DiskError(f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there")
+def keep_in_place(
+    channel: Channel, place: Path, base: Path, *, shard: Shard | None, allow_empty: bool, ready: Callable[[str], None]
+) -> None:
+    """Put the channel's directory, or this host's share of it, at `place`, and keep it there until told to stop.
+
+    Raises:
+        FastfuseError: the directory cannot be used, or cannot be put there.
+    """
+    source = channel.source
+    assert isinstance(source, LocalDirectory)
+    found = find_directory(source, place, allow_empty=allow_empty)
+    if shard is None:
+        refusal = _put_in_place(found.path, place, base, is_writable=source.is_writable)
+        what = str(found.path)
+    else:
+        table = list_files(found, shard, allow_empty=allow_empty)
+        _put_links(table, found.path, place, base)
+        refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
+    if refusal:
+        access = f"linked ({refusal}; file permissions alone decide who may write)"
+    else:
+        access = "mounted writable" if source.is_writable else "mounted read-only"
+    if channel.shuffle_seed is not None:
+        _log.warning("channel %s: ShuffleConfig has an effect in Pipe mode only; shuffle in the script", channel.name)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks mounts to list again
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    ready(f"{what} {access} at {place}")
+    signal.sigwait(_STOPPING)
+    if refusal:
+        take_away(place, channel)
+    else:
+        _unmount(place)

@@ -1,23 +1,28 @@
-"""Runs ``fastfuse warm``: lists as a mount does, gives up its rights, and fills the tier."""
+"""Runs ``fastfuse warm`` and ``fastfuse cache``, in processes without rights, as the mounts do that use the directory.
+
+A warm-up lists as a mount does, gives up its rights, and fills the tier.
+"""
 
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fastfuse.cache.directory import prepare
+from fastfuse.cache import upkeep
+from fastfuse.cache.directory import OpenCache, prepare
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.upkeep import open_or_fail
 from fastfuse.cache.warm import WarmState, warm
 from fastfuse.cli.config import job_memory_bytes
 from fastfuse.cli.messages import say
-from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.errors import ConfigurationError, FastfuseError, ServiceError
+from fastfuse.filesystem.children import answer_on, fork_child, heard, how_it_ended, wait_child
 from fastfuse.filesystem.control import ask_status, entry_of, take_index
 from fastfuse.filesystem.key_finder import give_up_rights
-from fastfuse.filesystem.privileges import worker_uid
+from fastfuse.filesystem.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.hints import paths_in
 from fastfuse.index.inodes.table import InodeTable
@@ -31,7 +36,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.routes import read_files
 from fastfuse.sizes import GIB, format_size
 
-__all__ = ["Plan", "plan_of_mount", "plan_of_source", "refs_of", "run"]
+__all__ = ["Outcome", "Plan", "fill", "maintain", "plan_of_mount", "plan_of_source", "refs_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +91,7 @@ def refs_of(table: InodeTable, rows: Sequence[int] | None = None) -> Iterator[Ob
             yield ref
 
 
-def run(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: bool) -> int:
+def fill(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: bool) -> int:
     """Fetch what is missing, and return 0.
 
     Raises:
@@ -160,3 +165,90 @@ def _incomplete(state: WarmState, cache: CacheSettings) -> FastfuseError:
         reasons.append("the disk did not take it, or others took its place")
     hint = "give more --cache-size, warm a --shard of it, or see 'fastfuse cache status'" if state.has_no_room else ""
     return FastfuseError(f"{format_size(state.missing_bytes)} are not kept: {'; '.join(reasons)}", hint=hint)
+
+
+class Outcome(NamedTuple):
+    """The result of an action, for programs and for people."""
+
+    found: Mapping[str, Any]
+    text: str
+    exit_code: int = 0
+
+
+def maintain(
+    action: str, source: S3Uri | None, origin: IndexOrigin, settings: CacheSettings, connection: ConnectionConfig
+) -> Outcome:
+    """Do what `fastfuse cache` was asked for.
+
+    Raises:
+        FastfuseError: the directory cannot be used, or the source cannot be listed.
+    """
+    prepare(settings, worker_uid())
+    if action == "status":
+        return _status(_as_nobody(settings, upkeep.status), settings)
+    if action == "verify":
+        found = _as_nobody(settings, lambda cache: _verify(cache, str(settings.directory)))
+        bad = f"{found['bad']:,} more were bad: forgotten, and fetched again when they are read" if found["bad"] else ""
+        text = f"{found['ranges'] - found['bad']:,} ranges with {format_size(found['bytes'])} are as they were written"
+        return Outcome(found, "; ".join(filter(None, (text, bad))), int(found["bad"] > 0))
+    if action == "clear":
+        found = _as_nobody(settings, upkeep.clear)
+        busy = f"; {found['busy_segments']:,} segments stay, which mounts fill now" if found["busy_segments"] else ""
+        return Outcome(found, f"removed {format_size(found['bytes'])} in {found['segments']:,} segments{busy}")
+    is_pinned = action == "pin"
+    if source is None:
+        found = _as_nobody(settings, upkeep.unpin_all)
+    else:
+        session = S3Session(connection)
+        snapshot_fd, _ = run_lister(source, origin, session)
+        url, refs = session.endpoint_url or "", refs_of(open_snapshot(snapshot_fd).table)
+        found = _as_nobody(settings, lambda cache: upkeep.pin(cache, refs, url, is_pinned=is_pinned))
+    text = f"{action}ned {found['segments']:,} segments with {format_size(found['kept_bytes'])} of {source or 'all'}"
+    is_partial = is_pinned and found["missing_bytes"] > 0
+    if is_partial:
+        text += f"; {format_size(found['missing_bytes'])} are not kept: fetch them with 'fastfuse warm', and pin again"
+    return Outcome(found, text, int(is_partial))
+
+
+def _status(found: dict[str, Any], settings: CacheSettings) -> Outcome:
+    found |= {"directory": str(settings.directory), "size_bytes": settings.size_bytes}
+    rows = {
+        "directory": found["directory"],
+        "used": f"{format_size(found['used_bytes'])} of {format_size(found['size_bytes'])} (--cache-size)",
+        "index": format_size(found["index_bytes"]),
+        "kept": f"{format_size(found['kept_bytes'])}, {found['ranges']:,} ranges of {found['objects']:,} objects",
+        "segments": f"{found['segments']:,}, {format_size(found['pinned_bytes'])} of them pinned",
+        "served": f"{format_size(found['hit_bytes'])} of what is kept now",
+    }
+    return Outcome(found, "\n".join(f"{name:<10} {value}" for name, value in rows.items()))
+
+
+def _verify(cache: OpenCache, name: str) -> dict[str, int]:
+    began_s = time.monotonic()
+
+    def figures(done_bytes: int) -> str:
+        rate = done_bytes / 1e6 / max(time.monotonic() - began_s, 1e-3)
+        return f"{format_size(done_bytes)} read, {rate:,.0f} MB/s"
+
+    with shown_line("verifying", name) as show:
+        return upkeep.verify(cache, lambda done_bytes: show(lambda: figures(done_bytes)))
+
+
+def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, int]]) -> dict[str, Any]:
+    """Return the result of `work` on the directory, in a process that opens it and then gives up its rights."""
+    load_progress()
+    reading_fd, writing_fd = os.pipe()
+
+    def make() -> dict[str, int]:
+        cache = upkeep.open_or_fail(settings)
+        become_nobody()
+        return upkeep.done(work, cache)
+
+    child = fork_child(lambda: answer_on(writing_fd, make))
+    os.close(writing_fd)
+    with os.fdopen(reading_fd, "rb") as pipe:
+        answer = pipe.read()
+    exit_code = wait_child(child)
+    if not answer:
+        raise ServiceError(f"the process that uses the cache {how_it_ended(exit_code)}")
+    return heard(answer)

@@ -1,0 +1,205 @@
+"""Channels that are directories of this host: on its own disk, or of a file system that is mounted (EFS, FSx, NFS).
+
+`find_directory` refuses a directory that is missing, empty, not mounted, or elsewhere than it seems. For Pipe mode and
+for shards its files are listed as the objects of a prefix: the table's bucket is the directory, and its keys are the
+paths below it. `FileReader` reads them in the place of an S3 client. In other modes `placing` puts the directory at the
+channel's place without a copy.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import trio
+
+from fastfuse.errors import (
+    ConfigurationError,
+    EmptySourceError,
+    ObjectChangedError,
+    ObjectDeniedError,
+    SourceError,
+    UnavailableError,
+)
+from fastfuse.filesystem.mountpoint import mount_holding
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.selection import take_part
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.inodes.tree import Refusals
+from fastfuse.index.snapshot import Snapshot, save_snapshot
+from fastfuse.index.sources.shard import Shard
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.sagemaker.description.channel import LocalDirectory
+
+__all__ = ["FileReader", "Found", "find_directory", "index_files", "list_files"]
+
+
+class Found(NamedTuple):
+    """The directory of a channel, and the one that nothing in it may lead out of; neither path has a link in it."""
+
+    path: Path
+    root: Path
+
+
+def find_directory(source: LocalDirectory, place: Path, *, allow_empty: bool) -> Found:
+    """Return where the directory is that a channel will show at `place`.
+
+    Raises:
+        ConfigurationError: `place` lies in the directory.
+        SourceError: the directory cannot be used; the error says why, and what to do.
+    """
+    try:
+        root = Path(os.path.realpath(source.mounted_at or source.path, strict=True))
+        path = _below(root, source) if source.file_system else root
+        with os.scandir(path) as entries:
+            is_empty = not any(entries)
+    except OSError as error:
+        shown = f"{source.path!r} of {source.file_system}" if source.file_system else repr(source.path)
+        raise SourceError(
+            f"the directory {shown} cannot be used: {error.filename!r}: {error.strerror}",
+            hint="is its file system mounted? Mount it, or name another directory",
+        ) from error
+    if is_empty and not allow_empty:
+        raise EmptySourceError(
+            f"the directory {str(path)!r} is empty",
+            hint="is its file system mounted? With --allow-empty it is taken as it is",
+        )
+    if Path(os.path.realpath(place.parent), place.name).is_relative_to(path):
+        raise ConfigurationError(
+            f"the directory {str(path)!r} holds {str(place)!r}, where the channel belongs",
+            hint="leave the channel out if its data are there already, or give another --base-dir",
+        )
+    return Found(path, root)
+
+
+def _below(root: Path, source: LocalDirectory) -> Path:
+    """Return the directory of a file system that is mounted at `root`."""
+    mount = mount_holding(root)
+    if mount.path == Path("/"):
+        raise SourceError(
+            f"nothing is mounted at {str(root)!r}, where --file-system says that {source.file_system} is",
+            hint="mount the file system there, or name the place where it is mounted",
+        )
+    # An NFS or Lustre mount of HOST:/FOLDER shows that folder, and DirectoryPath begins at the file system's root: on
+    # FSx for Lustre with the mount name.
+    _, _, folder = mount.source.rpartition(":/")
+    path = PurePosixPath(source.path)
+    is_shown = mount.path == root and path.is_relative_to(f"/{folder}")
+    place = root / path.relative_to(f"/{folder}" if is_shown else "/")
+    found = Path(os.path.realpath(place, strict=True))
+    if not found.is_relative_to(root):
+        raise SourceError(
+            f"the directory {str(place)!r} is a link to {str(found)!r}, outside of the file system",
+            hint=f"give {found} as a channel of its own, or a directory without such a link",
+        )
+    return found
+
+
+# Key, size in bytes and time of the last change in nanoseconds.
+_File = tuple[bytes, int, int]
+
+
+def list_files(found: Found, shard: Shard | None, *, allow_empty: bool) -> InodeTable:
+    """Return a table of the files of the directory, or of a host's share of them.
+
+    Raises:
+        SourceError: the directory cannot be read, has no file, or has one that cannot be taken.
+    """
+    builder = TableBuilder(str(found.path), "")
+    waiting = [b""]
+    try:
+        while waiting:
+            files = list(_look_into(found, waiting.pop(), waiting))
+            keys, sizes, mtimes = zip(*files, strict=True) if files else ((), (), ())
+            builder.add(keys, sizes, mtimes, [""] * len(files), ["STANDARD"] * len(files))
+    except OSError as error:
+        raise SourceError(f"{_shown(error.filename)} cannot be read: {error.strerror}") from error
+    table, refusals = builder.build()
+    if refusals.total:
+        name, reason = refusals.examples[0]
+        raise SourceError(f"{_shown(name)} in {found.path} cannot be taken: {reason}", hint="rename the file")
+    if not table.metadata.file_count and not allow_empty:
+        raise EmptySourceError(f"no file is below {found.path}", hint="--allow-empty takes it as it is")
+    return table if shard is None else take_part(table, shard.positions)
+
+
+def index_files(source: LocalDirectory, place: Path, shard: Shard | None, *, allow_empty: bool) -> tuple[int, int]:
+    """Return a descriptor of an index of the directory that a channel streams at `place`, and the number of files.
+
+    Raises:
+        FastfuseError: as `find_directory` and `list_files`.
+    """
+    table = list_files(find_directory(source, place, allow_empty=allow_empty), shard, allow_empty=allow_empty)
+    fd = os.memfd_create("fastfuse-files", os.MFD_CLOEXEC)
+    save_snapshot(Snapshot(source=str(source), listed_at_ns=time.time_ns(), table=table, refusals=Refusals()), fd)
+    return fd, table.metadata.file_count
+
+
+def _look_into(found: Found, folder: bytes, waiting: list[bytes]) -> Iterator[_File]:
+    """Yield the files of a folder, and add its subdirectories to `waiting`; both are paths below the directory."""
+    with os.scandir(os.path.join(os.fsencode(found.path), folder)) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(folder + entry.name + b"/")
+                continue
+            if entry.is_symlink():
+                _check_link(found, entry.path)
+            status = entry.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise SourceError(
+                    f"{_shown(entry.path)} is neither a file nor a directory, nor a link to a file",
+                    hint="remove it, or read the directory unsharded in File or FastFile mode, which shows it as it is",
+                )
+            yield folder + entry.name, status.st_size, status.st_mtime_ns
+
+
+def _check_link(found: Found, path: bytes) -> None:
+    target = Path(os.fsdecode(os.path.realpath(path)))
+    if not target.is_relative_to(found.root):
+        raise SourceError(
+            f"{_shown(path)} is a link to {str(target)!r}, outside of {str(found.root)!r}",
+            hint="put the file there in the place of the link, or read the directory unsharded in FastFile mode",
+        )
+
+
+def _shown(path: bytes | str) -> str:
+    return repr(os.fsdecode(path))
+
+
+class FileReader:
+    """A `RangeReader` of files: the bucket of a ref is a directory, and its key a path below."""
+
+    def __init__(self, buffers: PartBuffers) -> None:
+        self._buffers = buffers
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """Return the bytes as `RangeReader.get` does; a file system that does not answer is waited for."""
+        buffer = self._buffers.take(end - start)
+        await trio.to_thread.run_sync(_fill, buffer, ref, start, abandon_on_cancel=True)
+        return buffer
+
+    async def aclose(self) -> None:
+        """Close nothing: no file is open between two reads."""
+
+
+def _fill(buffer: memoryview, ref: ObjectRef, start: int) -> None:
+    try:
+        fd = os.open(f"{ref.bucket}/{ref.key}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            done = 0
+            if (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns):
+                while done < len(buffer) and (count := os.preadv(fd, [buffer[done:]], start + done)):
+                    done += count
+        finally:
+            os.close(fd)
+    except FileNotFoundError as error:
+        raise ObjectChangedError(f"{ref.uri!r} was removed since the job began") from error
+    except OSError as error:
+        kind = ObjectDeniedError if isinstance(error, PermissionError) else UnavailableError
+        raise kind(f"{ref.uri!r} cannot be read: {error.strerror}") from error
+    if done < len(buffer):
+        raise ObjectChangedError(f"{ref.uri!r} has changed since the job began")

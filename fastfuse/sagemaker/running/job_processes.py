@@ -1,0 +1,256 @@
+"""The child processes of a run as their parent sees them: one for each channel, side by side, and one for metrics.
+
+A child says what it does in lines through one pipe, and logs through another, so that lines of two processes never
+mix. It has a process group of its own: the terminal's Ctrl-C is for the command, and a child goes on until the parent
+stops it. Processes that it forks die with it.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.filesystem.children import error_message, fork_child, heard, wait_child
+from fastfuse.filesystem.privileges import as_nobody
+from fastfuse.filesystem.recorder import Recorder
+from fastfuse.index.origin import SourceKind
+from fastfuse.metrics import OUTCOMES, Counters, bind_metrics, endpoint_url, serve_metrics
+from fastfuse.sagemaker.description.channel import Channel, InputMode
+from fastfuse.sagemaker.outputs.record import ChannelAccount, Listing
+from fastfuse.sagemaker.running.budget import Usage
+from fastfuse.sagemaker.running.phases import Phases
+from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
+
+__all__ = ["ChannelProcess", "ChildProcess", "LinePipe", "serving_metrics", "usage_lines"]
+
+_READ_BYTES = 65536
+
+
+class LinePipe:
+    """A pipe from a child to its parent. SIGIO tells the process that made it that there is something to read."""
+
+    def __init__(self) -> None:
+        self._reading_fd, self.writing_fd = os.pipe()
+        fcntl.fcntl(self._reading_fd, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(self._reading_fd, fcntl.F_GETFL)
+        fcntl.fcntl(self._reading_fd, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_ASYNC)
+        self._begun = b""
+
+    def close_writing(self) -> None:
+        """Close the parent's writing end after the fork: the pipe ends with its last writer."""
+        os.close(self.writing_fd)
+
+    def lines(self) -> list[bytes]:
+        """Return the whole lines that came since, without newlines; never wait."""
+        received = [self._begun]
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._reading_fd, _READ_BYTES):
+                received.append(chunk)
+        *lines, self._begun = b"".join(received).split(b"\n")
+        return lines
+
+    def close(self) -> list[bytes]:
+        """Close the pipe and return the last lines, with one that never ended."""
+        last = self.lines()
+        os.close(self._reading_fd)
+        return [*last, self._begun] if self._begun else last
+
+
+class ChildProcess(ABC):
+    """A child from its fork to its end; a subclass hears what it says."""
+
+    def __init__(self, work: Callable[[], int | None]) -> None:
+        """Fork a child that does `work` and exits with its result. It inherits what the object has until now."""
+        # None while it lives; negative for a signal.
+        self.exit_code: int | None = None
+        # The last error that it has told, by the name of what it is about.
+        self.errors: dict[str, FastfuseError] = {}
+        self._told, self._log = LinePipe(), LinePipe()
+        self.pid = fork_child(lambda: self._work(work))
+        self._told.close_writing()
+        self._log.close_writing()
+
+    def _work(self, work: Callable[[], int | None]) -> None:
+        os.setpgid(0, 0)
+        os.dup2(self._log.writing_fd, 2)
+        try:
+            exit_code = work()
+        except FastfuseError as error:
+            self.tell(error)
+            exit_code = error.exit_code
+        os._exit(exit_code or 0)
+
+    def tell(self, error: FastfuseError | None = None, name: str = "", **message: Any) -> None:  # noqa: ANN401 - JSON
+        """Say something about `name` to the parent; the child calls this."""
+        line = json.dumps(message).encode() if error is None else error_message(error)
+        os.write(self._told.writing_fd, name.encode() + b"\t" + line + b"\n")
+
+    def listen(self, phases: Phases) -> None:
+        if self.exit_code is None:
+            self._take(self._told.lines(), self._log.lines(), phases)
+
+    def ended(self, exit_code: int, phases: Phases) -> None:
+        self.exit_code = exit_code
+        self._take(self._told.close(), self._log.close(), phases)
+
+    def stop(self) -> None:
+        self.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        if self.exit_code is None:
+            os.kill(self.pid, number)
+
+    @property
+    def how_it_ended(self) -> str:
+        assert self.exit_code is not None
+        return f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exited with {self.exit_code}"
+
+    def _take(self, told: list[bytes], log: list[bytes], phases: Phases) -> None:
+        for line in log:
+            phases.relay(line)
+        for line in told:
+            # Bytes up to the first tab name what the rest is about.
+            name, _, message = line.partition(b"\t")
+            try:
+                self._hear(name.decode(), heard(message), phases)
+            except FastfuseError as error:
+                self.errors[name.decode()] = error
+
+    @abstractmethod
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        """Take in what the process has said about `name`."""
+
+
+class ChannelProcess(ChildProcess):
+    """The process of one channel: preparing, ready, over."""
+
+    def __init__(self, task: ChannelTask, counters: Counters) -> None:
+        self.channel: Channel = task.channel
+        self.is_ready = False
+        self.is_stopping = False
+        self._listing: Listing | None = None
+        # Read here even after a death.
+        self._counters = counters
+        # A channel that is put in place has none.
+        target_bytes = task.settings.memory_target_bytes.get(self.channel.name, 0)
+        counters.set(counters.slot("fastfuse_memory_target_bytes"), target_bytes)
+        self._recorder = Recorder(counters)
+        super().__init__(lambda: self._serve(task))
+
+    def _serve(self, task: ChannelTask) -> int:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(self._name_channel)
+        return serve_channel(task, self._counters, self.tell)
+
+    def _name_channel(self, record: logging.LogRecord) -> bool:
+        record.channel = self.channel.name
+        return True
+
+    def listen(self, phases: Phases) -> None:
+        super().listen(phases)
+        if self.exit_code is None:
+            self._recorder.look(time.monotonic(), time.time())
+
+    def stop(self) -> None:
+        self.is_stopping = True
+        super().stop()
+
+    @property
+    def is_downloaded(self) -> bool:
+        """Whether the channel's files are in place, and its process about to end by itself."""
+        return self.is_ready and self.channel.input_mode is InputMode.FILE
+
+    def refresh(self) -> None:
+        """List a mounted channel again (clause L6); other modes have nothing to refresh."""
+        if self.is_ready and self.channel.input_mode is InputMode.FAST_FILE:
+            self.send(signal.SIGHUP)
+
+    @property
+    def failure(self) -> FastfuseError | None:
+        """The reason why the channel stopped serving, with its name.
+
+        It is None while the channel serves, or if it was told to end, finished its work, or was unmounted from outside.
+        """
+        if (error := self.errors.get("")) is not None:
+            return type(error)(f"channel {self.channel.name}: {error}", hint=error.hint)
+        is_rightly_over = self.exit_code == 0 and self.is_ready and self.channel.input_mode is not InputMode.PIPE
+        if self.exit_code is None or self.is_stopping or is_rightly_over:
+            return None
+        hint = "out of memory?" if self.exit_code == -signal.SIGKILL else "the log has the reason"
+        return ServiceError(f"channel {self.channel.name}: its process {self.how_it_ended}", hint=hint)
+
+    def usage(self) -> Usage:
+        counters = self._counters
+        gets = sum(counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES)
+        indexing = counters.get("fastfuse_index_requests")
+        is_listed = self.channel.source_kind is SourceKind.PREFIX
+        return Usage(
+            fetched_bytes=counters.get("fastfuse_fetched_bytes"),
+            # A manifest takes a HEAD of every object, for its size.
+            gets=gets + (0 if is_listed else indexing),
+            lists=indexing if is_listed else 0,
+        )
+
+    def account(self) -> ChannelAccount:
+        samples = self._recorder.record(time.time())
+        return ChannelAccount(channel=self.channel, usage=self.usage(), listing=self._listing, samples=samples)
+
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        if "progress" in message:
+            phases.progress(self.channel.name, *message["progress"])
+        if "listing" in message:
+            self._listing = Listing(**message["listing"])
+        if "ready" in message:
+            self.is_ready = True
+            phases.say(f"{self.channel.name} ({self.channel.input_mode}): {message['ready']}")
+
+
+def usage_lines(channels: Sequence[ChannelProcess]) -> Iterator[str]:
+    """Yield what each channel took and cost, and what all of them did."""
+    usages = [channel.usage() for channel in channels]
+    for process, usage in zip(channels, usages, strict=True):
+        yield f"{process.channel.name} ({process.channel.input_mode}): {usage}"
+    if len(usages) > 1:
+        yield f"all channels: {sum(usages[1:], usages[0])}"
+
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def serving_metrics(address: tuple[str, int] | None, channels: Mapping[str, Counters]) -> Iterator[None]:
+    """Serve the counters of each channel at `address`, if there is one, while the context lasts.
+
+    Enter it before a channel is opened: the process keeps a copy of every descriptor until it dies with this one.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+    if address is None:
+        yield
+        return
+    with bind_metrics(*address) as listener:
+        _log.info("metrics are served at %s", endpoint_url(listener))
+
+        def serve() -> None:
+            os.setpgid(0, 0)  # the terminal's Ctrl-C is for the command
+            serve_metrics(listener, channels)
+
+        pid = fork_child(as_nobody(serve))
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):  # it died, and the run has reaped it
+            wait_child(pid)

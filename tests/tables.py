@@ -1,0 +1,48 @@
+"""Checks the invariants of an inode table."""
+
+import numpy as np
+
+from fastfuse.index.inodes.columns import Kind, are_objects, exact_sum
+from fastfuse.index.inodes.table import ROOT, InodeTable
+
+__all__ = ["check_table"]
+
+
+def check_table(table: InodeTable) -> None:
+    """Raise `AssertionError` if the columns contradict what `fastfuse.index.inodes.table` says of them."""
+    count, columns = len(table), table.columns
+    kinds, parents, sizes, times = (columns[name].tolist() for name in ("kinds", "parents", "sizes", "mtimes_ns"))
+    assert count >= 1
+    assert kinds[0] == Kind.DIRECTORY
+    assert parents[0] == 0
+    ends = columns["name_ends"]
+    assert len(ends) == count
+    assert np.all(np.diff(ends.astype("int64")) >= 0)
+    assert int(ends[-1]) == len(columns["names"])
+    next_child = 1
+    for row in range(count):
+        if kinds[row] != Kind.DIRECTORY:
+            continue
+        first, children = table.span(row)
+        assert first == next_child, f"children of row {row} do not follow on"
+        next_child += children
+        names = [table.name_at(child) for child in range(first, first + children)]
+        assert names == sorted(set(names)), f"children of row {row} are not sorted and unique"
+        assert all(names), f"row {row} has a child without a name"
+        assert all(parents[child] == row for child in range(first, first + children))
+        newest = max((times[child] for child in range(first, first + children)), default=0)
+        assert times[row] >= newest
+    assert next_child == count
+    is_object = are_objects(columns["kinds"])
+    assert table.metadata.file_count == int(np.count_nonzero(is_object))
+    assert table.metadata.directory_count == int(np.count_nonzero(columns["kinds"] == Kind.DIRECTORY))
+    assert table.metadata.total_bytes == exact_sum(columns["sizes"][is_object])
+    for row in np.flatnonzero(columns["kinds"] == Kind.FILE_MADE).tolist():
+        assert len(table.made(table.inode(row))) == sizes[row]
+    order = table.source_order()
+    assert order is None or all(kinds[row] != Kind.DIRECTORY for row in order)
+    inodes = [table.inode(row) for row in range(count)]
+    assert inodes[0] == ROOT
+    assert len(set(inodes)) == count
+    assert max(inodes) < table.next_inode
+    assert [table.row(inode) for inode in inodes] == list(range(count))
