@@ -12,7 +12,7 @@ import trio
 
 from fastfuse.filesystem.fuse import pyfuse3
 from fastfuse.filesystem.kernel_readahead import raise_readahead
-from fastfuse.filesystem.mount_places import OwnPlace
+from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.filesystem.replies import threads_for
@@ -53,7 +53,7 @@ def main() -> None:
     snapshot_fd, _ = run_lister(source, IndexOrigin(), S3Session(connection))
     operations = MountOperations(Counters(), uid=os.getuid(), gid=os.getgid())
     operations.serve(open_snapshot(snapshot_fd).table, _MemoryEngine())
-    session = Session.mount(operations, OwnPlace(Path(mountpoint)), source=str(source), allow_other=False)
+    session = Session.mount(operations, Place(Path(mountpoint)), source=str(source), allow_other=False)
     raise_readahead(session.device)
     trio.run(_serve, operations, session.fd)
     session.close()

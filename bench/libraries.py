@@ -20,7 +20,7 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +49,7 @@ _BLOCK_BYTES = 1 << 20
 # A model with a context of 1,024 tokens takes so many at once, of two bytes each.
 _CROP_TOKENS = 1025
 # The directory holds the files, and the indexes of the libraries.
-_DATA_BYTES = 1800 << 20
+_DATA_BYTES = 2400 << 20
 
 
 def _bytes(size_bytes: int) -> bytes:
@@ -89,11 +89,10 @@ def make(place: Path) -> None:
         for name, shards in (("chunks.zarr", None), ("shards.zarr", (2000, _ROW_BYTES))):
             chunks = {"chunks": (100, _ROW_BYTES), "shards": shards, "compressors": None}
             zarr.create_array(place / name, shape=rows.shape, dtype=rows.dtype, **chunks)[:] = rows
-    if parquet := _library("pyarrow.parquet"):
-        arrow = importlib.import_module("pyarrow")
-        columns = {f"column{n}": rows[:, n * 1024 : (n + 1) * 1024].copy().view("i8").reshape(-1) for n in range(8)}
-        options = {"row_group_size": 128 * _ROWS // 20, "compression": "none", "use_dictionary": False}
-        parquet.write_table(arrow.table(columns), place / "rows.parquet", **options)
+    if torch := _library("torch"):
+        tensors = {f"weight{n:02}": rows.reshape(-1)[:_TENSOR_BYTES] ^ np.uint8(n) for n in range(_TENSORS)}
+        torch.save({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, place / "tensors.pt")
+    _make_tables(place, rows)
     if lmdb := _library("lmdb"):
         with (
             lmdb.open(str(place / "keys.lmdb"), subdir=False, map_size=1 << 30, lock=False) as environment,
@@ -101,6 +100,19 @@ def make(place: Path) -> None:
         ):
             for key, value in sorted(_pairs()):
                 transaction.put(key, value)
+
+
+def _make_tables(place: Path, rows: np.ndarray) -> None:
+    if parquet := _library("pyarrow.parquet"):
+        arrow = importlib.import_module("pyarrow")
+        columns = {f"column{n}": rows[:, n * 1024 : (n + 1) * 1024].copy().view("i8").reshape(-1) for n in range(8)}
+        options = {"row_group_size": 128 * _ROWS // 20, "compression": "none", "use_dictionary": False}
+        parquet.write_table(arrow.table(columns), place / "rows.parquet", **options)
+        if lance := _library("lance"):
+            column = arrow.FixedSizeBinaryArray.from_buffers(
+                arrow.binary(_ROW_BYTES), _ROWS, [None, arrow.py_buffer(rows)]
+            )
+            lance.write_dataset(arrow.table({"row": column}), place / "rows.lance")
 
 
 def _pairs() -> Iterator[tuple[bytes, bytes]]:
@@ -194,6 +206,31 @@ def _one_tensor(place: Path) -> Iterator[bytes]:
     return _safetensors(place, ["weight07"])
 
 
+def _torch(place: Path, numbers: Iterable[int]) -> Iterator[bytes]:
+    tensors = importlib.import_module("torch").load(place / "tensors.pt", mmap=True)
+    for number in numbers:
+        yield tensors[f"weight{number:02}"].numpy().tobytes()
+
+
+def _one_torch_tensor(place: Path) -> Iterator[bytes]:
+    return _torch(place, [7])
+
+
+def _torch_tensors(place: Path) -> Iterator[bytes]:
+    return _torch(place, random.Random(1).sample(range(_TENSORS), _TENSORS))
+
+
+def _first_rows(place: Path) -> Iterator[bytes]:
+    table = importlib.import_module("polars").scan_parquet(place / "rows.parquet").head(_READS).collect()
+    yield from (column.to_numpy().tobytes() for column in table)
+
+
+def _taken_rows(place: Path) -> Iterator[bytes]:
+    numbers = random.Random(1).sample(range(_ROWS), _READS)
+    table = importlib.import_module("lance").dataset(str(place / "rows.lance")).take(numbers)
+    yield from (row.as_py() for row in table.column("row"))
+
+
 def _hdf5(place: Path) -> Iterator[bytes]:
     with importlib.import_module("h5py").File(place / "rows.h5", "r") as file:
         for number in random.Random(1).sample(range(_ROWS), _READS):
@@ -240,12 +277,16 @@ _WORKLOADS: dict[str, tuple[Callable[[Path], Iterator[bytes]], str]] = {
     "the same crops by pread": (_read_crops, ""),
     "safetensors, 30 biases of 4 KiB": (_biases, "safetensors"),
     "safetensors, 1 tensor of 10 MiB": (_one_tensor, "safetensors"),
+    "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": (_one_torch_tensor, "torch"),
+    "torch.load(mmap=True), all 30 tensors, shuffled": (_torch_tensors, "torch"),
     "h5py, 1,000 random chunks of 8 KiB": (_hdf5, "h5py"),
     "lmdb, 1,000 random keys": (_lmdb, "lmdb"),
     "sqlite3, 1,000 random keys": (_sqlite, ""),
     "zarr, 100 crops of chunks of 800 KiB": (_zarr_chunks, "zarr"),
     "zarr, 100 crops of shards of 16 MiB": (_zarr_shards, "zarr"),
     "pyarrow, one of 20 row groups of Parquet": (_row_group, "pyarrow"),
+    "polars, the first 1,000 rows of Parquet": (_first_rows, "polars"),
+    "lance, 1,000 random rows of 8 KiB": (_taken_rows, "lance"),
     "zipfile, 100 random members of 100 KB": (_zip, ""),
     "tarfile, 100 random members of 100 KB": (_tar, ""),
 }
@@ -253,9 +294,12 @@ _WORKLOADS: dict[str, tuple[Callable[[Path], Iterator[bytes]], str]] = {
 
 def _read(name: str, place: Path) -> tuple[float, int, int]:
     """Run a workload in this process; return its seconds, the bytes that it asked for, and their checksum."""
+    read, library = _WORKLOADS[name]
+    if library:
+        importlib.import_module(library)
     began_s = time.perf_counter()
     asked_bytes = checksum = 0
-    for piece in _WORKLOADS[name][0](place):
+    for piece in read(place):
         asked_bytes += len(piece)
         checksum = zlib.crc32(piece, checksum)
     return time.perf_counter() - began_s, asked_bytes, checksum

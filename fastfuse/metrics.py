@@ -156,6 +156,8 @@ METRICS = (
     Counter("fastfuse_worker_memory_bytes", "Bytes of memory that the worker shares with nobody.", is_gauge=True),
     Counter("fastfuse_kernel_readahead_bytes", "How far the kernel reads ahead in a file; 0: unknown.", is_gauge=True),
     Counter("fastfuse_cpu_seconds", "Seconds of CPU that workers have used.", unit=1e-6),
+    Counter("fastfuse_loop_cpu_seconds", "Seconds of CPU that workers' event loops have used.", unit=1e-6),
+    Counter("fastfuse_cpu_limit", "CPUs that the mount may use at the same time.", is_gauge=True, unit=1e-3),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed."),
     Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),

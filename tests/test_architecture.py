@@ -104,7 +104,7 @@ PURE = {
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),
-    *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "filesystem.deaths", "filesystem.failing"),
+    *("index.sources.shard", "index.sources.shuffle", "index.sources.uri", "filesystem.health"),
     *("readahead.announced", "readahead.cursor", "readahead.limits", "readahead.listed"),
     *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),
     *(

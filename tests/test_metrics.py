@@ -76,6 +76,8 @@ CONTRACT: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fastfuse_worker_memory_bytes": ("gauge", "", ("",)),
     "fastfuse_kernel_readahead_bytes": ("gauge", "", ("",)),
     "fastfuse_cpu_seconds": ("counter", "", ("",)),
+    "fastfuse_loop_cpu_seconds": ("counter", "", ("",)),
+    "fastfuse_cpu_limit": ("gauge", "", ("",)),
     "fastfuse_hints": ("counter", "outcome", ("taken", "unknown")),
     "fastfuse_objects_listed": ("counter", "", ("",)),
     "fastfuse_index_requests": ("counter", "", ("",)),

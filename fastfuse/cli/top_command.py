@@ -50,7 +50,7 @@ _PATH_COLUMNS = 100
 class Look:
     """The work of a mount in one interval.
 
-    `status` is as of `filesystem.status`, `work` as of `filesystem.stream_view` (empty while no worker tells). The
+    `status` is as of `filesystem.status`, `work` as of `filesystem.watching` (empty while no worker tells). The
     rates are in bytes, GETs and share of the time since the look before; `history` has reading and stalled of each
     look, the newest last.
     """

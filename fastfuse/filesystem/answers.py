@@ -11,7 +11,6 @@ from typing import Any
 
 from fastfuse import log
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.children import Fork, error_message
 from fastfuse.filesystem.control import (
     INDEX,
@@ -28,7 +27,7 @@ from fastfuse.filesystem.control import (
 from fastfuse.filesystem.hang_report import hang_report
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.status import Recent, status_of
+from fastfuse.filesystem.status import Board, Recent, status_of
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.s3.aws import S3Session
 

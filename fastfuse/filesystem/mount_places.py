@@ -7,17 +7,17 @@ import select
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.children import heard
 from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
 from fastfuse.filesystem.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.mountpoint import abort, find_mount, is_dead, is_mounted, unmount
-from fastfuse.filesystem.preflight import DEVICE_NUMBER, prepare_mount
+from fastfuse.filesystem.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
+from fastfuse.filesystem.preflight import DEVICE_NUMBER, check_device, examine, obstacle
 
-__all__ = ["GivenPlace", "HelperPlace", "OwnPlace", "Place", "Ready", "place_for"]
+__all__ = ["GivenPlace", "HelperPlace", "Place", "Ready", "place_for"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,53 +34,21 @@ class Ready(NamedTuple):
     device: str
 
 
-class Place(Protocol):
-    """A place in the file system for one mount after the other. All raise MountError for what cannot be done."""
+class Place:
+    """A directory that this process, or fusermount3 for it, mounts on, one mount after the other.
 
-    mountpoint: Path
-
-    def mount(self, name: str) -> Ready | None:
-        """Mount under this name; None leaves it to libfuse."""
-        ...
-
-    def is_mounted(self, device: str, *, is_connected: bool) -> bool:
-        """Return whether the mount is there, whose connection still lives or has ended."""
-        ...
-
-    def unmount(self, device: str, *, lazy: bool) -> None: ...
-
-    def abort(self, device: str) -> None: ...
-
-    def raise_readahead(self, device: str, *, level: int) -> None: ...
-
-    def close(self) -> None:
-        """Let go of it; a helper takes its mount away with the last process that does."""
-        ...
-
-
-def place_for(settings: MountSettings) -> Place:
-    """Return the place of a mount, checked as far as it can be before the listing.
-
-    Raises:
-        MountError: nothing can be mounted there; the error says why and what to do.
+    All raise MountError for what cannot be done.
     """
-    if settings.fuse_socket is not None:
-        return HelperPlace(settings.fuse_socket)
-    if settings.fuse_fd is not None:
-        return GivenPlace(settings.fuse_fd, settings.mountpoint)
-    return OwnPlace(prepare_mount(settings))
-
-
-class OwnPlace:
-    """A directory that this process, or fusermount3 for it, mounts on."""
 
     def __init__(self, mountpoint: Path) -> None:
         self.mountpoint = mountpoint
 
-    def mount(self, _name: str) -> None:
-        """Leave it to libfuse."""
+    def mount(self, name: str) -> Ready | None:
+        """Mount under this name; None leaves it to libfuse."""
+        return None
 
     def is_mounted(self, device: str, *, is_connected: bool) -> bool:
+        """Return whether the mount is there, whose connection still lives or has ended."""
         # A later mount may have our number. If our connection has ended, the mount there is ours only if it is dead.
         return is_mounted(self.mountpoint, device) and (is_connected or is_dead(self.mountpoint))
 
@@ -94,10 +62,10 @@ class OwnPlace:
         raise_readahead(device, level=level)
 
     def close(self) -> None:
-        pass
+        """Let go of it; a helper takes its mount away with the last process that does."""
 
 
-class HelperPlace:
+class HelperPlace(Place):
     """The place of a helper (`filesystem.fuse_helper`), which need not be seen from here. It is held until `close`."""
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +74,7 @@ class HelperPlace:
         Raises:
             MountError: nobody listens there for this user.
         """
-        self.mountpoint = Path("the place of the helper")
+        super().__init__(Path("the place of the helper"))
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(_HELPER_WITHIN_S)
         try:
@@ -130,7 +98,7 @@ class HelperPlace:
         self.mountpoint = Path(found["mountpoint"])
         return Ready(fds[0], found["device"])
 
-    def is_mounted(self, _device: str, *, is_connected: bool) -> bool:
+    def is_mounted(self, device: str, *, is_connected: bool) -> bool:
         if is_connected:
             return True
         try:
@@ -138,10 +106,10 @@ class HelperPlace:
         except MountError:
             return False  # without a connection and without a helper nothing can go on
 
-    def unmount(self, _device: str, *, lazy: bool) -> None:
+    def unmount(self, device: str, *, lazy: bool) -> None:
         self._ask("unmount", lazy=lazy)
 
-    def abort(self, _device: str) -> None:
+    def abort(self, device: str) -> None:
         self._ask("abort")
 
     def raise_readahead(self, device: str, *, level: int) -> None:
@@ -164,7 +132,7 @@ class HelperPlace:
         return heard(packet), fds
 
 
-class GivenPlace:
+class GivenPlace(Place):
     """A mount that whoever started us has made, and unmounts."""
 
     def __init__(self, fd: int, mountpoint: Path) -> None:
@@ -173,7 +141,7 @@ class GivenPlace:
         Raises:
             MountError: it is none of the FUSE device.
         """
-        self.mountpoint = mountpoint
+        super().__init__(mountpoint)
         self._fd = fd
         try:
             is_fuse = os.fstat(fd).st_rdev == DEVICE_NUMBER
@@ -184,7 +152,7 @@ class GivenPlace:
                 f"--fuse-fd {fd} is not open on /dev/fuse", hint="pass on the descriptor that was given to mount(2)"
             )
 
-    def mount(self, _name: str) -> Ready:
+    def mount(self, name: str) -> Ready:
         if self._fd < 0:
             raise MountError(
                 f"{self.mountpoint} cannot be mounted again, for the one descriptor was --fuse-fd",
@@ -204,18 +172,33 @@ class GivenPlace:
         )
         return Ready(fd, "")
 
-    def is_mounted(self, _device: str, *, is_connected: bool) -> bool:
+    def is_mounted(self, device: str, *, is_connected: bool) -> bool:
         return is_connected
 
     def unmount(self, device: str, *, lazy: bool) -> None:
         """Leave it to who mounted; readers get an error, for nobody serves it."""
 
-    def abort(self, _device: str) -> None:
+    def abort(self, device: str) -> None:
         """Leave it, too: the connection ends with the processes that hold the descriptor."""
 
     def raise_readahead(self, device: str, *, level: int) -> None:
         if device:
             raise_readahead(device, level=level)
 
-    def close(self) -> None:
-        pass
+
+def place_for(settings: MountSettings) -> Place:
+    """Return the place of a mount, checked as far as it can be before the listing.
+
+    Raises:
+        MountError: nothing can be mounted there; the error says why and what to do.
+    """
+    if settings.fuse_socket is not None:
+        return HelperPlace(settings.fuse_socket)
+    if settings.fuse_fd is not None:
+        return GivenPlace(settings.fuse_fd, settings.mountpoint)
+    mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
+    check_device()
+    found = obstacle(examine(mountpoint), mountpoint, allow_other=settings.allow_other)
+    if found is not None:
+        raise found
+    return Place(mountpoint)

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.mountpoint import prepare_mountpoint
 
-__all__ = ["CONTAINER", "DEVICE_NUMBER", "Machine", "check_device", "examine", "obstacle", "prepare_mount"]
+__all__ = ["CONTAINER", "DEVICE_NUMBER", "Machine", "check_device", "examine", "obstacle"]
 
 CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
 
@@ -42,20 +40,6 @@ class Machine:
     may_write_to_mountpoint: bool
     # True if /etc/fuse.conf lets this user mount with allow_other.
     may_allow_other: bool
-
-
-def prepare_mount(settings: MountSettings) -> Path:
-    """Prepare the mountpoint as `prepare_mountpoint` does, and return it.
-
-    Raises:
-        MountError: nothing can be mounted there; the error says why and what to do.
-    """
-    mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
-    check_device()
-    found = obstacle(examine(mountpoint), mountpoint, allow_other=settings.allow_other)
-    if found is not None:
-        raise found
-    return mountpoint
 
 
 def obstacle(machine: Machine, mountpoint: Path, *, allow_other: bool) -> MountError | None:

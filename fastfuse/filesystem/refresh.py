@@ -14,15 +14,16 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
+from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
 from fastfuse.filesystem.control import RefreshReport, send_answer
 from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
-from fastfuse.filesystem.protocol import pack_notices
+from fastfuse.filesystem.replies import pack_notices
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.make import IndexReport, make_index
 from fastfuse.index.origin import IndexOrigin
@@ -56,9 +57,7 @@ def run_lister(
     reading_fd, writing_fd = os.pipe()
 
     def make() -> dict[str, object]:
-        keep_memory_private()
-        give_up = partial(give_up_rights, session)
-        report = make_index(source, origin, session, snapshot_fd, counters, before_network=give_up)
+        report = _list(source, origin, session, counters, snapshot_fd)
         found = session.credentials.latest if session.credentials is not None else None
         return {"report": asdict(report), "keys": found and packed(found)}
 
@@ -83,28 +82,26 @@ def run_lister(
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class NewTable:
-    """A finished listing: the snapshot's memfd, and how it differs from the one before."""
+def _list(source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters | None, fd: int) -> IndexReport:
+    """Make the index in `fd`, and become nobody before the first request; call it in a process of its own."""
+    keep_memory_private()
+    return make_index(source, origin, session, fd, counters, before_network=partial(give_up_rights, session))
+
+
+class NewTable(NamedTuple):
+    """A finished listing: the snapshot's memfd, its figures, and how it differs from the one before."""
 
     snapshot_fd: int
-    listed_at_ns: int
-    refused: int
-    requests: int
+    made: IndexReport
     report: RefreshReport
 
 
 class _Refresh:
     """One refresh under way."""
 
-    def __init__(
-        self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, unsent_fd: int
-    ) -> None:
-        self._source = source
-        self._origin = origin
-        self._session = session
-        self._counters = counters
-        # Notices of an earlier refresh, or -1; the caller closes them.
+    def __init__(self, make_index: Callable[[int], IndexReport], unsent_fd: int) -> None:
+        """`make_index` lists into a descriptor; `unsent_fd` has notices of an earlier refresh, or is -1."""
+        self._make_index = make_index
         self._unsent_fd = unsent_fd
         # All notices to send, the earlier ones first.
         self.notices_fd = -1
@@ -112,6 +109,11 @@ class _Refresh:
         # The process that runs now, or 0.
         self.pid = 0
         self.exit_code = 0
+        # Set once the listing has succeeded: the table is swapped.
+        self.report: RefreshReport | None = None
+        self.error: FastfuseError | None = None
+        # Processes that sent notices and died.
+        self.dead_senders = 0
 
     def start(self, fork: Fork, snapshot_fd: int) -> None:
         """Start the first process. `snapshot_fd` is the current table; the caller closes it.
@@ -146,10 +148,9 @@ class _Refresh:
         if not message:
             raise ServiceError(f"the lister {how_it_ended(self.exit_code)}")
         answer = heard(message)
-        report = RefreshReport(**answer.pop("report"))
-        new = NewTable(snapshot_fd=self._new_fd, report=report, **answer)
-        self._new_fd = -1
-        return new
+        self.report = RefreshReport(**answer["report"])
+        new_fd, self._new_fd = self._new_fd, -1
+        return NewTable(new_fd, IndexReport(**answer["made"]), self.report)
 
     def send_notices(self, fork: Fork, send: Callable[[bytes], None]) -> None:
         """Start the second process.
@@ -176,11 +177,9 @@ class _Refresh:
         self._new_fd = self.notices_fd = self._answer_fd = -1
 
     def _make(self, old_fd: int) -> dict[str, object]:
-        keep_memory_private()
         started_s = time.monotonic()
         fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
-        give_up = partial(give_up_rights, self._session)
-        made = make_index(self._source, self._origin, self._session, fresh_fd, self._counters, before_network=give_up)
+        made = self._make_index(fresh_fd)
         fresh = open_snapshot(fresh_fd)
         table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
         save_snapshot(replace(fresh, table=table), self._new_fd)
@@ -195,12 +194,7 @@ class _Refresh:
             files=made.files,
             elapsed_s=time.monotonic() - started_s,
         )
-        return {
-            "report": asdict(report),
-            "listed_at_ns": made.listed_at_ns,
-            "refused": made.refused,
-            "requests": made.requests,
-        }
+        return {"made": asdict(made), "report": asdict(report)}
 
 
 class Refresher:
@@ -210,16 +204,9 @@ class Refresher:
         """`session` has its files read before the first refresh."""
         self._source = source
         # The mount already has any listing that was kept.
-        self._origin = replace(origin, max_age_s=0.0)
-        self._session = session
-        self._counters = counters
+        self._list = partial(_list, source, replace(origin, max_age_s=0.0), session, counters)
         self._fork = fork
         self._running: _Refresh | None = None
-        # The report of a listing that succeeded: the table is swapped.
-        self._report: RefreshReport | None = None
-        self._error: FastfuseError | None = None
-        # Processes that sent notices of this refresh and died.
-        self._dead_senders = 0
         # Notices that the kernel did not get, because the process that sends them died.
         self._unsent_fd = -1
         # Clients of the running refresh and of the next one: the running one may have listed too early for them.
@@ -230,7 +217,7 @@ class Refresher:
     @property
     def is_sending(self) -> bool:
         """Return whether a process sends notices to the kernel; it may wait for readers."""
-        return self._running is not None and self._running.pid != 0 and self._report is not None
+        return self._running is not None and self._running.pid != 0 and self._running.report is not None
 
     def want(self, snapshot_fd: int, asking: socket.socket | None = None) -> None:
         """Refresh the table in `snapshot_fd`, now or after the running refresh; send `asking` the outcome."""
@@ -248,16 +235,14 @@ class Refresher:
 
     def new_table(self) -> NewTable | None:
         """Return the table of a listing that has just ended; to be swapped in before `send_notices`."""
-        if self._running is None or self._error is not None:
+        running = self._running
+        if running is None or running.error is not None:
             return None
         try:
-            new = self._running.listed()
+            return running.listed()
         except FastfuseError as error:
-            self._error = error
+            running.error = error
             return None
-        if new is not None:
-            self._report = new.report
-        return new
 
     def send_notices(self, send: Callable[[bytes], None]) -> None:
         """Have the kernel forget stale names and attributes: a new process passes the notices to `send`."""
@@ -265,7 +250,7 @@ class Refresher:
         try:
             self._running.send_notices(self._fork, send)
         except FastfuseError as error:
-            self._error = _untold(error)
+            self._running.error = _untold(error)
 
     def send_notices_again(self, send: Callable[[bytes], None]) -> None:
         """Start another process that sends the notices if the one that did has died, five at most.
@@ -274,27 +259,35 @@ class Refresher:
         twice does no harm.
         """
         running = self._running
-        if running is None or running.pid or self._report is None or self._error is not None or not running.exit_code:
+        if running is None or running.pid or running.report is None or running.error or not running.exit_code:
             return
-        self._dead_senders += 1
-        if self._dead_senders < _MAX_SENDERS:
+        running.dead_senders += 1
+        if running.dead_senders < _MAX_SENDERS:
             _log.warning("the process that tells the kernel what has changed died; another one does")
             self.send_notices(send)
 
     def outcome(self, snapshot_fd: int) -> str:
         """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""
-        if self._running is None or self._running.pid:
+        running = self._running
+        if running is None or running.pid:
             return ""
-        if self._error is None and self._running.exit_code:
-            self._error = _untold(f"the process that tells it {how_it_ended(self._running.exit_code)}")
-        if self._error is not None:
-            outcome, answer = "failed", error_message(self._error)
+        if running.error is None and running.exit_code:
+            running.error = _untold(f"the process that tells it {how_it_ended(running.exit_code)}")
+        error, report = running.error, running.report
+        if error is None:
+            assert report is not None
+            outcome, answer = "ok", json.dumps(asdict(report)).encode()
+            _log.info("refreshed %s: %s", self._source, report)
         else:
-            assert self._report is not None
-            outcome, answer = "ok", json.dumps(asdict(self._report)).encode()
-        self._log_outcome()
-        if self._report is not None:
-            self._keep_unsent()
+            outcome, answer = "failed", error_message(error)
+            if report is None:
+                _log.error("the view stays as it was: %s was not refreshed: %s", self._source, error)
+            else:
+                _log.error("%s was refreshed, but %s; %s", self._source, error, error.hint)
+        if report is not None:
+            self._close_unsent()
+            if error is not None:  # the next refresh sends them
+                self._unsent_fd, running.notices_fd = running.notices_fd, -1
         _answer(self._waiting, answer)
         self._forget()
         if self._is_next_wanted:
@@ -326,27 +319,12 @@ class Refresher:
     def _start(self, snapshot_fd: int) -> None:
         """Start a refresh. One that cannot start has failed, and `outcome` returns that."""
         _log.info("refreshing %s", self._source)
-        refresh = _Refresh(self._source, self._origin, self._session, self._counters, self._unsent_fd)
+        refresh = _Refresh(self._list, self._unsent_fd)
         try:
             refresh.start(self._fork, snapshot_fd)
         except (FastfuseError, OSError) as error:
-            self._error = ServiceError(f"the lister cannot be started: {error}")
+            refresh.error = ServiceError(f"the lister cannot be started: {error}")
         self._running = refresh
-
-    def _log_outcome(self) -> None:
-        if self._error is None:
-            _log.info("refreshed %s: %s", self._source, self._report)
-        elif self._report is None:
-            _log.error("the view stays as it was: %s was not refreshed: %s", self._source, self._error)
-        else:
-            _log.error("%s was refreshed, but %s; %s", self._source, self._error, self._error.hint)
-
-    def _keep_unsent(self) -> None:
-        """Keep the notices for the next refresh unless all were sent."""
-        assert self._running is not None
-        self._close_unsent()
-        if self._error is not None:
-            self._unsent_fd, self._running.notices_fd = self._running.notices_fd, -1
 
     def _close_unsent(self) -> None:
         if self._unsent_fd >= 0:
@@ -357,8 +335,7 @@ class Refresher:
         if self._running is not None:
             self._running.end()
         _answer(self._waiting, b"")
-        self._running = self._report = self._error = None
-        self._dead_senders = 0
+        self._running = None
 
 
 def _untold(reason: object) -> ServiceError:

@@ -1,8 +1,8 @@
-"""Write large replies from threads, so that the loop serves the next request while the kernel copies one.
+"""Write to the kernel past libfuse: large replies, from threads, and notices of what it has to forget.
 
 The kernel copies 1 MiB into the page cache inside the call that writes the reply; pyfuse3 makes that call in the only
-thread that serves, and holds the GIL. When more replies wait than the threads write, the loop writes one itself,
-without the GIL.
+thread that serves, and holds the GIL. Threads let the loop serve the next request meanwhile. When more replies wait
+than the threads write, the loop writes one itself, without the GIL.
 
 A reply needs the number of its request, which only libfuse knows. So `hand_over` gives libfuse an empty answer and puts
 a socket in the place of the session's descriptor. libfuse writes the head of the reply there; `settle` completes it
@@ -12,6 +12,10 @@ before trio waits.
 
 A worker that loses a reply would leave its reader waiting for ever. A worker that dies is replaced, and the kernel
 sends its successor the request again. Any failure that would lose a reply therefore ends the process.
+
+After a refresh the kernel is sent notifications of what it has to forget. A notification waits for the directory's
+lock, which a reader may hold while it waits for the worker. Neither the worker nor the supervisor may therefore write
+it: a process of its own does.
 """
 
 import ctypes
@@ -19,6 +23,7 @@ import errno
 import logging
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -28,12 +33,20 @@ from typing import NoReturn
 
 import trio
 
-from fastfuse.filesystem.protocol import OUT_HEADER
+from fastfuse.index.inodes.changes import Changes
 from fastfuse.objects import Buffer
 
-__all__ = ["LargeReplies", "threads_for", "write_reply"]
+__all__ = ["OUT_HEADER", "LargeReplies", "pack_notices", "send_notices", "threads_for", "write_reply"]
 
 _log = logging.getLogger(__name__)
+
+# <linux/fuse.h>, fuse_out_header: the length of all, the error or the notification's code, the request's number or 0.
+OUT_HEADER = struct.Struct("=IiQ")
+
+# fuse_notify_inval_inode_out, fuse_notify_inval_entry_out.
+_STALE_INODE = struct.Struct("=Qqq")  # inode, offset, length of the data to drop
+_STALE_NAME = struct.Struct("=QII")  # directory, length of the name, flags; then the name and a NUL
+_INVAL_INODE, _INVAL_ENTRY = 2, 3
 
 # Passing a smaller reply to a thread costs more CPU time than copying it: docs/MEASUREMENTS.md, "Mount".
 _LEAST_BYTES = 512 << 10
@@ -226,6 +239,42 @@ def _fail(device: int, head: bytes) -> None:
     except OSError as error:
         if error.errno not in _UNWANTED:
             raise
+
+
+def pack_notices(changes: Changes) -> bytes:
+    """Return the notifications for `changes`, one after the other.
+
+    Those of directories drop their listings, too. They come first, and again last: a listing that the old table
+    answered may be on its way into the kernel's memory.
+    """
+    names = [
+        _message(_INVAL_ENTRY, _STALE_NAME.pack(inode, len(name), 0) + name + b"\0")
+        for inode, name in changes.stale_names
+    ]
+    directories = [_message(_INVAL_INODE, _STALE_INODE.pack(inode, 0, 0)) for inode in changes.stale_directories]
+    return b"".join((*directories, *names, *directories))
+
+
+def send_notices(fd: int, notices: bytes) -> None:
+    """Write each of `notices` to the connection `fd`. One that the kernel refuses is skipped.
+
+    Raises:
+        OSError: the connection is gone.
+    """
+    start = 0
+    while start < len(notices):
+        length, _, _ = OUT_HEADER.unpack_from(notices, start)
+        try:
+            os.write(fd, memoryview(notices)[start : start + length])
+        except OSError as error:
+            # ENOTDIR, ENOTEMPTY, EBUSY: a name in use keeps what it had; the next lookup asks the worker.
+            if error.errno in {errno.ENODEV, errno.EBADF, errno.ECONNABORTED}:
+                raise
+        start += length
+
+
+def _message(code: int, body: bytes) -> bytes:
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), code, 0) + body
 
 
 def _die(why: str) -> NoReturn:

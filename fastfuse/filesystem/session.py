@@ -25,8 +25,7 @@ from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
 from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
-from fastfuse.filesystem.protocol import OUT_HEADER, send_notices
-from fastfuse.filesystem.replies import LargeReplies
+from fastfuse.filesystem.replies import OUT_HEADER, LargeReplies, send_notices
 
 __all__ = ["InitialisedOperations", "Session", "tune_kernel"]
 

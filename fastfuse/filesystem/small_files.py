@@ -16,12 +16,10 @@ from time import monotonic, time
 import trio
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.access import Access
 from fastfuse.filesystem.fuse import interposed, pyfuse3, small_reads
-from fastfuse.filesystem.get_record import RecordedReader
 from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.protocol import OUT_HEADER
-from fastfuse.filesystem.replies import write_reply
+from fastfuse.filesystem.replies import OUT_HEADER, write_reply
+from fastfuse.filesystem.watching import Access, RecordedReader
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.client import S3Client

@@ -1,7 +1,10 @@
 """What a mount says of itself: its source, its state, and its counters, with the rates of the last ten seconds."""
 
+import json
 import logging
+import mmap
 import os
+import struct
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -9,7 +12,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
-from fastfuse.filesystem.board import Board
+from fastfuse.cgroup import cpu_limit
 from fastfuse.filesystem.kernel_readahead import readahead_kib
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.recorder import Recorder
@@ -17,7 +20,7 @@ from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
 from fastfuse.metrics import METRICS, Counters
 from fastfuse.version import VERSION
 
-__all__ = ["Recent", "status_of"]
+__all__ = ["Board", "Recent", "status_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,10 @@ _BLOCKED: Final = _RATED.index("fastfuse_blocked_seconds")
 _RATED_FOR_S: Final = 10.0
 # A training step, or a pass of validation from memory, lies between two reads that belong together; not a night.
 _PAUSE_S: Final = 30.0
+# What a `Board` holds: a version, the length of a text, and the text.
+_HEAD = struct.Struct("=II")
+_MOST_SHOWN_BYTES = 64 << 10
+_TRIES = 20
 
 
 class Recent:
@@ -55,16 +62,14 @@ class Recent:
         """Note that the mount with the bdi `device` serves from now on; "" if it is no mount."""
         self.mounted_at, self._mounted_s = time.time(), time.monotonic()
         self._looked_s, self._counted = self._mounted_s, self._numbers()
+        self._note_limits()
         self._recorder.look(self._mounted_s, self.mounted_at)
         self._device = device
 
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
         self.look()
-        if self._device:
-            # Whoever may change it may have done so.
-            kernel_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
-            self.counters.set(kernel_slot, readahead_kib(self._device) << 10)
+        self._note_limits()
         return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s), self._mode)
 
     def tell_summary(self) -> None:
@@ -75,8 +80,17 @@ class Recent:
 
     def record(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record, as of `filesystem.recorder`, of the mount whose `status` this is."""
+        self._note_limits()
         told = ("version", "source", "mountpoint", "state", "errors")
         return {**{name: status[name] for name in told}, **self._recorder.record(time.time())}
+
+    def _note_limits(self) -> None:
+        """Note what others may have changed since."""
+        cpus = min(cpu_limit() or inf, len(os.sched_getaffinity(0)))
+        self.counters.set(self.counters.slot("fastfuse_cpu_limit"), int(cpus * 1000))
+        if self._device:
+            readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
+            self.counters.set(readahead_slot, readahead_kib(self._device) << 10)
 
     def look(self) -> None:
         """Note what the counters are now; call it about once a second."""
@@ -111,6 +125,39 @@ class Recent:
 
     def _numbers(self) -> tuple[int, ...]:
         return tuple(self.counters.get(name) for name in _RATED)
+
+
+class Board:
+    """What a worker shows of itself: one JSON object in memory that the supervisor made and can read at any time.
+
+    One process writes at a time. A reader never waits for it: the version is odd while it writes, and a writer that
+    died then leaves it odd until the next one writes.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _HEAD.size + _MOST_SHOWN_BYTES)
+        self._shown: bytes = b""
+
+    def show(self, value: dict[str, Any]) -> None:
+        """Replace what is shown by `value`, which has at most 64 KiB as JSON; a longer one is not shown."""
+        text = json.dumps(value).encode()
+        if text == self._shown or len(text) > _MOST_SHOWN_BYTES:
+            return
+        self._shown = text
+        version = _HEAD.unpack_from(self._memory)[0] | 1
+        _HEAD.pack_into(self._memory, 0, version, 0)
+        self._memory[_HEAD.size : _HEAD.size + len(text)] = text
+        _HEAD.pack_into(self._memory, 0, (version + 1) & 0xFFFFFFFF, len(text))
+
+    def read(self) -> dict[str, Any]:
+        """Return what is shown, or nothing if it is being written or was never written."""
+        for _ in range(_TRIES):
+            version, length = _HEAD.unpack_from(self._memory)
+            text = self._memory[_HEAD.size : _HEAD.size + length]
+            if length and not version & 1 and _HEAD.unpack_from(self._memory)[0] == version:
+                value: dict[str, Any] = json.loads(text)
+                return value
+        return {}
 
 
 def status_of(

@@ -22,11 +22,9 @@ from typing import TypeVar
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
-from fastfuse.filesystem.deaths import DeathRecord
-from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
+from fastfuse.filesystem.health import BEAT_EVERY_S, DeathRecord
 from fastfuse.filesystem.hint_taker import listen_for_hints
 from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.key_finder import KeyFinder
@@ -37,7 +35,7 @@ from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
 from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session, tune_kernel
-from fastfuse.filesystem.status import Recent
+from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
@@ -142,7 +140,7 @@ class Supervisor:
                 self._mount()
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
-                self._count_table(report.files, report.refused, report.requests, report.listed_at_ns)
+                self._count_table(report)
                 assert self._session is not None
                 self._recent.begin(self._session.device)
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
@@ -172,12 +170,12 @@ class Supervisor:
         _log.info("listed %s: %s", settings.source, report)
         return report
 
-    def _count_table(self, files: int, refused: int, requests: int, listed_at_ns: int) -> None:
+    def _count_table(self, made: IndexReport) -> None:
         counters = self._counters
-        counters.add(counters.slot("fastfuse_index_requests"), requests)
-        counters.add(counters.slot("fastfuse_objects_listed"), files + refused)
-        counters.set(counters.slot("fastfuse_table_files"), files)
-        counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), listed_at_ns // 10**9)
+        counters.add(counters.slot("fastfuse_index_requests"), made.requests)
+        counters.add(counters.slot("fastfuse_objects_listed"), made.files + made.refused)
+        counters.set(counters.slot("fastfuse_table_files"), made.files)
+        counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)
 
     def _mount(self) -> None:
         settings = self._settings
@@ -295,7 +293,7 @@ class Supervisor:
         """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
-        self._count_table(new.report.files, new.refused, new.requests, new.listed_at_ns)
+        self._count_table(new.made)
         self._in_hand.forget()
         self._worker.take_table(new.snapshot_fd)
 

@@ -6,7 +6,7 @@ the others comes first. docs/TUNING.md explains each.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastfuse.metrics import HISTOGRAMS, READ_ERRNOS, RETRY_CAUSES, Counters, Distribution
 from fastfuse.prices import Item, dollars
@@ -18,7 +18,7 @@ __all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "sum
 _HARDLY = 0.05
 # The share of GETs that are retried, above which retries are the cause of the waiting.
 _OFTEN_RETRIED = 0.02
-# The share of one core: the worker has one thread that takes requests.
+# The share of the one core that an event loop can use, and of those that the mount may use.
 _BUSY = 0.9
 # The share of parts that readers asked for, above which little was foreseen.
 _MOSTLY_DEMANDED = 0.5
@@ -32,8 +32,8 @@ _READAHEAD_REQUEST_BYTES = 256 << 10
 _SOME_WASTE, _MUCH_WASTE = 0.05, 0.5
 # Bytes read for each byte of the source.
 _TOO_MUCH = 1.3
-# Readers that wait at the same time, of those that wait at all.
-_ALONE = 1.5
+# Readers that wait at the same time, of those that wait at all: while one waits, the kernel asks for what comes next.
+_ALONE = 2.0
 # Fewer GETs tell nothing, nor do fewer parts, which are counted once a second.
 _FEW = 20
 
@@ -63,8 +63,11 @@ class Figures:
     # Other requests that were tried again.
     retried: int
     failed_reads: int
-    # The CPU time of the worker; one core is 1 s a second.
+    # The CPU time of the worker, and of its event loop, which has one core at most; a core is 1 s a second.
     cpu_s: float
+    loop_cpu_s: float
+    # The CPUs that the mount may use; 0 if unknown.
+    cpus: float
     # Parts by asker.
     demanded: int
     ahead: int
@@ -150,6 +153,8 @@ def figures_of(counters: Counters, *, elapsed_s: float) -> Figures:
         retried=count("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled")),
         failed_reads=count("fastfuse_errors", *READ_ERRNOS),
         cpu_s=numbers["fastfuse_cpu_seconds"],
+        loop_cpu_s=numbers["fastfuse_loop_cpu_seconds"],
+        cpus=numbers["fastfuse_cpu_limit"],
         demanded=count("fastfuse_fetched_parts", "demanded"),
         ahead=count("fastfuse_fetched_parts", "ahead"),
         prefetched=count("fastfuse_fetched_parts", "prefetched"),
@@ -164,136 +169,128 @@ def figures_of(counters: Counters, *, elapsed_s: float) -> Figures:
     )
 
 
-# A verdict if it holds, or nothing.
-Rule = Callable[[Figures], Verdict | None]
+class Rule(NamedTuple):
+    """A verdict, the figures for which it holds, and what it says of them."""
+
+    name: str
+    holds: Callable[[Figures], bool]
+    text: Callable[[Figures], str]
+    advice: str
 
 
-def _idle(it: Figures) -> Verdict | None:
-    if min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY:
-        return Verdict("too little to judge", "hardly anything was read", "ask again when more was read")
-    if it.stalled_share < _HARDLY:
-        return Verdict("not waiting", "readers hardly waited for data", "look elsewhere if the GPU waits")
-    return None
+def _asked_s(it: Figures) -> float:
+    """Return the seconds in which the mount was asked, or readers waited."""
+    return max(it.active_s, it.stalled_s)
 
 
-def _throttled(it: Figures) -> Verdict | None:
-    if it.throttled <= _OFTEN_RETRIED * it.gets:
-        return None
-    return Verdict(
-        "throttled",
-        f"S3 refused {it.throttled:,} requests because there were too many",
-        "spread the data over more prefixes, make fewer and larger objects, or begin hosts one after the other",
-    )
-
-
-def _troubled(it: Figures) -> Verdict | None:
-    if it.retried <= _OFTEN_RETRIED * it.gets:
-        return None
-    return Verdict(
-        "requests failed",
-        f"{it.retried:,} requests failed and were tried again",
-        "the log and fastfuse_retries_total name the causes; ask the network and the service",
-    )
-
-
-def _busy(it: Figures) -> Verdict | None:
-    if it.cpu_s < _BUSY * max(it.active_s, it.stalled_s):
-        return None
-    return Verdict(
-        "CPU limit",
-        f"the mount used {it.cpu_s / max(it.active_s, it.stalled_s):.1f} of a core while it was asked",
-        "give the host more cores, or one mount to each half of the data; see --io direct for large files",
-    )
-
-
-def _too_little_memory(it: Figures) -> Verdict | None:
-    if not _SOME_WASTE * it.served_bytes < it.wasted_bytes < _MUCH_WASTE * it.served_bytes:
-        return None
-    return Verdict(
-        "memory target too small",
-        f"{format_size(it.wasted_bytes)} were dropped before their readers came, beside {format_size(it.served_bytes)} "
-        "that were read",
-        "raise --memory-target, or read fewer files at a time",
-    )
-
-
-def _without_readahead(it: Figures) -> Verdict | None:
-    if not 0 < it.readahead_kib <= _KERNEL_READAHEAD_KIB or it.mean_file_bytes < 8 * _SMALL_BYTES:
-        return None
-    return Verdict(
-        "readahead not permitted",
-        f"the kernel reads only {it.readahead_kib} KiB ahead of readers of large files",
-        "mount as root or where /sys is writable, or see docs/TUNING.md",
-    )
-
-
-def _small_files(it: Figures) -> Verdict | None:
-    if it.mean_file_bytes > _SMALL_BYTES or it.hints or it.foreseen_share > _MOSTLY_DEMANDED:
-        return None
-    return Verdict(
-        "small files without hints",
-        f"files of {format_size(int(it.mean_file_bytes))} were fetched when they were opened, one GET each",
-        "announce the order (docs/USAGE.md, hints), put many into one shard, or use more workers",
-    )
-
-
-def _again(it: Figures) -> Verdict | None:
-    if not it.total_bytes or min(it.served_bytes, it.fetched_bytes) < _TOO_MUCH * it.total_bytes:
-        return None
-    return Verdict(
-        "page cache too small",
-        f"{format_size(it.served_bytes)} were read of {format_size(it.total_bytes)}: later epochs came from S3 again",
-        "keep it on a local disk (--cache DIR), use a host with more memory than the data, or shard it over hosts",
-    )
-
-
-def _random(it: Figures) -> Verdict | None:
+def _is_random(it: Figures) -> bool:
     is_in_order = it.foreseen_share > _MOSTLY_DEMANDED and it.wasted_bytes < _MUCH_WASTE * max(it.served_bytes, 1)
-    if is_in_order or it.mean_file_bytes <= _SMALL_BYTES:
-        return None
-    return Verdict(
+    return not is_in_order and it.mean_file_bytes > _SMALL_BYTES
+
+
+RULES: Final = (
+    Rule(
+        "too little to judge",
+        lambda it: min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY,
+        lambda _: "hardly anything was read",
+        "ask again when more was read",
+    ),
+    Rule(
+        "not waiting",
+        lambda it: it.stalled_share < _HARDLY,
+        lambda _: "readers hardly waited for data",
+        "look elsewhere if the GPU waits",
+    ),
+    Rule(
+        "throttled",
+        lambda it: it.throttled > _OFTEN_RETRIED * it.gets,
+        lambda it: f"S3 refused {it.throttled:,} requests because there were too many",
+        "spread the data over more prefixes, make fewer and larger objects, or begin hosts one after the other",
+    ),
+    Rule(
+        "requests failed",
+        lambda it: it.retried > _OFTEN_RETRIED * it.gets,
+        lambda it: f"{it.retried:,} requests failed and were tried again",
+        "the log and fastfuse_retries_total name the causes; ask the network and the service",
+    ),
+    Rule(
+        "CPU limit",
+        lambda it: it.cpus > 0 and it.cpu_s >= _BUSY * it.cpus * _asked_s(it),
+        lambda it: f"the mount used {it.cpu_s / _asked_s(it):.2g} of its {it.cpus:g} CPUs while it was asked",
+        "give it more: a larger host, or a higher limit of its container or service",
+    ),
+    Rule(
+        "CPU limit",
+        lambda it: it.loop_cpu_s >= _BUSY * _asked_s(it),
+        lambda it: f"the loop that takes requests was at work in {it.loop_cpu_s / _asked_s(it):.0%} of the time",
+        "mount each half of the data by itself; see --io direct for large files",
+    ),
+    Rule(
+        "memory target too small",
+        lambda it: _SOME_WASTE * it.served_bytes < it.wasted_bytes < _MUCH_WASTE * it.served_bytes,
+        lambda it: (
+            f"{format_size(it.wasted_bytes)} were dropped before their readers came, "
+            f"beside {format_size(it.served_bytes)} that were read"
+        ),
+        "raise --memory-target, or read fewer files at a time",
+    ),
+    Rule(
+        "readahead not permitted",
+        lambda it: 0 < it.readahead_kib <= _KERNEL_READAHEAD_KIB and it.mean_file_bytes >= 8 * _SMALL_BYTES,
+        lambda it: f"the kernel reads only {it.readahead_kib} KiB ahead of readers of large files",
+        "mount as root or where /sys is writable, or see docs/TUNING.md",
+    ),
+    Rule(
+        "small files without hints",
+        lambda it: it.mean_file_bytes <= _SMALL_BYTES and not it.hints and it.foreseen_share <= _MOSTLY_DEMANDED,
+        lambda it: f"files of {format_size(int(it.mean_file_bytes))} were fetched when they were opened, one GET each",
+        "announce the order (docs/USAGE.md, hints), put many into one shard, or use more workers",
+    ),
+    Rule(
+        "page cache too small",
+        lambda it: 0 < _TOO_MUCH * it.total_bytes <= min(it.served_bytes, it.fetched_bytes),
+        lambda it: (
+            f"{format_size(it.served_bytes)} were read of {format_size(it.total_bytes)}: "
+            "later epochs came from S3 again"
+        ),
+        "keep it on a local disk (--cache DIR), use a host with more memory than the data, or shard it over hosts",
+    ),
+    Rule(
         "random reads",
-        "large files were read here and there, and each reader waited for its GETs",
+        _is_random,
+        lambda _: "large files were read here and there, and each reader waited for its GETs",
         "read in the order of the files, use more workers, or File mode for files that are read through memory maps",
-    )
-
-
-def _few_readers(it: Figures) -> Verdict | None:
-    if it.readers >= _ALONE:
-        return None
-    return Verdict(
+    ),
+    Rule(
         "too few readers",
-        f"{it.readers:.1f} readers waited at a time, for {it.first_byte_p50_s * 1000:.0f} ms until a GET's first byte",
+        lambda it: it.readers < _ALONE,
+        lambda it: (
+            f"{it.readers:.1f} readers waited at a time, "
+            f"for {it.first_byte_p50_s * 1000:.0f} ms until a GET's first byte"
+        ),
         "use more DataLoader workers",
-    )
-
-
-def _network(it: Figures) -> Verdict | None:
-    return Verdict(
+    ),
+    Rule(
         "network limit",
-        f"readers waited, {it.readers:.0f} at a time, for what S3 and the network deliver, "
-        f"{it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6:,.0f} MB/s on average",
+        lambda _: True,
+        lambda it: (
+            f"readers waited, {it.readers:.0f} at a time, for what S3 and the network deliver, "
+            f"{it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6:,.0f} MB/s on average"
+        ),
         "compare with fastfuse advise; a larger instance has a faster network",
-    )
-
-
-RULES: Final[tuple[Rule, ...]] = (
-    *(_idle, _throttled, _troubled, _busy, _too_little_memory, _without_readahead, _small_files, _again, _random),
-    *(_few_readers, _network),
+    ),
 )
-
 
 # A stream and a download are fetched in their order, by as many GETs at a time as the network bears; what is wrong then
-# is not how the files are read. By input mode of a channel; any other is a mount.
-_RULES_BY_MODE: Final[Mapping[str, tuple[Rule, ...]]] = dict.fromkeys(
-    ("File", "Pipe"), (_idle, _throttled, _troubled, _network)
-)
+# is not how the files are read.
+_OF_CHANNELS: Final = {"too little to judge", "not waiting", "throttled", "requests failed", "network limit"}
 
 
 def judge(figures: Figures, mode: str = "") -> Verdict:
-    """Return the verdict of the first rule that holds for an input mode; the last one always does."""
-    rules = _RULES_BY_MODE.get(mode, RULES)
-    return next(verdict for verdict in (rule(figures) for rule in rules) if verdict is not None)
+    """Return the verdict of the first rule that holds; `mode` is the input mode of a channel that is not mounted."""
+    is_channel = mode in {"File", "Pipe"}
+    found = next(rule for rule in RULES if rule.holds(figures) and (not is_channel or rule.name in _OF_CHANNELS))
+    return Verdict(found.name, found.text(figures), found.advice)
 
 
 def as_json(figures: Figures, mode: str = "") -> dict[str, Any]:

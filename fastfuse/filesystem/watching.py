@@ -1,4 +1,4 @@
-"""Shows a worker's reads to those who watch them: `fastfuse trace` and `fastfuse top`.
+"""Shows a worker's reads and GETs to those who watch them: `fastfuse trace` and `fastfuse top`.
 
 A watcher is a connection of the control socket that the supervisor has passed on. The read path pays for it only while
 there is one (`MountOperations.watched`). Nothing here waits for a watcher in a read: each read is noted in a queue of
@@ -6,30 +6,32 @@ bounded length, which a task of its own writes out. What does not fit in the que
 """
 
 import errno
+import heapq
 import json
 import logging
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from time import perf_counter, time
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.access import Access, InHand, process_name
 from fastfuse.filesystem.children import error_message
 from fastfuse.filesystem.control import TOP
 from fastfuse.filesystem.fuse import interposed, pyfuse3
-from fastfuse.filesystem.get_record import RecordedReader
 from fastfuse.filesystem.hint_taker import cancel_when_gone
-from fastfuse.filesystem.stream_view import EngineView, StreamView
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadEngine
+from fastfuse.s3.base import RangeReader
 
-__all__ = ["Trace", "WatchedReads"]
+__all__ = ["Access", "RecordedReader", "Trace", "WatchedReads", "process_name"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,26 +44,92 @@ _BATCH_LINES = 128
 _GATHER_S = 0.02
 # A table raises these for an inode that a refresh has taken away, or for a damaged row.
 _NO_FILE = (FastfuseError, LookupError, ValueError)
+# A view counts so many files in an interval, and shows those with the longest waits.
+_MOST_STREAMS = 4096
+_SHOWN = 64
+# `RecordedReader` keeps so many of the slowest GETs of this time, and of the time before it.
+_KEPT_GETS = 8
+_PERIOD_S = 30.0
+
+# The reads that have not ended, by a number: inode, process, and begin on the clock of `perf_counter`.
+InHand = dict[int, tuple[int, int, float]]
 
 
-class Engine(EngineView, Protocol):
-    """The part of the read engine that is used here."""
+class Access(NamedTuple):
+    """A read that has ended: `at` is its begin in seconds since 1970, `found` as `ReadEngine.find` says."""
 
-    def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
-        """Return ``hit``, ``ahead`` or ``waited``."""
-        ...
+    at: float
+    pid: int
+    inode: int
+    offset: int
+    size_bytes: int
+    found: str
+    took_s: float
+    error: int
 
 
-class Watcher(Protocol):
-    """A client's view of the reads."""
+class RecordedReader:
+    """A `RangeReader` that passes everything on to another one."""
 
-    def note(self, access: Access) -> None:
-        """Take a read that has ended; never wait and never fail."""
-        ...
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._numbers = count()
+        # The begin, key and range of each GET, by its number.
+        self._running: dict[int, tuple[float, str, int, int]] = {}
+        # Seconds, key and range of the slowest of this period and of the one before, as heaps.
+        self._slowest: list[tuple[float, str, int, int]] = []
+        self._slowest_before: list[tuple[float, str, int, int]] = []
+        self._period_ends_s = 0.0
 
-    async def next_lines(self) -> bytes:
-        """Return what to tell the client, once there is something."""
-        ...
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        """Read a range as `RangeReader.get` does."""
+        number, began_s = next(self._numbers), trio.current_time()
+        self._running[number] = began_s, ref.key, start, end
+        try:
+            return await self._reader.get(ref, start, end)
+        finally:
+            del self._running[number]
+            now_s = trio.current_time()
+            self._end_period(now_s)
+            self._note(now_s - began_s, ref.key, start, end)
+
+    def note(self, took_s: float, size_bytes: int, inode: int, key: Callable[[int], str]) -> None:
+        """Note a GET of all of a small object that was made elsewhere; `key` returns the key of an inode."""
+        self._end_period(trio.current_time())
+        if len(self._slowest) < _KEPT_GETS or took_s > self._slowest[0][0]:
+            self._note(took_s, key(inode), 0, size_bytes)
+
+    def _note(self, took_s: float, key: str, start: int, end: int) -> None:
+        ended = (took_s, key, start, end)
+        if len(self._slowest) < _KEPT_GETS:
+            heapq.heappush(self._slowest, ended)
+        elif ended > self._slowest[0]:
+            heapq.heapreplace(self._slowest, ended)
+
+    @property
+    def running(self) -> int:
+        """The number of GETs that run, those that wait to be tried again included."""
+        return len(self._running)
+
+    def slowest(self) -> list[tuple[float, str, int, int, bool]]:
+        """Return the slowest GETs of the last half minute or more, slowest first.
+
+        Each has its seconds, its key, its range, and whether it still runs.
+        """
+        now_s = trio.current_time()
+        self._end_period(now_s)
+        running = [(now_s - began_s, key, start, end, True) for began_s, key, start, end in self._running.values()]
+        ended = [(*get, False) for get in (*self._slowest, *self._slowest_before)]
+        return heapq.nlargest(_KEPT_GETS, running + ended)
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+    def _end_period(self, now_s: float) -> None:
+        if now_s >= self._period_ends_s:
+            is_next = now_s < self._period_ends_s + _PERIOD_S
+            self._slowest_before, self._slowest = (self._slowest if is_next else []), []
+            self._period_ends_s = now_s + _PERIOD_S
 
 
 class Serving(Protocol):
@@ -76,11 +144,11 @@ class Serving(Protocol):
 class WatchedReads:
     """The watchers of one worker."""
 
-    def __init__(self, engine: Engine, operations: Serving, gets: RecordedReader) -> None:
+    def __init__(self, engine: ReadEngine, operations: Serving, gets: RecordedReader) -> None:
         self._engine = engine
         self._operations = operations
         self._gets = gets
-        self._watchers: list[Watcher] = []
+        self._watchers: list[Trace | StreamView] = []
         self._numbers = count()
         # The reads that have not ended, while somebody watches.
         self._in_hand: InHand = {}
@@ -131,7 +199,7 @@ class WatchedReads:
                 if not self._watchers:
                     self._operations.watched = None
 
-    def _watcher(self, asked: Mapping[str, Any]) -> Watcher | None:
+    def _watcher(self, asked: Mapping[str, Any]) -> "Trace | StreamView | None":
         """Return what a client asked for, or None if that is nonsense."""
         sample, every_s = asked.get("sample", 1), asked.get("every_s", 1.0)
         if type(sample) is not int or sample < 1 or type(every_s) not in {int, float} or not 0.1 <= every_s <= 3600:
@@ -207,6 +275,104 @@ class Trace:
             if access.error:
                 shown["errno"] = errno.errorcode.get(access.error, str(access.error))
             yield json.dumps(shown)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The reads of one file in one interval."""
+
+    pid: int = 0
+    position: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    blocked_s: float = 0.0
+
+
+class StreamView:
+    """A watcher of reads that is told once in each interval which files were read, and how."""
+
+    def __init__(
+        self,
+        engine: ReadEngine,
+        gets: RecordedReader,
+        path: Callable[[int], str],
+        in_hand: InHand,
+        *,
+        every_s: float,
+    ) -> None:
+        self._engine = engine
+        self._gets = gets
+        self._path = path
+        self._in_hand = in_hand
+        self._every_s = every_s
+        self._streams: dict[int, _Stream] = {}
+
+    def note(self, access: Access) -> None:
+        """Add a read to those of its file."""
+        stream = self._streams.get(access.inode)
+        if stream is None:
+            if len(self._streams) >= _MOST_STREAMS:
+                return
+            stream = self._streams[access.inode] = _Stream()
+        stream.pid = access.pid
+        stream.position = access.offset + access.size_bytes
+        stream.reads += 1
+        stream.read_bytes += 0 if access.error else access.size_bytes
+        # A read that began in an earlier interval has waited for all of this one at most.
+        stream.blocked_s += min(access.took_s, self._every_s)
+
+    async def next_lines(self) -> bytes:
+        """Return a line of JSON at the end of the interval."""
+        await trio.sleep(self._every_s)
+        now_s, waiting = perf_counter(), dict[int, float]()
+        for inode, pid, began_s in self._in_hand.values():
+            stream = self._streams.setdefault(inode, _Stream())
+            stream.pid = stream.pid or pid
+            waiting[inode] = max(waiting.get(inode, 0.0), now_s - began_s)
+            stream.blocked_s += min(now_s - began_s, self._every_s)
+        streams, self._streams = self._streams, {}
+        longest = sorted(streams, key=lambda inode: (streams[inode].blocked_s, streams[inode].read_bytes), reverse=True)
+        shown = [self._shown(inode, streams[inode], waiting.get(inode, 0.0)) for inode in longest[:_SHOWN]]
+        gets = [
+            {"seconds": took_s, "key": key, "start": start, "end": end, "runs": runs}
+            for took_s, key, start, end, runs in self._gets.slowest()
+        ]
+        line = {
+            "every_s": self._every_s,
+            "streams": shown,
+            "stream_count": len(streams),
+            "gets": gets,
+            "gets_running": self._gets.running,
+            "memory": dict(self._engine.memory()),
+        }
+        return json.dumps(line).encode() + b"\n"
+
+    def _shown(self, inode: int, stream: _Stream, waiting_s: float) -> dict[str, Any]:
+        pattern, window_bytes = self._engine.pattern(inode)
+        return {
+            "path": self._path(inode),
+            "position": stream.position,
+            "pid": stream.pid,
+            "process": process_name(stream.pid),
+            "pattern": pattern,
+            "window": window_bytes,
+            "reads": stream.reads,
+            "bytes": stream.read_bytes,
+            "blocked_s": stream.blocked_s,
+            "waiting_s": waiting_s,
+        }
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process or thread, or "" if it is gone, or in another namespace.
+
+    The name alone: the kernel would wait for the memory of the process to show its command line, and that process
+    may wait for this mount.
+    """
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n") if pid else ""
+    except OSError:
+        return ""
 
 
 async def _send(client: trio.socket.SocketType, data: bytes) -> None:

@@ -12,14 +12,12 @@ import gc
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import trio
 
@@ -28,13 +26,10 @@ from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.board import Board
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
-from fastfuse.filesystem.failing import FailingReads
 from fastfuse.filesystem.fuse import pyfuse3, small_reads
-from fastfuse.filesystem.get_record import RecordedReader
 from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
-from fastfuse.filesystem.heartbeat import BEAT_EVERY_S
+from fastfuse.filesystem.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.hint_taker import HintTaker
 from fastfuse.filesystem.key_finder import ask_for_keys
 from fastfuse.filesystem.mount_settings import most_worker_bytes
@@ -42,7 +37,8 @@ from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.filesystem.replies import threads_for
 from fastfuse.filesystem.small_files import SmallFiles
-from fastfuse.filesystem.watching import WatchedReads
+from fastfuse.filesystem.status import Board
+from fastfuse.filesystem.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import tune_malloc
@@ -55,16 +51,7 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.trimmed import Trimmer, private_bytes
 
-__all__ = [
-    "READY",
-    "WorkerTask",
-    "hand_over_log_file",
-    "hand_over_log_level",
-    "hand_over_request",
-    "hand_over_table",
-    "has_taken_table",
-    "run_worker",
-]
+__all__ = ["LOG_FILE", "LOG_LEVEL", "READY", "REQUEST", "SWAPPED", "TABLE", "WorkerTask", "run_worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -72,10 +59,10 @@ _log = logging.getLogger(__name__)
 READY = b"{}"
 
 # and this to the socket once it answers from the table that came through it.
-_SWAPPED = b"swapped"
+SWAPPED = b"swapped"
 
 # The first byte of a message through that socket says what it is; a level comes without a descriptor.
-_TABLE, _LOG_FILE, _REQUEST, _LOG_LEVEL = b"t", b"l", b"r", b"v"
+TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (mount.control).
 _MOST_MESSAGE_BYTES = 8192
 
@@ -106,7 +93,7 @@ class WorkerTask:
     session_fd: int
     # Gets `READY`.
     ready_fd: int
-    # Brings descriptors of newer snapshots, each of which is answered with `_SWAPPED`, and of newer log files.
+    # Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log files.
     tables: socket.socket
     # Answers with credentials.
     keys: socket.socket
@@ -117,44 +104,6 @@ class WorkerTask:
     begin_fd: int | None
     # Gets the stacks of all threads at `DUMP_SIGNAL`, for a worker that hangs.
     dump_fd: int
-
-
-def hand_over_table(tables: socket.socket, snapshot_fd: int) -> bool:
-    """Pass another table to the worker at the other end of `tables`; return False if none is there any more."""
-    with suppress(OSError):
-        socket.send_fds(tables, [_TABLE], [snapshot_fd])
-        return True
-    return False
-
-
-def hand_over_request(tables: socket.socket, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
-    """Pass a client's connection, and what it asked, to the worker. Return False if none can take it; never wait."""
-    with suppress(OSError):
-        if select.select([], [tables], [], 0)[1]:
-            socket.send_fds(tables, [_REQUEST + json.dumps(asked).encode()], [connection.fileno()])
-            return True
-    return False
-
-
-def hand_over_log_level(tables: socket.socket) -> None:
-    """Have the worker at the other end of `tables` log from this process's level on; never wait."""
-    with suppress(OSError):  # it has died, or takes nothing any more
-        tables.send(_LOG_LEVEL + log.level().encode(), socket.MSG_DONTWAIT)
-
-
-def has_taken_table(tables: socket.socket) -> bool:
-    """Return whether the worker at the other end of `tables`, which are readable, answers from the last table."""
-    with suppress(OSError):
-        return tables.recv(len(_SWAPPED)) == _SWAPPED
-    return False
-
-
-def hand_over_log_file(tables: socket.socket | None) -> None:
-    """Have the worker at the other end of `tables` write to the new log file, if the file was moved away."""
-    fd = log.moved_file()
-    if fd >= 0 and tables is not None:
-        with suppress(OSError):  # it has died
-            socket.send_fds(tables, [_LOG_FILE], [fd])
 
 
 def run_worker(task: WorkerTask) -> None:
@@ -246,11 +195,11 @@ async def _take_handed_over(
         if not message:
             return  # the supervisor is dead, and this process follows
         what, told = message[:1], message[1:]
-        if what == _LOG_LEVEL:
+        if what == LOG_LEVEL:
             log.set_level(told.decode())
-        elif what == _LOG_FILE:
+        elif what == LOG_FILE:
             log.go_on_in(descriptors[0])
-        elif what == _REQUEST:
+        elif what == REQUEST:
             connection, asked = socket.socket(fileno=descriptors[0]), json.loads(told)
             if asked["request"] == TASKS:
                 send_answer(connection, json.dumps({"fastfuse": PROTOCOL, "tasks": task_report()}).encode())
@@ -259,7 +208,7 @@ async def _take_handed_over(
         else:
             operations.swap(open_snapshot(descriptors[0]).table)
             os.close(descriptors[0])
-            tables.send(_SWAPPED)
+            tables.send(SWAPPED)
 
 
 async def _beat(report: "_Report", operations: MountOperations, counters: Counters) -> None:
@@ -304,6 +253,8 @@ class _Report:
             **self._by_slot("fastfuse_reads", READS, now.hits, now.waits),
             **self._by_slot("fastfuse_read_source_bytes", SOURCES, served_bytes - now.waited_bytes, now.waited_bytes),
             counters.slot("fastfuse_wasted_bytes"): now.pool.unread_dropped_bytes,
+            # The event loop runs in this thread.
+            counters.slot("fastfuse_loop_cpu_seconds"): int(time.thread_time() * 1e6),
             counters.slot("fastfuse_cpu_seconds"): int(time.process_time() * 1e6),
         }
         for slot, number in grown.items():

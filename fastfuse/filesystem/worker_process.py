@@ -4,6 +4,7 @@ The supervisor waits for a worker here and nowhere else, and never longer than i
 on telling the service manager meanwhile that it lives.
 """
 
+import json
 import logging
 import os
 import select
@@ -14,19 +15,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fastfuse import log
 from fastfuse.errors import ServiceError
 from fastfuse.filesystem.children import is_over_within, wait_child
 from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
-from fastfuse.filesystem.heartbeat import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
+from fastfuse.filesystem.health import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
 from fastfuse.filesystem.sockets import raise_no_sigio
-from fastfuse.filesystem.worker import (
-    READY,
-    hand_over_log_file,
-    hand_over_log_level,
-    hand_over_request,
-    hand_over_table,
-    has_taken_table,
-)
+from fastfuse.filesystem.worker import LOG_FILE, LOG_LEVEL, READY, REQUEST, SWAPPED, TABLE
 from fastfuse.metrics import Counters
 
 __all__ = ["WorkerProcess"]
@@ -86,27 +81,41 @@ class WorkerProcess:
     def take_table(self, snapshot_fd: int) -> None:
         """Have the worker answer from another table; kill one that does not, so that its successor does."""
         assert self.tables is not None
-        if hand_over_table(self.tables, snapshot_fd):
-            if self._comes(self.tables.fileno(), within_s=_SWAP_S) and has_taken_table(self.tables):
-                return
-            _log.warning("the worker does not take the new table")
+        try:
+            socket.send_fds(self.tables, [TABLE], [snapshot_fd])
+        except OSError:  # it has died, or takes nothing any more
+            self.kill()
+            return
+        if self._comes(self.tables.fileno(), within_s=_SWAP_S):
+            with suppress(OSError):
+                if self.tables.recv(len(SWAPPED)) == SWAPPED:
+                    return
+        _log.warning("the worker does not take the new table")
         self.kill()
 
     def take_request(self, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
-        """Have the worker answer a client from now on; return False if none can now. Never wait."""
+        """Have the worker answer a client, and what it asked, from now on; return False if none can. Never wait."""
         if not self.pid or self.tables is None:
             return False
         raise_no_sigio(connection)
-        return hand_over_request(self.tables, connection, asked)
+        with suppress(OSError):
+            if select.select([], [self.tables], [], 0)[1]:
+                socket.send_fds(self.tables, [REQUEST + json.dumps(asked).encode()], [connection.fileno()])
+                return True
+        return False
 
     def take_log_level(self) -> None:
         """Have the worker log from the level on at which this process does. One that does not is soon replaced."""
         if self.tables is not None:
-            hand_over_log_level(self.tables)
+            with suppress(OSError):  # it has died, or takes nothing any more
+                self.tables.send(LOG_LEVEL + log.level().encode(), socket.MSG_DONTWAIT)
 
     def look_after(self) -> bool:
-        """Hand over what the worker must know, and kill it if it hangs; return whether it did."""
-        hand_over_log_file(self.tables)
+        """Hand over a log file that was moved away, and kill the worker if it hangs; return whether it did."""
+        fd = log.moved_file()
+        if fd >= 0 and self.tables is not None:
+            with suppress(OSError):  # it has died
+                socket.send_fds(self.tables, [LOG_FILE], [fd])
         return bool(self.pid) and self._has_hung()
 
     def has_exited(self, pid: int, exit_code: int) -> bool:

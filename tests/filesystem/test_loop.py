@@ -12,7 +12,7 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem import loop
 from fastfuse.filesystem.fuse import pyfuse3
 from fastfuse.filesystem.loop import RequestLock, RequestWait
-from fastfuse.filesystem.mount_places import OwnPlace
+from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.replies import LargeReplies
 from fastfuse.filesystem.session import InitialisedOperations, Session
 
@@ -149,5 +149,5 @@ def test_the_lock_that_serves_init_is_the_one_that_workers_inherit(
     monkeypatch.setattr(pyfuse3, "trio", trio, raising=False)
     monkeypatch.setattr(pyfuse3, "init", init)
     with pytest.raises(MountError):
-        Session.mount(InitialisedOperations(), OwnPlace(tmp_path), source="s3://b", allow_other=False)
+        Session.mount(InitialisedOperations(), Place(tmp_path), source="s3://b", allow_other=False)
     assert seen == [RequestLock]

@@ -268,7 +268,8 @@ def test_a_mount_of_another_user_that_nobody_else_may_look_at_is_left_alone(tmp_
         assert find_mount(tmp_path) is not None
 
 
-def test_a_live_mount_that_does_not_answer_is_left_alone_and_not_waited_for(
+@pytest.mark.fuse
+def test_a_live_mount_that_does_not_answer_is_left_alone_by_commands_that_end_and_unmounted_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L4"""
@@ -282,9 +283,20 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_and_not_waited_for(
         with pytest.raises(MountError, match=r"is mounted already, with s3://bucket/, and does not answer") as caught:
             prepare_mountpoint(tmp_path, create_parents=False)
         assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
+        program = (
+            "import sys; from fastfuse.filesystem import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
+            "from fastfuse.cli.main import main; sys.exit(main())"
+        )
+        done = run_forked([sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)], ENVIRONMENT)
+        assert done.returncode == 5
+        assert "and does not answer" in done.stderr
         os.kill(worker, signal.SIGCONT)
         assert (mount.path / "a").read_bytes() == b"a"
-        assert mount.stop() == 0
+        os.kill(worker, signal.SIGSTOP)
+        assert run_fastfuse("unmount", str(tmp_path)).returncode == 0
+        assert find_mount(tmp_path) is None
+        os.kill(worker, signal.SIGCONT)
+        assert mount.wait() == 0
 
 
 @pytest.fixture
@@ -362,29 +374,6 @@ def test_a_connection_that_may_not_be_ended_is_complained_of(
     mountpoint.abort(hanging, entry.device)
     assert f"programs that still read from {hanging} may hang: its connection cannot be ended" in caplog.text
     assert find_mount(hanging) == entry
-
-
-@pytest.mark.fuse
-def test_a_mount_that_does_not_answer_is_mounted_on_and_unmounted_by_commands_that_end(tmp_path: Path) -> None:
-    """L4"""
-    with (
-        LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
-        mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
-    ):
-        worker = mount.worker()
-        os.kill(worker, signal.SIGSTOP)
-        program = (
-            "import sys; from fastfuse.filesystem import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
-            "from fastfuse.cli.main import main; sys.exit(main())"
-        )
-        command = [sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)]
-        done = run_forked(command, ENVIRONMENT)
-        assert done.returncode == 5
-        assert "and does not answer" in done.stderr
-        assert run_fastfuse("unmount", str(tmp_path)).returncode == 0
-        assert find_mount(tmp_path) is None
-        os.kill(worker, signal.SIGCONT)
-        assert mount.wait() == 0
 
 
 @pytest.mark.fuse

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from fastfuse.filesystem.protocol import pack_notices, send_notices
+from fastfuse.filesystem.replies import pack_notices, send_notices
 from fastfuse.index.inodes.changes import Changes
 
 

@@ -18,6 +18,13 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield receiver
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    return clock
+
+
 def test_each_event_is_one_datagram_with_its_assignment(manager: socket.socket) -> None:
     notifier = Notifier(manager.getsockname())
     notifier.ready()
@@ -27,11 +34,7 @@ def test_each_event_is_one_datagram_with_its_assignment(manager: socket.socket) 
     assert received == [b"READY=1", b"STATUS=listing, 1000 objects so far", b"STOPPING=1"]
 
 
-def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(
-    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(manager: socket.socket, clock: list[float]) -> None:
     notifier = Notifier(manager.getsockname())
     notifier.is_alive()
     notifier.ready()
@@ -44,11 +47,7 @@ def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(
             manager.recv(1024)
 
 
-def test_a_shorter_watchdog_hears_it_three_times_as_often(
-    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_a_shorter_watchdog_hears_it_three_times_as_often(manager: socket.socket, clock: list[float]) -> None:
     notifier = Notifier(manager.getsockname(), watchdog_s=6.0)
     notifier.ready()
     assert manager.recv(1024) == b"READY=1"
@@ -58,10 +57,8 @@ def test_a_shorter_watchdog_hears_it_three_times_as_often(
 
 
 def test_a_manager_that_does_not_read_stops_nothing(
-    manager: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    manager: socket.socket, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     notifier = Notifier(manager.getsockname())
     notifier.ready()
     for _ in range(2000):  # more than any queue of datagrams holds

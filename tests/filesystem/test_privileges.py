@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -158,36 +158,42 @@ def test_a_process_that_gave_up_nothing_may_be_looked_into() -> None:
     assert _OWN.is_dumpable
 
 
+@contextmanager
+def listing_with_rights(
+    mount: Mount, server: LoopbackServer, supervisor: Rights, confined: Rights, nobodys: Rights
+) -> Iterator[tuple[int, int]]:
+    """Expect these rights of a mount's processes; yield the finder and the lister of a stalled refresh."""
+    assert rights_of(mount.process.pid) == supervisor
+    before = mount.children()
+    assert [rights_of(pid) for pid in before] == [nobodys, nobodys]  # endpoint and worker
+    with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
+        assert metrics.status == 200
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+    asked = server.statistics().requests["ListObjectsV2"]
+    mount.process.send_signal(signal.SIGHUP)
+    server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
+    finder = mount.worker()
+    (lister,) = children_of(finder)
+    assert finder not in before
+    wait_until(lambda: rights_of(finder) == confined)  # it lets the lister begin before
+    assert rights_of(lister) == nobodys
+    yield finder, lister
+    server.faults.remove(rule)
+
+
 @pytest.mark.fuse
 def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackServer) -> None:
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
         endpoint, worker = mount.children()
-        assert rights_of(mount.process.pid) == _SUPERVISOR
-        assert rights_of(endpoint) == NOBODYS
-        assert rights_of(worker) == NOBODYS
         assert (mount.path / "a").read_bytes() == b"a"
-        with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
-            assert metrics.status == 200
-
-        rule = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
-        asked = server.statistics().requests["ListObjectsV2"]
-        mount.process.send_signal(signal.SIGHUP)
-        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
-        finder = mount.worker()
-        (lister,) = children_of(finder)
-        assert finder not in (endpoint, worker)
-        wait_until(lambda: rights_of(finder) == CONFINED)  # it lets the lister begin before
-        assert rights_of(lister) == NOBODYS
-
-        kill(worker)
-        wait_until(lambda: worker not in mount.children())
-        assert (mount.path / "a").read_bytes() == b"a"
-        assert NOBODYS in map(rights_of, set(mount.children()) - {endpoint, finder})
-
-        lister_fd = os.pidfd_open(lister)
-        kill(finder)
-        wait_for_end(lister_fd)
-        server.faults.remove(rule)
+        with listing_with_rights(mount, server, _SUPERVISOR, CONFINED, NOBODYS) as (finder, lister):
+            kill(worker)
+            wait_until(lambda: worker not in mount.children())
+            assert (mount.path / "a").read_bytes() == b"a"
+            assert NOBODYS in map(rights_of, set(mount.children()) - {endpoint, finder})
+            lister_fd = os.pidfd_open(lister)
+            kill(finder)
+            wait_for_end(lister_fd)
 
 
 @pytest.fixture
@@ -227,26 +233,11 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
     )
     nobodys = replace(supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True, umask=0o077)
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", path=ordinary_place) as mount:
-        endpoint, worker = mount.children()
-        assert rights_of(mount.process.pid) == supervisor
-        assert rights_of(endpoint) == nobodys
-        assert rights_of(worker) == nobodys
         in_its_namespace = ["nsenter", "--mount", f"--target={mount.process.pid}", "--"]
         file = str(mount.path / "a")
         assert subprocess.check_output([*in_its_namespace, *as_nobody(["cat", file])]) == b"a"
-        with urllib.request.urlopen(f"http://127.0.0.1:{mount.metrics_port()}/metrics") as metrics:
-            assert metrics.status == 200
-
-        rule = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
-        asked = server.statistics().requests["ListObjectsV2"]
-        mount.process.send_signal(signal.SIGHUP)
-        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
-        finder = mount.worker()
-        (lister,) = children_of(finder)
-        assert finder not in (endpoint, worker)
-        wait_until(lambda: rights_of(finder) == confined)  # it lets the lister begin before
-        assert rights_of(lister) == nobodys
-        server.faults.remove(rule)
+        with listing_with_rights(mount, server, supervisor, confined, nobodys) as (finder, _):
+            pass
         kill(finder)
         wait_until(lambda: finder not in mount.children())
 

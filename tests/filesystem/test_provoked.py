@@ -1,6 +1,6 @@
 """Each verdict is provoked by a workload that has that fault, through a real mount.
 
-Two are not: "CPU limit" takes a core that nobody else uses, and "small files without hints" is in `test_summary`.
+One is not: "small files without hints" is in `test_summary`.
 """
 
 import mmap
@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -174,6 +174,37 @@ def test_a_second_epoch_that_comes_from_s3_again(place: Place) -> None:
         for paths in (place.files, place.files[: FILES // 2]):
             forget_pages(paths)
             at_once(in_order, paths, readers=6)
+
+
+@contextmanager
+def limited(pid: int) -> Iterator[Callable[[str], object]]:
+    """Give a process and its children a control group with a limit of CPU, which what is yielded sets."""
+    name = f"fastfuse-test-{pid}"
+    if (first := Path("/sys/fs/cgroup/cpu")).is_dir():  # version 1
+        group, limit, period, none = first / name, "cpu.cfs_quota_us", "", "-1"
+    else:
+        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+cpu")
+        group, limit, period, none = Path("/sys/fs/cgroup", name), "cpu.max", " 100000", "max"
+    group.mkdir()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for member in (str(pid), *children):
+        (group / "cgroup.procs").write_text(member)
+    try:
+        yield lambda quota_us: (group / limit).write_text(f"{quota_us or none}{period}")
+    finally:
+        for member in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):  # it has ended
+                (group.parent / "cgroup.procs").write_text(member)
+        group.rmdir()
+
+
+def test_a_mount_that_gets_little_of_a_cpu(place: Place) -> None:
+    forget_pages(place.files)
+    with limited(place.mount.process.pid) as limit:
+        limit("10000")  # a tenth of a CPU
+        with place.gives("CPU limit"):
+            at_once(in_order, place.files[12:], readers=4)
+        limit("")
 
 
 def test_a_script_that_computes(place: Place) -> None:

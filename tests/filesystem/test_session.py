@@ -10,7 +10,7 @@ import pytest
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem import session
-from fastfuse.filesystem.mount_places import OwnPlace
+from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.session import Session
 from fastfuse.testing import LoopbackServer, MemoryObjects
@@ -61,11 +61,11 @@ def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
 _MOUNT_BESIDE_ANOTHER_DESCRIPTOR = """
 import os, sys
 from pathlib import Path
-from fastfuse.filesystem.mount_places import OwnPlace
+from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.session import InitialisedOperations, Session
 
 os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
-session = Session.mount(InitialisedOperations(), OwnPlace(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
+session = Session.mount(InitialisedOperations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
 try:
     assert session.fd < 200
     assert session.is_connected
@@ -88,7 +88,7 @@ def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_num
     assert entry is not None
     disconnected = os.open("/dev/fuse", os.O_RDWR)
     try:
-        earlier = Session(OwnPlace(mount.path), entry.device, disconnected, can_resend=True)
+        earlier = Session(Place(mount.path), entry.device, disconnected, can_resend=True)
         assert not earlier.is_connected
         assert not earlier.is_mounted
         assert not earlier.resend()

@@ -14,7 +14,8 @@ WELL = Figures(
     elapsed_s=3600, in_use_s=3600, active_s=3000,
     served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, reads=2_000_000,
     stalled_s=20, blocked_s=160,
-    throttled=0, retried=0, failed_reads=0, cpu_s=300, demanded=200, ahead=9_800, prefetched=0, hints=0,
+    throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
+    demanded=200, ahead=9_800, prefetched=0, hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
 )  # fmt: skip
@@ -26,7 +27,7 @@ FAULTS = {
     "too little to judge": replace(SLOW, demanded=0, ahead=19),
     "throttled": replace(SLOW, throttled=201),
     "requests failed": replace(SLOW, retried=201),
-    "CPU limit": replace(SLOW, cpu_s=2800),
+    "CPU limit": replace(SLOW, loop_cpu_s=2800),
     "memory target too small": replace(SLOW, fetched_bytes=100 * GB, wasted_bytes=20 * GB),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
@@ -46,8 +47,8 @@ def test_a_fault_has_its_verdict(name: str) -> None:
 
 
 def test_there_is_a_fault_for_each_rule() -> None:
-    met = {next(rule for rule in RULES if rule(figures) is not None) for figures in FAULTS.values()}
-    assert met == set(RULES)
+    met = {next(rule.name for rule in RULES if rule.holds(figures)) for figures in FAULTS.values()}
+    assert met == {rule.name for rule in RULES}
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in {"not waiting", "too little to judge"}])
@@ -58,6 +59,12 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
 def test_small_files_that_are_announced_or_foreseen_are_no_fault() -> None:
     assert judge(replace(FAULTS["small files without hints"], hints=1_000_000)).name == "network limit"
     assert judge(SMALL).name == "network limit"
+
+
+def test_cpus_limit_a_mount_that_has_no_more_of_them() -> None:
+    assert judge(replace(SLOW, cpu_s=1400, cpus=0.5)).name == "CPU limit"
+    assert judge(replace(SLOW, cpu_s=1400, cpus=2)).name == "network limit"
+    assert judge(replace(SLOW, cpu_s=1400, cpus=0)).name == "network limit"  # unknown
 
 
 def test_a_mount_that_did_nothing_is_judged() -> None:

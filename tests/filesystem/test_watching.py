@@ -13,11 +13,9 @@ import trio
 from trio.testing import MockClock
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.access import Access, process_name
 from fastfuse.filesystem.children import heard
 from fastfuse.filesystem.fuse import interposed, pyfuse3
-from fastfuse.filesystem.get_record import RecordedReader
-from fastfuse.filesystem.watching import Trace, WatchedReads
+from fastfuse.filesystem.watching import Access, RecordedReader, Trace, WatchedReads, process_name
 from fastfuse.objects import ObjectRef
 
 FAILS_AT = 1 << 40

@@ -1,0 +1,131 @@
+"""When a worker hangs, when another one follows a dead one, and when reads count as failing."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.errors import ServiceError
+from fastfuse.filesystem.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat
+
+
+def hangs(beats: list[int], *, every_s: float = 1.0, cpu_s: float = 0.0, wants_cpu: bool = False) -> list[bool]:
+    """Return what each look says at a worker with so many `beats`, which uses `cpu_s` of CPU time a look."""
+    heartbeat = Heartbeat()
+    heartbeat.restart(0.0)
+    return [
+        heartbeat.is_hung(beats=count, cpu_s=cpu_s * number, wants_cpu=wants_cpu, now_s=every_s * number)
+        for number, count in enumerate(beats)
+    ]
+
+
+def test_a_worker_without_a_beat_for_six_seconds_hangs() -> None:
+    assert hangs([7] * 10) == [False] * 6 + [True] * 4
+
+
+@given(st.lists(st.integers(0, 5), min_size=1))
+def test_a_worker_that_beats_often_enough_never_hangs(pauses: list[int]) -> None:
+    beats = [count for count, pause in enumerate(pauses) for _ in range(pause + 1)]
+    assert not any(hangs(beats))
+
+
+def test_the_time_that_the_machine_sleeps_does_not_count() -> None:
+    assert hangs([1] * 3, every_s=3600) == [False] * 3
+    assert hangs([1] * 4, every_s=3600)[-1]
+
+
+def test_a_worker_that_gets_no_cpu_time_does_not_hang() -> None:
+    assert not any(hangs([1] * 60, wants_cpu=True, cpu_s=0.1))
+
+
+def test_an_endless_loop_hangs() -> None:
+    assert hangs([1] * 8, wants_cpu=True, cpu_s=0.9)[-1]
+
+
+def test_the_next_worker_has_its_own_time() -> None:
+    heartbeat = Heartbeat()
+    heartbeat.restart(0.0)
+    for now_s in range(8):
+        heartbeat.is_hung(beats=1, cpu_s=0, wants_cpu=False, now_s=now_s)
+    heartbeat.restart(8.0)
+    answers = [heartbeat.is_hung(beats=1, cpu_s=0, wants_cpu=False, now_s=8.0 + number) for number in range(8)]
+    assert answers == [number >= HANGS_AFTER_S for number in range(8)]
+
+
+def test_the_pauses_double_up_to_two_seconds() -> None:
+    deaths = DeathRecord()
+    pauses = [deaths.note("x", now_s=float(number), answered=number) for number in range(9)]
+    assert pauses == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+
+
+def test_a_minute_later_all_is_forgotten() -> None:
+    deaths = DeathRecord()
+    for minute in range(50):
+        assert deaths.note("x", now_s=minute * 61.0, answered=0) == 0
+
+
+def test_five_deaths_in_a_minute_without_an_answer_are_the_end() -> None:
+    deaths = DeathRecord()
+    for second in range(4):
+        deaths.note("x", now_s=second, answered=7)
+    with pytest.raises(ServiceError, match="died 5 times in a minute without serving anything; last, it was killed"):
+        deaths.note("it was killed by signal 11", now_s=59, answered=7)
+
+
+@pytest.mark.parametrize("answered_at", [1, 2, 3, 4])
+def test_one_answer_in_between_is_enough_to_go_on(answered_at: int) -> None:
+    deaths = DeathRecord()
+    for second in range(5):
+        deaths.note("x", now_s=second, answered=int(second >= answered_at))
+
+
+def fails(ends: Iterable[str], *, trouble_since_s: int | None = None) -> str:
+    """Return what each second says: `ends` has the read that ended in it (`d`elivered, `f`ailed, none); `!` fails."""
+    reads, delivered, failed, said = FailingReads(7, {"EIO": 7}), 7, 7, ""
+    for now_s, end in enumerate(ends):
+        delivered += end == "d"
+        failed += end == "f"
+        trouble_s = 0 if trouble_since_s is None else max(0, now_s - trouble_since_s)
+        said += "!" if reads.look(float(now_s), delivered, {"EIO": failed}, trouble_s=trouble_s) else "."
+    return said
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        # Nothing is read.
+        ("    ", "...."),
+        # One read fails; 10 s later nothing is known.
+        ("f            ", "!!!!!!!!!!!.."),
+        # Reads fail all the time, and one is delivered.
+        ("fffffffffdf", "!!!!!!!!!.."),
+        # Of many that are delivered some fail.
+        ("dfdfdfdf", "........"),
+        # After the last one was delivered all fail.
+        ("dffffffffffff", "...........!!"),
+        # They failed before that.
+        ("fd            ", "!............."),
+    ],
+)
+def test_reads_fail_if_none_is_delivered_in_ten_seconds_and_one_failed(ends: str, said: str) -> None:
+    assert fails(ends) == said
+
+
+def test_a_request_that_is_tried_again_is_a_failure_after_ten_seconds() -> None:
+    assert fails(" " * 13, trouble_since_s=0) == "...........!!"
+
+
+def test_requests_that_are_tried_again_while_others_are_answered_are_no_failure() -> None:
+    assert fails("d    " * 6, trouble_since_s=0) == "." * 30
+
+
+def test_what_fails_is_told_since_the_last_delivery() -> None:
+    reads = FailingReads(0, {"EIO": 3, "EACCES": 0})
+    assert reads.failures(0.0) == (0.0, {})
+    reads.look(1.0, 0, {"EIO": 4, "EACCES": 0}, trouble_s=0)
+    reads.look(2.0, 1, {"EIO": 4, "EACCES": 0}, trouble_s=0)
+    assert reads.failures(2.0) == (0.0, {})
+    reads.look(5.0, 1, {"EIO": 5, "EACCES": 2}, trouble_s=0)
+    reads.look(9.0, 1, {"EIO": 5, "EACCES": 4}, trouble_s=0)
+    assert reads.failures(9.0) == (4.0, {"EIO": 1, "EACCES": 4})
