@@ -7,7 +7,7 @@ that, but not for ever. Nothing that goes wrong with the tier fails a read.
 import errno
 import logging
 import sqlite3
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from hashlib import blake2b
 
 import trio
@@ -42,9 +42,6 @@ _OFF_S = 30.0
 _ODD = 0x9E3779B97F4A7C15
 # Each takes a few hundred bytes.
 _MAX_DAMAGED = 10_000
-# Ranges longer than this are read a few at a time. More of them only queue in the disk, and take memory meanwhile that
-# has left the processor's cache when a reader comes to it. Shorter ones do not wait behind what is read ahead.
-_LARGE_BYTES, _LARGE_READS = 1 << 20, 3
 # A range that fills less of the memory that it was read into is copied, so that no part holds more than it counts.
 _WHOLE = 0.75
 # The queue may take so long to be written after the last read.
@@ -91,7 +88,6 @@ class CachedReader:
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
         counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
-        self._large = trio.CapacityLimiter(_LARGE_READS)
         self._threads, self._reads = Receivers(), KernelReads(patience_s)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
@@ -242,11 +238,8 @@ class CachedReader:
             if len(wanted) == 1 and not fetched:
                 data = await self._read_small(wanted[0][0], seed, start, end)
             if data is None:
-                async with self._large if end - start > _LARGE_BYTES else nullcontext():
-                    if self._is_off():  # since this waited
-                        return None
-                    with trio.fail_after(self._patience_s):
-                        data = await self._read_pieces(wanted, seed, start, end, failed)
+                with trio.fail_after(self._patience_s):
+                    data = await self._read_pieces(wanted, seed, start, end, failed)
         except (trio.TooSlowError, NoThreadError) as error:
             self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
             return None
