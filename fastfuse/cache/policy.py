@@ -6,7 +6,7 @@ range took the last two times. One time is not enough: in epochs of random order
 replacing what will be read just as soon costs hits. So epochs of more than the tier holds keep a stable share of it.
 """
 
-import mmap
+import numpy as np
 
 __all__ = ["Returns", "is_worth_it"]
 
@@ -41,14 +41,14 @@ class Returns:
 
     def __init__(self, slots: int = _SLOTS) -> None:
         self._slots = slots
-        self._seen = memoryview(mmap.mmap(-1, 8 * slots)).cast("Q")
+        self._seen = np.zeros(slots, np.uint64)
         # The length of long returns.
         self.long_bytes = 0
 
     def ask(self, name: int, now_bytes: int, size_bytes: int) -> int | None:
         """Note that the range `name` (64 hashed bits) is asked for; return the longer of its last two returns."""
         slot, tag, now = name % self._slots, name >> (64 - _TAG_BITS), (now_bytes >> _UNIT_BITS) + 1 & _LONGEST
-        seen = self._seen[slot]
+        seen = int(self._seen[slot])
         self.long_bytes = max(0, self.long_bytes - size_bytes // _DECLINE_DIVISOR)
         last = before = 0
         if seen and seen >> (2 * _TIME_BITS) == tag:
