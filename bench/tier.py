@@ -1,7 +1,7 @@
-"""``python -m bench.tier``: a cold epoch with the local tier and without, a later one from it, and fio beside it.
+"""``python -m bench.tier``: a cold epoch with the local tier and without, a later one from it, and its limits.
 
 Every epoch has a mount of its own and an empty page cache. fio reads the files of the tier as a later epoch does: parts
-by four jobs with as much in flight, or small files by sixteen.
+by four jobs with as much in flight, or small files by sixteen. "FUSE only" is a mount that answers from memory.
 """
 
 import argparse
@@ -10,11 +10,13 @@ import statistics
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from bench.candidates import Limits, fastfuse_mount
+from bench.candidates import CANDIDATES, Limits, Target, fastfuse_mount
 from bench.machine import describe, drop_caches, touch_memory
 from bench.profiles import PROFILES
 from bench.server import Server
@@ -38,14 +40,18 @@ class _Epoch:
     requests: int
 
 
-def _epoch(server: Server, name: str, scale: Scale, cache: Path | None) -> _Epoch:
+def _epoch(server: Server, name: str, scale: Scale, cache: Path | None, limits: Limits) -> _Epoch:
+    options = ["--cache", str(cache), "--cache-size", "60%", "--cache-min-free", "1%"] if cache else []
+    return _read(server, name, scale, lambda place: fastfuse_mount(server, place, limits, *options))
+
+
+def _read(server: Server, name: str, scale: Scale, mount: Callable[[Path], AbstractContextManager[Target]]) -> _Epoch:
     workload = WORKLOADS[name]
     with tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as directory:
         place = Path(directory)
         data = workload.data_set(scale, place)
         tasks = workload.share(data, workload.readers, scale)
-        options = ["--cache", str(cache), "--cache-size", "60%", "--cache-min-free", "1%"] if cache else []
-        with fastfuse_mount(server, place, Limits(), *options) as mounted:
+        with mount(place) as mounted:
             drop_caches()
             touch_memory(_TOUCHED_BYTES)
             before, cpu_before_s = server.traffic(), mounted.cpu_s()
@@ -56,6 +62,10 @@ def _epoch(server: Server, name: str, scale: Scale, cache: Path | None) -> _Epoc
             requests = server.traffic().requests - before.requests
     amount = size_bytes / 1e6 if workload.is_bulk else sum(map(len, tasks))
     return _Epoch(amount / seconds, cpu_s / (size_bytes / 1e9), requests)
+
+
+def _fuse_only(server: Server, place: Path) -> AbstractContextManager[Target]:
+    return CANDIDATES["fuse-only"](server, place, Limits())
 
 
 def _fio(cache: Path, unit: str) -> float:
@@ -69,7 +79,7 @@ def _fio(cache: Path, unit: str) -> float:
     return float(read["bw_bytes"] / 1e6 if unit == "MB/s" else read["iops"])
 
 
-def _measure(profile: str, name: str, scale: Scale, runs: int, room: Path) -> None:
+def _measure(profile: str, name: str, scale: Scale, runs: int, room: Path, limits: Limits) -> None:
     workload, epochs, fio = WORKLOADS[name], defaultdict[str, list[_Epoch]](list), []
     with tempfile.TemporaryDirectory() as made:
         source = workload.data_set(scale, Path(made)).source
@@ -79,20 +89,22 @@ def _measure(profile: str, name: str, scale: Scale, runs: int, room: Path) -> No
                 Server(source, profile=PROFILES[profile]) as server,
             ):
                 cache = Path(directory, "cache")
-                epochs["without"].append(_epoch(server, name, scale, None))
-                epochs["cold"].append(_epoch(server, name, scale, cache))
-                _epoch(server, name, scale, cache)  # what was skipped
-                epochs["later"].append(_epoch(server, name, scale, cache))
+                epochs["without"].append(_epoch(server, name, scale, None, limits))
+                epochs["cold"].append(_epoch(server, name, scale, cache, limits))
+                _epoch(server, name, scale, cache, limits)  # what was skipped
+                epochs["later"].append(_epoch(server, name, scale, cache, limits))
                 fio.append(_fio(cache, workload.unit))
+                epochs["FUSE only"].append(_read(server, name, scale, partial(_fuse_only, server)))
     for kind, seen in epochs.items():
         rate, cpu_s = (statistics.median(getattr(one, field) for one in seen) for field in ("rate", "cpu_s_per_gb"))
         requests = [one.requests for one in seen]
         print(f"| {profile} {name} | {kind} | {rate:,.0f} {workload.unit} | {cpu_s:.2f} | {requests} |", flush=True)
-    ratio = statistics.median(
-        cold.rate / without.rate for cold, without in zip(epochs["cold"], epochs["without"], strict=True)
-    )
-    print(f"| {profile} {name} | cold, of without | {ratio:.2f} | | |")
-    print(f"| {profile} {name} | fio | {statistics.median(fio):,.0f} {workload.unit} | | |", flush=True)
+    rates = {kind: [one.rate for one in seen] for kind, seen in epochs.items()} | {"fio": fio}
+    print(f"| {profile} {name} | fio | {statistics.median(fio):,.0f} {workload.unit} | | |")
+    for one, other in (("cold", "without"), ("later", "fio"), ("later", "FUSE only")):
+        ratios = [mine / theirs for mine, theirs in zip(rates[one], rates[other], strict=True)]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"| {profile} {name} | {one}, of {other} | {statistics.median(ratios):.2f} | | {shown} |", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,12 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shard-mib", type=int, default=1024, help="what one reader reads")
     parser.add_argument("--profiles", default="s3")
     parser.add_argument("--workloads", default="sequential-1,sequential-4,small-16-shuffled")
+    parser.add_argument("--max-connections", type=int, default=128, help="fewer make the network the limit")
     options = parser.parse_args(arguments)
+    limits = Limits(max_connections=options.max_connections)
     print(", ".join(f"{name} {value}" for name, value in describe().items()))
     print("\n| workload | epoch | rate | CPU s/GB | requests |\n|---|---|---:|---:|---:|")
     for profile in options.profiles.split(","):
         for name in options.workloads.split(","):
-            _measure(profile, name, Scale(shard_bytes=options.shard_mib << 20), options.runs, options.room)
+            _measure(profile, name, Scale(shard_bytes=options.shard_mib << 20), options.runs, options.room, limits)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from hashlib import blake2b
 
 import trio
 
-from fastfuse.cache.catalog import Extent, Index
+from fastfuse.cache.aio import KernelReads
+from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps, pieces
-from fastfuse.cache.segments import DamagedError, Segments
+from fastfuse.cache.segments import ALIGNMENT, DamagedError, Segments, aligned_part
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import IntegrityError
 from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
@@ -41,6 +42,8 @@ _OFF_S = 30.0
 _ODD = 0x9E3779B97F4A7C15
 # Each takes a few hundred bytes.
 _MAX_DAMAGED = 10_000
+# A range that fills less of the memory that it was read into is copied, so that no part holds more than it counts.
+_WHOLE = 0.75
 # The queue may take so long to be written after the last read.
 _CLOSES_WITHIN_S = 10.0
 
@@ -85,7 +88,7 @@ class CachedReader:
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
         counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
-        self._threads = Receivers()
+        self._threads, self._reads = Receivers(), KernelReads(patience_s)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
@@ -116,7 +119,7 @@ class CachedReader:
             raise
 
     async def _get_kept(self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int) -> Buffer:
-        if self._writer.is_gone or trio.current_time() < self._off_until_s or object_id in self._wrong:
+        if self._writer.is_gone or self._is_off() or object_id in self._wrong:
             return await self._reader.get(ref, start, end)
         return_bytes = self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
         extents = self._find(object_id, start, end)
@@ -124,6 +127,8 @@ class CachedReader:
             data = await self._read(object_id, seed, extents, start, end, {})
             if data is not None:
                 return data
+            if self._is_off():  # the same disk is not asked again
+                return await self._reader.get(ref, start, end)
             extents = self._find(object_id, start, end)
         return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
 
@@ -172,7 +177,7 @@ class CachedReader:
 
         while wanted := missing():
             first, behind = wanted[0]
-            keeps = keeps and trio.current_time() >= self._off_until_s
+            keeps = keeps and not self._is_off()
             if keeps and not self._claim(object_id, first, behind):
                 if trio.current_time() < waits_until_s:
                     await trio.sleep(look_s)
@@ -226,9 +231,38 @@ class CachedReader:
         self, object_id: int, seed: int, extents: list[Extent], start: int, end: int, fetched: dict[int, memoryview]
     ) -> memoryview | None:
         """Return a range of which all is kept or was `fetched`; None if what is kept cannot be read after all."""
-        into = self._buffers.take(end - start)
         wanted = pieces(extents, start, end)
+        data: memoryview | None = None
         failed: list[tuple[Extent, Exception]] = []
+        try:
+            if len(wanted) == 1 and not fetched:
+                data = await self._read_small(wanted[0][0], seed, start, end)
+            if data is None:
+                with trio.fail_after(self._patience_s):
+                    data = await self._read_pieces(wanted, seed, start, end, failed)
+        except (trio.TooSlowError, NoThreadError) as error:
+            self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
+            return None
+        if failed:
+            self._lose(object_id, *failed[0])
+            return None
+        for extent, piece_start, piece_end in wanted:
+            self._writer.hit(extent.segment, piece_end - piece_start)
+            self._counters.add(self._events["served"], piece_end - piece_start)
+        for at, missing in fetched.items():
+            data[at - start : at - start + len(missing)] = missing
+        return data.toreadonly()
+
+    async def _read_pieces(
+        self,
+        wanted: list[tuple[Extent, int, int]],
+        seed: int,
+        start: int,
+        end: int,
+        failed: list[tuple[Extent, Exception]],
+    ) -> memoryview:
+        """Return memory for ``[start, end)`` with what is `wanted` of it, read by a thread; add what cannot be read."""
+        into = self._buffers.take(end - start)
 
         def read() -> int:
             for extent, piece_start, piece_end in wanted:
@@ -240,21 +274,25 @@ class CachedReader:
                     break
             return 0
 
-        try:
-            with trio.fail_after(self._patience_s):
-                await self._threads.run(read)
-        except (trio.TooSlowError, NoThreadError) as error:
-            self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
+        await self._threads.run(read)
+        return into
+
+    async def _read_small(self, extent: Extent, seed: int, start: int, end: int) -> memoryview | None:
+        """Return a small range of one extent; None if a thread has to read it, or to find out what is wrong with it."""
+        place = self._segments.place(extent, start, end)
+        if place is None:
             return None
-        if failed:
-            self._lose(object_id, *failed[0])
+        into = aligned_part(self._buffers.take(place.aligned_bytes + ALIGNMENT), place.aligned_bytes)
+        is_read = await self._reads.read(place.file.fd, place.offset, into)
+        if not is_read or not place.is_sound(extent, seed + extent.start, into):
             return None
-        for extent, piece_start, piece_end in wanted:
-            self._writer.hit(extent.segment, piece_end - piece_start)
-            self._counters.add(self._events["served"], piece_end - piece_start)
-        for at, data in fetched.items():
-            into[at - start : at - start + len(data)] = data
-        return into.toreadonly()
+        at = start - extent.start - place.first * BLOCK_BYTES + place.lead
+        data = into[at : at + end - start]
+        if len(data) >= _WHOLE * len(into):
+            return data
+        small = self._buffers.take(len(data))
+        small[:] = data
+        return small
 
     def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
         """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""
@@ -270,6 +308,9 @@ class CachedReader:
             self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
         else:
             self._leave_alone("disk", str(error))
+
+    def _is_off(self) -> bool:
+        return trio.current_time() < self._off_until_s
 
     def _forget(self, ref: ObjectRef, object_id: int) -> None:
         """Have everything forgotten that is kept of an object that has not the service's checksum.

@@ -14,13 +14,26 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent
 
-__all__ = ["DamagedError", "Filling", "Segments", "aligned", "digests_of", "give_to_owner", "place_of", "segment_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "DamagedError",
+    "Filling",
+    "Segments",
+    "address_of",
+    "aligned",
+    "aligned_part",
+    "digests_of",
+    "give_to_owner",
+    "place_of",
+    "segment_bytes",
+]
 
 _MIB = 1 << 20
 # One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
@@ -28,12 +41,14 @@ _SEGMENTS_AT_LEAST, _MAX_SEGMENT_BYTES = 128, 64 * _MIB
 # Descriptors that stay open: of a tier of 16 GiB all of them.
 _MAX_OPEN = 256
 # Every device takes multiples of this for direct I/O.
-_ALIGNMENT = 4096
+ALIGNMENT = 4096
 # Ranges from this size on go straight from and to the memory of their part, so they begin at such a multiple.
 _DIRECT_BYTES = 64 << 10
-_SCRATCH_BYTES = BLOCK_BYTES + 2 * _ALIGNMENT
+_SCRATCH_BYTES = BLOCK_BYTES + 2 * ALIGNMENT
 _STAGE_BYTES = _MIB
 _SUFFIX = ".segment"
+# Ranges of so many blocks are read without a thread; the digests of more would hold up the loop.
+_SMALL_BLOCKS = 2
 
 
 class DamagedError(Exception):
@@ -65,6 +80,27 @@ class _File:
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+
+class Place(NamedTuple):
+    """Aligned bytes of a file that hold whole blocks of an extent: from the block `first` on, behind `lead` bytes."""
+
+    file: _File
+    offset: int
+    aligned_bytes: int
+    lead: int
+    size_bytes: int
+    first: int
+
+    def is_sound(self, extent: Extent, seed: int, data: memoryview) -> bool:
+        """Return whether `data`, which was read there, has the blocks that were written."""
+        number = self.first
+        for at in range(self.lead, self.lead + self.size_bytes, BLOCK_BYTES):
+            block = data[at : min(at + BLOCK_BYTES, self.lead + self.size_bytes)]
+            if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
+                return False
+            number += 1
+        return True
 
 
 class Segments:
@@ -160,6 +196,17 @@ class Segments:
         os.close(fd)
         return None
 
+    def place(self, extent: Extent, start: int, end: int) -> "Place | None":
+        """Return the blocks of a small range of `extent`, if its segment is open, so that nothing waits for that."""
+        file = self._open.get(extent.segment)
+        first, last = (start - extent.start) // BLOCK_BYTES, -(-(end - extent.start) // BLOCK_BYTES)
+        if file is None or last - first > _SMALL_BLOCKS:
+            return None
+        at = extent.offset + first * BLOCK_BYTES
+        size_bytes = min(last * BLOCK_BYTES, extent.end - extent.start) - first * BLOCK_BYTES
+        lead = at % ALIGNMENT
+        return Place(file, at - lead, aligned(lead + size_bytes), lead, size_bytes, first)
+
     def _file(self, number: int) -> _File:
         with self._mutex:
             file = self._open.get(number)
@@ -182,9 +229,9 @@ class Segments:
         """Read the begin of `into` by aligned memory of this thread; return how much."""
         if not hasattr(self._local, "scratch"):
             self._local.scratch = memoryview(mmap.mmap(-1, _SCRATCH_BYTES))
-        lead = offset % _ALIGNMENT
-        size_bytes = min(len(into), _SCRATCH_BYTES - _ALIGNMENT - lead)
-        padded = self._local.scratch[: -(-(lead + size_bytes) // _ALIGNMENT) * _ALIGNMENT]
+        lead = offset % ALIGNMENT
+        size_bytes = min(len(into), _SCRATCH_BYTES - ALIGNMENT - lead)
+        padded = self._local.scratch[: -(-(lead + size_bytes) // ALIGNMENT) * ALIGNMENT]
         if os.preadv(file.fd, [padded], offset - lead) < lead + size_bytes:
             raise DamagedError("its segment is too short")
         into[:size_bytes] = padded[lead : lead + size_bytes]
@@ -246,7 +293,7 @@ def place_of(filled_bytes: int, size_bytes: int) -> int:
 
 def aligned(size_bytes: int) -> int:
     """Return the next multiple of what direct I/O takes."""
-    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def give_to_owner(fd: int, directory_fd: int) -> None:
@@ -297,6 +344,18 @@ def _open_direct(directory_fd: int, name: str, flags: int) -> int:
 
 def _aligned_bytes(offset: int, data: memoryview) -> int:
     """Return how much from the begin of `data` can go straight to or from `offset` of a file."""
-    if len(data) < _DIRECT_BYTES or offset % _ALIGNMENT or np.frombuffer(data, np.uint8).ctypes.data % _ALIGNMENT:
+    if len(data) < _DIRECT_BYTES or offset % ALIGNMENT or address_of(data) % ALIGNMENT:
         return 0
-    return len(data) - len(data) % _ALIGNMENT
+    return len(data) - len(data) % ALIGNMENT
+
+
+def address_of(data: memoryview) -> int:
+    """Return where `data` lies in memory."""
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def aligned_part(data: memoryview, size_bytes: int) -> memoryview:
+    """Return an aligned piece of `data`, which has an alignment more than `size_bytes`."""
+    lead = -address_of(data) % ALIGNMENT
+    return data[lead : lead + size_bytes]
