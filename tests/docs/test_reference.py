@@ -21,7 +21,7 @@ OTHERS = {
     *("--nnodes", "--nproc-per-node", "--real"),  # torchrun, bench.fleet
     *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
     *("--no-checksum", "--epochs", "--help", "--help-all", "--runs", "--profiles", "--workloads", "--candidates"),
-    *("--throttle", "--outage", "--watched"),
+    *("--throttle", "--outage", "--watched", "--shard-mib"),
 }
 
 
