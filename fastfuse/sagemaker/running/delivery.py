@@ -120,6 +120,12 @@ class Delivery:
         if job.arn:
             self._phases.say("The job ran in SageMaker: its model is not replaced, and nothing is uploaded")
 
+    def not_done(self) -> str:
+        """Return the end of a message about what keeps the job's files from S3."""
+        paths = self._settings.paths
+        lie = f": what the job has made may not be in S3, and lies in {paths.model} and {paths.output_data}"
+        return "" if self._settings.job.output is None else lie
+
     def begin(self) -> None:
         """Bring checkpoints back, and send new ones from then on."""
         settings, paths = self._settings, self._settings.paths
@@ -192,8 +198,9 @@ class Delivery:
         lacks = {one.name: f"is not in S3 at {one.uri}, and still lies in {one.place}" for one in outgoing}
         try:
             self._uploader = Sender(partial(send_outputs, task), lacks)
-        except NoRoomError as error:
-            return [_not_sent(name, lack, error) for name, lack in lacks.items()]
+        except (NoRoomError, OSError) as error:
+            failure = error if isinstance(error, FastfuseError) else OutputError(f"no process can be made: {error}")
+            return [_not_sent(name, lack, failure) for name, lack in lacks.items()]
         return self._end(self._uploader)
 
     def _end(self, process: Sender) -> list[FastfuseError]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from fastfuse.errors import FastfuseError, MountError
+from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode, TrainingJob
 from fastfuse.sagemaker.description.fields import Handling
@@ -76,6 +76,10 @@ class _Outcome(NamedTuple):
     exit_code: int
     # Raised in the end.
     error: FastfuseError | None = None
+
+
+def _failed(error: FastfuseError) -> _Outcome:
+    return _Outcome(Phase.FAILED, str(error), error.exit_code, error)
 
 
 class _Run:
@@ -144,7 +148,7 @@ class _Run:
                 try:
                     outcome = self._run_in_place(program)
                 except FastfuseError as error:
-                    self._record(_Outcome(Phase.FAILED, str(error), error.exit_code))
+                    self._record(_failed(error))
                     raise
                 self._record(outcome)
                 return outcome
@@ -222,7 +226,12 @@ class _Run:
             self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
             # Meanwhile, for a driver with many GPUs takes seconds to answer.
             environment = self._environment() if settings.command else {}
-            outcome = self._run_to_the_end(program, environment, begin_fd)
+            try:
+                outcome = self._run_to_the_end(program, environment, begin_fd)
+            except Exception as error:  # noqa: BLE001 - logged
+                # A defect of ours, or a limit that was met meanwhile, must not cost the job its model.
+                _log.exception("the run failed")
+                outcome = _failed(FastfuseError(f"unforeseen: {error!r}", hint="report it with the lines above"))
             return self._deliver(outcome) if self._was_ready else outcome
         finally:
             if not self._was_ready:
@@ -244,7 +253,7 @@ class _Run:
                 self._members.welcome()
             return self._train(program, environment) if self._settings.command else self._stay_up()
         except FastfuseError as error:
-            return _Outcome(Phase.FAILED, str(error), error.exit_code, error)
+            return _failed(error)
         finally:
             self._take_down()
 
@@ -319,7 +328,7 @@ class _Run:
     def _losses(self) -> list[FastfuseError]:
         """Return the losses that the command cannot see for itself: of a stream, or of the run that has the mounts."""
         if self._owner is not None and self._owner.has_ended:
-            return [MountError("the run that prepared the channels has ended")]
+            return [MountError(f"the run that prepared the channels has ended{self._delivery.not_done()}")]
         return self._failures(InputMode.PIPE)
 
     def _outlast_members(self) -> None:
@@ -423,7 +432,11 @@ class _Run:
 
     def _deliver(self, outcome: _Outcome) -> _Outcome:
         """Send what the job has made to S3, however it ended; return an outcome with the error if that fails."""
-        failures = self._delivery.deliver()
+        try:
+            failures = self._delivery.deliver()
+        except Exception as error:  # noqa: BLE001 - logged
+            _log.exception("the upload failed")
+            failures = [OutputError(f"unforeseen: {error!r}{self._delivery.not_done()}")]
         if not failures:
             return outcome
         failures += [outcome.error] if outcome.error is not None else []
@@ -431,4 +444,4 @@ class _Run:
             _log.error("%s", failure)
         # Whatever the command returned: the log has it.
         self._phases.say(f"{outcome.phase}: {outcome.text}")
-        return _Outcome(Phase.FAILED, str(failures[0]), failures[0].exit_code, failures[0])
+        return _failed(failures[0])

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import signal
 import tarfile
 from collections.abc import Iterator
@@ -165,6 +166,30 @@ def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
         server.faults.clear()
         assert job.wait() == 6, job.log
         assert "the process that uploads was killed by signal 9" in job.log
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_run_that_meets_its_own_limit_uploads_if_it_can_or_says_where_the_model_lies(
+    server: LoopbackServer, is_over: bool
+) -> None:
+    text = MAKE + "print('made', flush=True); import signal; signal.pause()"
+    with running(server.endpoint_url, job_of(BUCKET), command=script(text)) as job:
+        job.wait_for_output("made")
+        command, mount, _ = newest_children(job)
+        limit, hard = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (3, hard))
+        os.kill(mount, signal.SIGSTOP)
+        os.kill(command, signal.SIGKILL)
+        job.wait_for_log("Taking down train")
+        if is_over:
+            resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
+        os.kill(mount, signal.SIGCONT)
+        assert job.wait() == (1 if is_over else 6), job.log
+        assert ("fastfuse: error: unforeseen: OSError(24, 'Too many open files')" in job.log) == is_over
+        assert (f"the model is not in S3 at s3://{BUCKET}/models/a-job/output/model.tar.gz, and still lies in "
+                f"{job.base}/model" in job.log) != is_over  # fmt: skip
+        model = server.buckets[BUCKET].view().lookup(b"models/a-job/output/model.tar.gz")
+        assert (model is not None) == is_over
 
 
 def test_a_second_signal_ends_an_upload(server: LoopbackServer) -> None:

@@ -4,9 +4,10 @@ import json
 import os
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
+from tests.sagemaker.jobs import request
 from tests.sagemaker.running.jobs import BUCKET, Job, Script, channel, running, script
 from tests.semantics.leftovers import descendants
 from tests.servers import free_ports
@@ -56,7 +58,11 @@ class Gate:
 
 @contextmanager
 def ranks(
-    server: LoopbackServer, directory: Path, *gates: Gate, hosts: Sequence[Sequence[str]] = ((),)
+    server: LoopbackServer,
+    directory: Path,
+    *gates: Gate,
+    hosts: Sequence[Sequence[str]] = ((),),
+    description: Sequence[Mapping[str, Any]] | Mapping[str, Any] = CHANNELS,
 ) -> Iterator[list[Job]]:
     """Start a run for each of the gates, all at once; each host has as many of them, and its options."""
     with ExitStack() as exits:
@@ -64,7 +70,7 @@ def ranks(
             exits.enter_context(
                 running(
                     server.endpoint_url,
-                    CHANNELS,
+                    description,
                     "--share",
                     *hosts[rank % len(hosts)],
                     command=(*script(RANK), str(rank), str(len(gates)), str(gate.path)),
@@ -136,11 +142,13 @@ def test_channels_stay_up_until_the_last_has_ended(server: LoopbackServer, tmp_p
 
 def test_members_end_with_an_owner_that_is_killed(server: LoopbackServer, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
-    with ranks(server, tmp_path, gate, gate) as jobs:
+    description = request(CHANNELS[0], OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/models"})
+    with ranks(server, tmp_path, gate, gate, description=description) as jobs:
         owner, (member,) = up(jobs)
         kill(owner)
         assert member.wait() == MountError.exit_code
-        assert "the run that prepared the channels has ended" in member.log
+        assert "the run that prepared the channels has ended: what the job has made may not be in S3" in member.log
+        assert f"lies in {tmp_path}/ml0/model and {tmp_path}/ml0/output/data" in member.log
         assert mounts(tmp_path) == 0
     gate.close()
 
