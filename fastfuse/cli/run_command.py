@@ -60,6 +60,9 @@ def run(
     keep: Annotated[bool, setting("--keep", _JOB,
         "Begin with what an earlier run left there: downloaded files, model, output, checkpoints. Left out, they are "
         "moved to runs/ below it.")] = False,
+    record_etags: Annotated[bool, setting("--record-etags", _JOB,
+        "Write bucket, key, size and ETag of each object that a channel held into output/job-etags/CHANNEL.jsonl, and "
+        "upload it with the job's record.")] = False,
     share: Annotated[bool, setting("--share", _JOB,
         "Several processes of a launcher run this on one host: the first prepares the channels, the others wait and "
         "share them, and the last to end takes them down. Not with Pipe channels.")] = False,
@@ -165,6 +168,7 @@ def run(
         allow_other=allow_other,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
         keeps=keep,
+        records_etags=record_etags,
         is_shared=share,
         grace_s=grace_s,
         command=tuple(command or described.command),

@@ -187,6 +187,9 @@ class OutputConfig:
     def record(self, cluster: Cluster) -> S3Uri:
         return self._below(f"job-record{_suffix(cluster)}.json")
 
+    def etags(self, cluster: Cluster) -> S3Uri:
+        return self._below(f"job-etags{_suffix(cluster)}/")
+
     def _below(self, name: str) -> S3Uri:
         return S3Uri(self.place.bucket, self.place.path + name)
 

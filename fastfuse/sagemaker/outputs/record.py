@@ -23,6 +23,7 @@ from fastfuse.sagemaker.script.files import JobPaths, open_directory, write_file
 from fastfuse.version import VERSION
 
 __all__ = [
+    "ETAGS_NAME",
     "RECORD_NAME",
     "Artifact",
     "ChannelAccount",
@@ -31,6 +32,7 @@ __all__ = [
     "job_record",
     "listing_of",
     "read_failure",
+    "write_etags",
     "write_record",
 ]
 
@@ -67,6 +69,8 @@ def listing_of(snapshot: Snapshot) -> Listing:
 
 
 RECORD_NAME: Final = "job-record.json"
+# The directory of the files that name each object of a channel.
+ETAGS_NAME: Final = "job-etags"
 # The version of the record's fields; a change that breaks a reader makes it another.
 _FORMAT: Final = 1
 # SageMaker shows as many.
@@ -189,11 +193,27 @@ def write_record(record: Mapping[str, object], history: Mapping[str, object], pa
     text = json.dumps(record, indent=2) + "\n"
     output_fd = open_directory(paths.output, paths.base)
     try:
-        write_file(output_fd, RECORD_NAME, text)
-        write_file(output_fd, HISTORY_NAME, json.dumps(history) + "\n")
+        write_file(output_fd, RECORD_NAME, [text])
+        write_file(output_fd, HISTORY_NAME, [json.dumps(history), "\n"])
     finally:
         os.close(output_fd)
     return text.encode()
+
+
+def write_etags(snapshot: Snapshot, channel: str, paths: JobPaths) -> None:
+    """Write ``output/job-etags/CHANNEL.jsonl``: bucket, key, size and ETag of each object in `snapshot`, a line each.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    table = snapshot.table
+    files = (table.ref(file[0]) for row in range(len(table)) if (file := table.file_at(row)) is not None)
+    told = ({"Bucket": it.bucket, "Key": it.key, "Size": it.size_bytes, "ETag": it.etag} for it in files)
+    etags_fd = open_directory(paths.output / ETAGS_NAME, paths.base)
+    try:
+        write_file(etags_fd, f"{channel}.jsonl", (json.dumps(one) + "\n" for one in told))
+    finally:
+        os.close(etags_fd)
 
 
 def read_failure(paths: JobPaths, since: float = 0.0) -> str:

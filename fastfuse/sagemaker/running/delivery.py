@@ -12,7 +12,7 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.children import NoRoomError
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, Artifact
+from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME, Artifact
 from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
 from fastfuse.sagemaker.running.job_processes import ChildProcess
@@ -179,12 +179,15 @@ class Delivery:
         return failures
 
     def deliver_record(self, data: bytes) -> None:
-        """Send the record of the job; the log tells a failure, for the record is also here."""
-        output = self._settings.job.output
-        if output is not None:
-            uri, place = output.record(self._settings.cluster), self._settings.paths.output / RECORD_NAME
-            for failure in self._send(output.kms_key_id, Outgoing(name="record", place=place, uri=uri, data=data)):
-                _log.error("%s", failure)
+        """Send the record of the job, and the ETags; the log tells a failure, for they are also here."""
+        output, cluster, place = self._settings.job.output, self._settings.cluster, self._settings.paths.output
+        if output is None:
+            return
+        sent = [Outgoing(name="record", place=place / RECORD_NAME, uri=output.record(cluster), data=data)]
+        if self._settings.records_etags:
+            sent.append(Outgoing(name="list of ETags", place=place / ETAGS_NAME, uri=output.etags(cluster)))
+        for failure in self._send(output.kms_key_id, *sent):
+            _log.error("%s", failure)
 
     def give_up(self) -> None:
         """End what was begun for a job that did not start."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.errors import MountError
+from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.filesystem.mountpoint import find_mount
@@ -27,7 +27,7 @@ from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, 
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
 from fastfuse.sagemaker.download.survey import DiskClaim
 from fastfuse.sagemaker.local_files import index_files
-from fastfuse.sagemaker.outputs.record import listing_of
+from fastfuse.sagemaker.outputs.record import listing_of, write_etags
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 from fastfuse.sagemaker.placing import keep_in_place
@@ -65,6 +65,8 @@ class RunSettings:
     metrics_listen: tuple[str, int] | None = None
     # Begin with what an earlier run left below the base directory.
     keeps: bool = False
+    # Beside the record of the job, the ETag of each object is written.
+    records_etags: bool = False
     # Other runs of this job on this host use these channels, too, or have prepared them.
     is_shared: bool = False
     # How long a stopping mount lets open files be read.
@@ -159,6 +161,16 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     return snapshot_fd, report.files
 
 
+def _tell_listing(task: ChannelTask, snapshot_fd: int, tell: Callable[..., None]) -> None:
+    snapshot = open_snapshot(snapshot_fd)
+    if task.settings.records_etags:
+        try:
+            write_etags(snapshot, task.channel.name, task.settings.paths)
+        except OSError as error:
+            raise DiskError(f"the ETags of channel {task.channel.name} cannot be written: {error.strerror}") from error
+    tell(listing=asdict(listing_of(snapshot)))
+
+
 def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     del counters  # nothing is read here
     origin, base = task.origin, task.settings.paths.base
@@ -174,7 +186,7 @@ def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> i
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.place
     snapshot_fd, _ = _index(task, counters)
-    tell(listing=asdict(listing_of(open_snapshot(snapshot_fd))))
+    _tell_listing(task, snapshot_fd, tell)
     recent = Recent(counters, "File")
     recent.begin("")
 
@@ -216,7 +228,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     channel, paths, shard = task.channel, task.settings.paths, task.shard if task.channel.is_dealt_anew else None
     _remove_mountpoint(task.place)
     snapshot_fd, file_count = _index(task, counters)
-    tell(listing=asdict(listing_of(open_snapshot(snapshot_fd))))
+    _tell_listing(task, snapshot_fd, tell)
     are_local = isinstance(channel.source, LocalDirectory)
     recent = Recent(counters, "Pipe")
 
@@ -310,7 +322,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
     )
 
     def ready(snapshot_fd: int) -> None:
-        tell(listing=asdict(listing_of(open_snapshot(snapshot_fd))))
+        _tell_listing(task, snapshot_fd, tell)
         files = counters.get("fastfuse_table_files")
         tell(ready=f"{files:,} objects at {place}")
 

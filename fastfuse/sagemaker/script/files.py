@@ -156,7 +156,7 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
         config_fd = open_directory(paths.config, paths.base)
         try:
             for name, content in files.items():
-                write_file(config_fd, name, json.dumps(content, separators=(",", ":")))
+                write_file(config_fd, name, [json.dumps(content, separators=(",", ":"))])
         finally:
             os.close(config_fd)
     except OSError as error:
@@ -172,7 +172,7 @@ def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
     return ConfigurationError(message, hint="run as root, or name a directory of yours with --base-dir")
 
 
-def write_file(directory_fd: int, name: str, text: str) -> None:
+def write_file(directory_fd: int, name: str, lines: Iterable[str]) -> None:
     """Put a file in place whole, or not at all."""
     hidden = f".{name}.{os.urandom(8).hex()}"
     # The script may be another user's.
@@ -180,7 +180,7 @@ def write_file(directory_fd: int, name: str, text: str) -> None:
     try:
         with os.fdopen(made, "w", encoding="ascii") as file:
             os.fchmod(made, 0o644)
-            file.write(text)
+            file.writelines(lines)
         os.replace(hidden, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     except BaseException:
         with suppress(OSError):

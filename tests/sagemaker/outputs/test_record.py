@@ -37,9 +37,12 @@ def record_of(job: Job) -> dict[str, Any]:
 
 
 def test_a_job_leaves_a_record_with_what_each_channel_held_and_cost(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, CHANNELS, command=script(READ_ALL)) as job:
+    with running(server.endpoint_url, CHANNELS, "--record-etags", command=script(READ_ALL)) as job:
         assert job.wait() == 0, job.log
         record = record_of(job)
+        etags = {path.name: path.read_bytes() for path in (job.base / "output/job-etags").iterdir()}
+    assert etags.keys() == {"f.jsonl", "m.jsonl", "p.jsonl"}
+    assert len(set(etags.values())) == 1
     assert record["FastfuseVersion"] == __version__
     assert (record["TrainingJobStatus"], record["SecondaryStatus"], record["ExitCode"]) == ("Completed",) * 2 + (0,)
     assert "FailureReason" not in record

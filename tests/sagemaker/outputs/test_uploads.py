@@ -1,5 +1,6 @@
 """The outputs of a job are in S3 when it ends, whole, however it ended; or an error says where they still lie."""
 
+import hashlib
 import io
 import json
 import os
@@ -72,11 +73,15 @@ def test_model_output_and_record_are_in_s3_when_the_job_ends(moto_server: S3Serv
     stored = Stored(moto_server, "whole")
     text = MAKE + "os.symlink('weights', model + '/latest')"
     description = job_of(moto_server.bucket, TrainingJobName="whole")
-    with running(moto_server.endpoint_url, description, command=script(text)) as job:
+    with running(moto_server.endpoint_url, description, "--record-etags", command=script(text)) as job:
         assert job.wait() == 0, job.log
         assert " Uploading - " in job.log
         record = (job.base / "output/job-record.json").read_bytes()
-    assert stored.names() == ["job-record.json", "model.tar.gz", "output.tar.gz"]
+        etags = (job.base / "output/job-etags/train.jsonl").read_bytes()
+    assert stored.names() == ["job-etags/train.jsonl", "job-record.json", "model.tar.gz", "output.tar.gz"]
+    assert stored.get("job-etags/train.jsonl")["Body"].read() == etags
+    etag = f'"{hashlib.md5(b"data").hexdigest()}"'
+    assert json.loads(etags) == {"Bucket": moto_server.bucket, "Key": "train/x", "Size": 4, "ETag": etag}
     model = stored.get("model.tar.gz")
     assert in_archive(model["Body"].read()) == {
         "code": None,
