@@ -43,6 +43,8 @@ __all__ = ["Window"]
 _SEQUENTIAL_READS = 3
 # Bytes ahead per byte read, while nothing better is known: a reader that stops has wasted at most twice what it read.
 _SURE_GROWTH = 2
+# The same of a reader that did not begin at 0: it reads a tensor or a row group, which ends.
+_MIDDLE_GROWTH = 1
 # Beyond this, a reader from 0 has proven that it reads on. Its window then grows faster, if it would take more during
 # one GET and the file before was read to its end. A reader from the middle may read a tensor, which ends.
 _PROVEN_BYTES = 4 << 20
@@ -326,7 +328,7 @@ class Window:
 
     def _window_bytes(self, cursor: Cursor) -> int:
         run_bytes = cursor.run_bytes + cursor.credit_bytes
-        window = max(self._first_bytes, _SURE_GROWTH * run_bytes)
+        window = max(self._first_bytes, (_MIDDLE_GROWTH if cursor.begin else _SURE_GROWTH) * run_bytes)
         pace = cursor.pace
         if pace is not None:
             if pace.limit_bytes is not None:
