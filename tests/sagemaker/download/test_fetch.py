@@ -14,12 +14,12 @@ from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
 from fastfuse.s3.concurrency import Pace
-from fastfuse.s3.memory import MemoryStore
 from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from tests.descriptors import open_descriptors
 from tests.fakes import CountingReader, FailingReader, SlowReader
 from tests.sagemaker.download.channels import MEMORY_BYTES, PART_BYTES, files_below, settings_for, table_of
+from tests.store import MemoryStore
 
 
 @dataclass
