@@ -34,7 +34,7 @@ from fastfuse.s3.checks import (
     object_of,
     unzipped,
 )
-from fastfuse.s3.connection import TASK_BYTES, Connection
+from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply, outcome_of, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
@@ -43,7 +43,6 @@ from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.refusals import failure_of_page, failure_of_refusal, is_of_s3
 from fastfuse.s3.retries import Retries, RetryableError, attempts
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
-from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["LIST_DEADLINE_S", "S3Client"]
 

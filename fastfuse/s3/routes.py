@@ -1,11 +1,15 @@
-"""Finds how requests reach each bucket: its region, address and signers, and connections that wait for another use.
+"""Finds how requests reach each bucket: its region, address and signers; opens and keeps the connections to it.
 
 A bucket's address comes from botocore's endpoint rules (`endpoints`). The service may correct the region of a bucket
 once; the rules derive the host from the region, so nothing that a server sends leads to another host.
 """
 
 import codecs
+import errno
 import logging
+import os
+import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,20 +20,21 @@ import trio
 from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.checksums import load_models
-from fastfuse.s3.connection import Connection, connect
+from fastfuse.s3.connection import SILENT_CALLS, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network
-from fastfuse.s3.http1 import ReplyHead
-from fastfuse.s3.proxies import uses_tls_proxies
+from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
+from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
 from fastfuse.s3.receivers import Receivers
 from fastfuse.s3.signing import Signer
-from fastfuse.s3.stalls import StallWatch
-from fastfuse.s3.tls import TlsContext
+from fastfuse.s3.tls import TlsConnection, TlsContext
 
-__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "read_files"]
+__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "connect", "failure_of_connection", "read_files"]
 
 _log = logging.getLogger(__name__)
+
+_TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +265,84 @@ class Routes:
 
 def _uses_tls(endpoint: Endpoint) -> bool:
     return endpoint.scheme == "https" or (endpoint.proxy is not None and endpoint.proxy.uses_tls)
+
+
+async def connect(
+    endpoint: Endpoint, *, tls: TlsContext | None, timeout_s: float, watch: StallWatch, receivers: Receivers
+) -> Connection:
+    """Connect to `endpoint`, through its proxy if it has one; `tls` is for the endpoint or for the proxy.
+
+    Raises:
+        OSError: there is no connection within `timeout_s` (`tls.TlsError` and `ProxyRefusalError`, too).
+    """
+    proxy = endpoint.proxy
+    host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
+    sock = None
+    try:
+        with trio.fail_after(timeout_s):
+            sock = await _connected(host, port, watch.stall_s if tls else watch.stall_s / SILENT_CALLS)
+            if tls is None:
+                return Connection(sock, None, receivers)
+            if proxy is not None and endpoint.scheme == "https":
+                await _open_tunnel(Connection(sock, None, receivers), endpoint, proxy, watch)
+                host = endpoint.host
+            return Connection(sock, await _secured(sock, tls, host), receivers)
+    except BaseException as error:
+        if sock is not None:
+            sock.close()
+        if isinstance(error, trio.TooSlowError):
+            raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+        raise
+
+
+async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
+    try:
+        stream = await trio.open_tcp_stream(host, port)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, f"{host!r} is not a host name") from error
+    except OSError as error:
+        if error.strerror:
+            raise
+        raise _first_reason(error) from error
+    # Python's own class: a call of trio's is a checkpoint, which costs as much as the system call.
+    sock = socket.socket(fileno=stream.socket.detach())
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(silence_s), int(silence_s % 1 * 1e6)))
+    return sock
+
+
+async def _open_tunnel(connection: Connection, endpoint: Endpoint, proxy: Proxy, watch: StallWatch) -> None:
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    authorization = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
+    target = f"{host}:{endpoint.port}"
+    request = f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n{authorization}\r\n"
+    try:
+        head = await connection.ask(request.encode(), watch, has_body=False)
+    except BadReplyHeadError as error:
+        raise ProxyRefusalError(errno.EPROTO, f"the proxy {proxy.host} sent what is not HTTP/1.1: {error}") from error
+    if head is None:
+        raise ProxyRefusalError(errno.ECONNRESET, f"the proxy {proxy.host} closed the connection")
+    if not 200 <= head.status < 300:
+        raise ProxyRefusalError(errno.EACCES, f"the proxy {proxy.host} answered {head.status}")
+
+
+async def _secured(sock: socket.socket, context: TlsContext, host: str) -> TlsConnection:
+    tls = TlsConnection(context, sock.fileno(), host)
+    while True:
+        match tls.handshake():
+            case "read":
+                await trio.lowlevel.wait_readable(sock)
+            case "write":
+                await trio.lowlevel.wait_writable(sock)
+            case _:
+                return tls
+
+
+def _first_reason(error: OSError) -> OSError:
+    """Return the first cause of trio's error, which says only that all addresses of the host failed."""
+    cause = error.__cause__
+    first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    number = first.errno if isinstance(first, OSError) else None
+    return OSError(number, os.strerror(number)) if number else OSError(str(error))

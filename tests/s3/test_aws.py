@@ -13,10 +13,11 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import Connection, connect
+from fastfuse.s3.connection import Connection
 from fastfuse.s3.endpoints import Endpoint
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import attempts
+from fastfuse.s3.routes import connect
 from fastfuse.testing import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of

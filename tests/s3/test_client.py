@@ -31,11 +31,10 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import receivers
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import Connection
+from fastfuse.s3.connection import Connection, StallWatch
 from fastfuse.s3.endpoints import Endpoint
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.receivers import NoThreadError, Receivers
-from fastfuse.s3.stalls import StallWatch
 from fastfuse.testing import (
     FaultRule,
     Limit,
