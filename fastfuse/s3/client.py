@@ -41,7 +41,7 @@ from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.refusals import failure_of_page, failure_of_refusal, is_of_s3
-from fastfuse.s3.retries import Retries, RetryableError, attempts
+from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
 
 __all__ = ["LIST_DEADLINE_S", "S3Client"]
@@ -280,8 +280,7 @@ class S3Client:
                 failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
                 if failure.kind is Kind.THROTTLED:
                     self._rate.throttled(trio.current_time())
-                count = attempts(failure.kind, is_read=True, is_mended=is_mended)
-                raise RetryableError(read_error(failure, ref), failure, attempts=count, is_mended=is_mended)
+                raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
             self._has_met_s3 = True
             data = self._buffers.take(end - start)
             await read_range(connection, head, ref, start, data)
@@ -325,9 +324,7 @@ class S3Client:
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
         if is_list and failure.kind is Kind.THROTTLED:
             raise final  # the lister then sends fewer requests
-        raise RetryableError(
-            final, failure, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended), is_mended=is_mended
-        )
+        raise RetryableError(final, failure, is_mended=is_mended)
 
     async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:
         """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.
@@ -363,7 +360,7 @@ class S3Client:
             return failure.region
         final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE, Kind.TLS, Kind.NOT_S3):
-            raise RetryableError(final, failure, attempts=attempts(failure.kind, is_read=is_read))
+            raise RetryableError(final, failure, is_read=is_read)
         if self.session.endpoint_url is not None:
             return DEFAULT_REGION
         if failure.kind is Kind.CHANGED:
@@ -441,7 +438,7 @@ def _read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Excepti
     if isinstance(error, BadReplyHeadError):
         return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
     failure = failure_of_connection(error)
-    return RetryableError(read_error(failure, ref), failure, attempts=attempts(failure.kind, is_read=True))
+    return RetryableError(read_error(failure, ref), failure, is_read=True)
 
 
 def _shown(bucket: str, key: str) -> str:

@@ -36,7 +36,7 @@ from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error, safe_cause
-from fastfuse.s3.retries import Retries, RetryableError, attempts
+from fastfuse.s3.retries import Retries, RetryableError
 
 __all__ = ["NO_OBJECT", "ObjectState", "ObjectWriter", "upload"]
 
@@ -230,12 +230,11 @@ class ObjectWriter:
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
             is_mended = await self._session.replace_refused(credentials, failure.kind)
-            count = attempts(failure.kind, is_read=False, is_mended=is_mended)
             verb = "read" if operation == "head_object" else "write"
             final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
             if {"IfMatch", "IfNoneMatch"} & arguments.keys():
                 final = _conditional_error(error, final)
-            raise RetryableError(final, failure, attempts=count, is_mended=is_mended) from safe_cause(error)
+            raise RetryableError(final, failure, is_mended=is_mended) from safe_cause(error)
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply
