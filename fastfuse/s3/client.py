@@ -6,7 +6,6 @@ version and of the right length (`checks`), and classifies what went wrong (`fai
 tried again until the deadline. `integrity` compares the bytes with their checksum. Uploads are in `upload`.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
@@ -25,22 +24,23 @@ from fastfuse.errors import (
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
-from fastfuse.s3.bodies import read_page, read_range
-from fastfuse.s3.buffers import PartBuffers
-from fastfuse.s3.checks import (
-    check_range_arguments,
-    condition_line,
+from fastfuse.s3.bodies import (
+    failure_of_page,
+    failure_of_refusal,
+    is_of_s3,
     is_whole_page,
-    object_of,
-    unzipped,
+    read_document,
+    read_page,
+    read_range,
 )
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.checks import check_range_arguments, condition_line, object_of
 from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply, outcome_of, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
-from fastfuse.s3.refusals import failure_of_page, failure_of_refusal, is_of_s3
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
 
@@ -50,7 +50,6 @@ __all__ = ["LIST_DEADLINE_S", "S3Client"]
 _LIST_STALL_S = 130.0
 # The deadline of one page, retries included. A service that sends no page for so long is gone.
 LIST_DEADLINE_S = 300.0
-_MAX_ERROR_BYTES = 64 << 10  # a longer error document is not read
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
 
@@ -393,11 +392,7 @@ class S3Client:
         has_body: bool = True,
     ) -> tuple[Failure, bool]:
         """Return why the service refused, and whether new credentials or the right region remove the reason now."""
-        document = b""
-        # Where no document can be read, the status suffices.
-        with suppress(BadReplyHeadError, OSError):
-            if has_body:
-                document = unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)
+        document = await read_document(connection, head) if has_body else b""
         self._has_met_s3 = self._has_met_s3 or is_of_s3(head, document)
         failure = failure_of_refusal(head, document)
         if not has_body and head.status == 400 and not failure.region and credentials is not None and credentials.token:

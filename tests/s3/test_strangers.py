@@ -17,10 +17,10 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import retries
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.bodies import failure_of_page, failure_of_refusal
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.http1 import ReplyHead, first_words
-from fastfuse.s3.refusals import failure_of_page, failure_of_refusal
 from tests.s3.places import client_of
 from tests.servers import create_chain
 
