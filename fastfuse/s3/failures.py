@@ -192,32 +192,18 @@ def failure_of_exception(error: Exception) -> Failure:
     return Failure(kind=Kind.OTHER, detail=type(error).__name__)
 
 
+# The first row that fits decides: `SSLError` is a `ConnectionError`, too.
 _KIND_OF_TYPE: tuple[tuple[Kind, tuple[type[Exception], ...]], ...] = (
     (Kind.TLS, (boto.SSLError,)),
-    (Kind.BROKEN, (boto.ReadTimeoutError, boto.ResponseStreamingError, boto.IncompleteReadError)),
-    (Kind.BROKEN, (boto.ConnectionClosedError,)),
+    (Kind.BROKEN, (boto.HTTPClientError, boto.IncompleteReadError)),
     (Kind.UNREACHABLE, (boto.ConnectionError,)),
-    (Kind.BROKEN, (boto.HTTPClientError,)),
     (Kind.EXPIRED, (boto.UnauthorizedSSOTokenError, boto.SSOTokenLoadError, boto.TokenRetrievalError)),
     (Kind.NO_CREDENTIALS, (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.MetadataRetrievalError)),
-    (
-        Kind.BAD_CONFIGURATION,
-        (
-            boto.ProfileNotFound,
-            boto.ConfigParseError,
-            boto.ConfigNotFound,
-            boto.PartialCredentialsError,
-            boto.InvalidConfigError,
-            boto.UnknownCredentialError,
-            boto.InfiniteLoopConfigError,
-            boto.InvalidRegionError,
-            boto.NoRegionError,
-            boto.InvalidS3AddressingStyleError,
-            boto.UnsupportedS3ConfigurationError,
-            boto.ParamValidationError,
-            boto.EndpointProviderError,
-        ),
-    ),
+    (Kind.BAD_CONFIGURATION, (boto.ProfileNotFound, boto.ConfigParseError, boto.ConfigNotFound)),
+    (Kind.BAD_CONFIGURATION, (boto.PartialCredentialsError, boto.UnknownCredentialError, boto.InvalidConfigError)),
+    (Kind.BAD_CONFIGURATION, (boto.InvalidRegionError, boto.NoRegionError, boto.EndpointProviderError)),
+    (Kind.BAD_CONFIGURATION, (boto.InvalidS3AddressingStyleError, boto.UnsupportedS3ConfigurationError)),
+    (Kind.BAD_CONFIGURATION, (boto.ParamValidationError,)),
 )
 
 
@@ -282,8 +268,7 @@ def outcome_of(error: BaseException) -> str:
 
 def as_read_error(error: FastfuseError, ref: ObjectRef) -> ReadError:
     """Return what a reader of `ref` is told of an error that is not of the object."""
-    is_denied = isinstance(error, AccessError | ConfigurationError)
-    kind = ObjectDeniedError if is_denied else UnavailableError
+    kind = ObjectDeniedError if isinstance(error, AccessError | ConfigurationError) else UnavailableError
     return kind(f"{ref.key!r} could not be read: {error}", hint=error.hint)
 
 
@@ -300,10 +285,8 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
         case Kind.DENIED:
             return ObjectDeniedError(f"The service denies access to {ref.key!r} ({detail}).")
         case Kind.EXPIRED | Kind.SKEWED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
-            return ObjectDeniedError(
-                f"The service refuses the credentials for {ref.key!r} ({detail}).",
-                hint=_CREDENTIALS_HINT,
-            )
+            text = f"The service refuses the credentials for {ref.key!r} ({detail})."
+            return ObjectDeniedError(text, hint=_CREDENTIALS_HINT)
         case _:
             return UnavailableError(f"{ref.key!r} could not be read ({detail}).")
 
