@@ -30,7 +30,7 @@ from fastfuse.s3.receivers import Receivers
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.tls import TlsConnection, TlsContext
 
-__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "connect", "failure_of_connection", "read_files"]
+__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "read_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -190,14 +190,31 @@ class Routes:
         return True
 
     async def connect(self, route: Route) -> Connection:
-        """Open a connection. Raises `OSError` where there is none in time."""
-        return await connect(
-            route.endpoint,
-            tls=self._session.tls if _uses_tls(route.endpoint) else None,
-            timeout_s=self._session.config.connect_timeout_s,
-            watch=self._watch,
-            receivers=self._receivers,
-        )
+        """Open a connection, through the endpoint's proxy if it has one.
+
+        Raises:
+            OSError: there is none in time (`tls.TlsError` and `ProxyRefusalError`, too).
+        """
+        endpoint, proxy = route.endpoint, route.endpoint.proxy
+        host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
+        tls = self._session.tls if _uses_tls(endpoint) else None
+        silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
+        sock = None
+        try:
+            with trio.fail_after(self._session.config.connect_timeout_s):
+                sock = await _connected(host, port, silence_s)
+                if tls is None:
+                    return Connection(sock, None, self._receivers)
+                if proxy is not None and endpoint.scheme == "https":
+                    await _open_tunnel(Connection(sock, None, self._receivers), endpoint, proxy, self._watch)
+                    host = endpoint.host
+                return Connection(sock, await _secured(sock, tls, host), self._receivers)
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if isinstance(error, trio.TooSlowError):
+                raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+            raise
 
     async def ask(
         self, route: Route, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
@@ -265,34 +282,6 @@ class Routes:
 
 def _uses_tls(endpoint: Endpoint) -> bool:
     return endpoint.scheme == "https" or (endpoint.proxy is not None and endpoint.proxy.uses_tls)
-
-
-async def connect(
-    endpoint: Endpoint, *, tls: TlsContext | None, timeout_s: float, watch: StallWatch, receivers: Receivers
-) -> Connection:
-    """Connect to `endpoint`, through its proxy if it has one; `tls` is for the endpoint or for the proxy.
-
-    Raises:
-        OSError: there is no connection within `timeout_s` (`tls.TlsError` and `ProxyRefusalError`, too).
-    """
-    proxy = endpoint.proxy
-    host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
-    sock = None
-    try:
-        with trio.fail_after(timeout_s):
-            sock = await _connected(host, port, watch.stall_s if tls else watch.stall_s / SILENT_CALLS)
-            if tls is None:
-                return Connection(sock, None, receivers)
-            if proxy is not None and endpoint.scheme == "https":
-                await _open_tunnel(Connection(sock, None, receivers), endpoint, proxy, watch)
-                host = endpoint.host
-            return Connection(sock, await _secured(sock, tls, host), receivers)
-    except BaseException as error:
-        if sock is not None:
-            sock.close()
-        if isinstance(error, trio.TooSlowError):
-            raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
-        raise
 
 
 async def _connected(host: str, port: int, silence_s: float) -> socket.socket:

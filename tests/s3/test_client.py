@@ -35,6 +35,7 @@ from fastfuse.s3.connection import Connection, StallWatch
 from fastfuse.s3.endpoints import Endpoint
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.receivers import NoThreadError, Receivers
+from fastfuse.s3.routes import Route, Routes
 from fastfuse.testing import (
     FaultRule,
     Limit,
@@ -628,11 +629,11 @@ async def test_without_an_endpoint_it_is_aws_itself(
 ) -> None:
     asked: list[Endpoint] = []
 
-    async def note(endpoint: Endpoint, **_: object) -> Connection:
-        asked.append(endpoint)
+    async def note(_: Routes, route: Route) -> Connection:
+        asked.append(route.endpoint)
         raise OSError(errno.ENETUNREACH, "no network")
 
-    monkeypatch.setattr("fastfuse.s3.routes.connect", note)
+    monkeypatch.setattr(Routes, "connect", note)
     reader = client_of(ConnectionConfig(region="eu-central-1", deadline_s=1.0))
     await reader.prepare(bucket)  # reading the authorities may take longer than that
     with pytest.raises(ReadError):

@@ -1,8 +1,7 @@
 import mmap
 from dataclasses import dataclass
 
-from fastfuse.s3.buffers import PartBuffers
-from fastfuse.s3.trimmed import Trimmer, private_bytes
+from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
 
 MIB = 1 << 20
 START = 60 * MIB
