@@ -17,14 +17,8 @@ from fastfuse.s3.failures import Failure, Kind, failure_of_reply
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead, first_words
 
 __all__ = [
-    "MAX_PAGE_BYTES",
-    "failure_of_page",
-    "failure_of_refusal",
-    "is_of_s3",
-    "is_whole_page",
-    "read_document",
-    "read_page",
-    "read_range",
+    *("MAX_PAGE_BYTES", "failure_of_page", "failure_of_refusal", "is_of_s3", "is_whole_page"),
+    *("read_document", "read_page", "read_range"),
 ]
 
 # A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.

@@ -37,21 +37,9 @@ from fastfuse.s3.proxies import ProxyRefusalError
 from fastfuse.s3.tls import CertificateError, TlsError
 
 __all__ = [
-    "CODES",
-    "STATUSES",
-    "Failure",
-    "Kind",
-    "NoReplyError",
-    "as_read_error",
-    "failure_of_exception",
-    "failure_of_network",
-    "failure_of_reply",
-    "object_error",
-    "outcome_of",
-    "read_error",
-    "resolution_error",
-    "safe_cause",
-    "start_error",
+    *("CODES", "STATUSES", "Failure", "Kind", "NoReplyError", "as_read_error", "failure_of_exception"),
+    *("failure_of_network", "failure_of_reply", "object_error", "outcome_of", "read_error", "resolution_error"),
+    *("safe_cause", "start_error"),
 ]
 
 
@@ -108,41 +96,25 @@ _CAUSES = dict.fromkeys(_CREDENTIALS, "credentials") | {
 _CAUSES[Kind.NOT_S3] = "broken"
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-CODES = {
-    "AccessDenied": Kind.DENIED,
-    "AllAccessDisabled": Kind.DENIED,
-    "AuthorizationHeaderMalformed": Kind.WRONG_REGION,
-    "ExpiredToken": Kind.EXPIRED,
-    "ExpiredTokenException": Kind.EXPIRED,
-    "IllegalLocationConstraintException": Kind.WRONG_REGION,
-    "InvalidAccessKeyId": Kind.BAD_KEYS,
-    "InvalidObjectState": Kind.ARCHIVED,
-    "InvalidRange": Kind.CHANGED,
-    "InvalidToken": Kind.EXPIRED,
-    "NoSuchBucket": Kind.NO_BUCKET,
-    "NoSuchKey": Kind.CHANGED,
-    "NoSuchVersion": Kind.CHANGED,
-    "PermanentRedirect": Kind.WRONG_REGION,
-    "PreconditionFailed": Kind.CHANGED,
-    "RequestExpired": Kind.SKEWED,
-    "RequestTimeTooSkewed": Kind.SKEWED,
-    "RequestTimeout": Kind.BUSY,
-    "SignatureDoesNotMatch": Kind.BAD_KEYS,
-    "SlowDown": Kind.THROTTLED,
-    "Throttling": Kind.THROTTLED,
-    "TokenRefreshRequired": Kind.EXPIRED,
+_CODES_OF_KIND = {
+    Kind.THROTTLED: "SlowDown Throttling",
+    Kind.BUSY: "RequestTimeout",
+    Kind.CHANGED: "InvalidRange NoSuchKey NoSuchVersion PreconditionFailed",
+    Kind.NO_BUCKET: "NoSuchBucket",
+    Kind.DENIED: "AccessDenied AllAccessDisabled",
+    Kind.ARCHIVED: "InvalidObjectState",
+    Kind.EXPIRED: "ExpiredToken ExpiredTokenException InvalidToken TokenRefreshRequired",
+    Kind.SKEWED: "RequestExpired RequestTimeTooSkewed",
+    Kind.BAD_KEYS: "InvalidAccessKeyId SignatureDoesNotMatch",
+    Kind.WRONG_REGION: "AuthorizationHeaderMalformed IllegalLocationConstraintException PermanentRedirect",
 }
+CODES = {code: kind for kind, codes in _CODES_OF_KIND.items() for code in codes.split()}
 STATUSES = {
-    301: Kind.WRONG_REGION,
-    307: Kind.WRONG_REGION,
-    401: Kind.DENIED,
-    403: Kind.DENIED,
-    404: Kind.CHANGED,
+    **dict.fromkeys((429, 503), Kind.THROTTLED),
+    **dict.fromkeys((404, 412, 416), Kind.CHANGED),
+    **dict.fromkeys((401, 403), Kind.DENIED),
+    **dict.fromkeys((301, 307), Kind.WRONG_REGION),
     408: Kind.BUSY,
-    412: Kind.CHANGED,
-    416: Kind.CHANGED,
-    429: Kind.THROTTLED,
-    503: Kind.THROTTLED,
 }
 # OpenSSL's words for plain text in place of a TLS record.
 _PLAIN_PORT = "wrong version number"
