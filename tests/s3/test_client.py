@@ -1,6 +1,5 @@
 """The S3 client, plain and over TLS: connections are used again or replaced, and hostile replies are refused."""
 
-import errno
 import socket
 import socketserver
 import statistics
@@ -17,13 +16,11 @@ import trio
 import trio.testing
 
 from fastfuse.errors import (
-    BadReplyError,
     ConfigurationError,
     MissingObjectError,
     ObjectArchivedError,
     ObjectChangedError,
     ObjectDeniedError,
-    ReadError,
     ServiceError,
     UnavailableError,
 )
@@ -32,21 +29,16 @@ from fastfuse.s3 import receivers
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
-from fastfuse.s3.endpoints import Endpoint
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.receivers import NoThreadError, Receivers
-from fastfuse.s3.routes import Route, Routes
 from fastfuse.testing import (
     FaultRule,
     Limit,
     LoopbackServer,
     MemoryObjects,
-    Reset,
     ServerConfig,
     Stall,
-    Truncate,
 )
-from fastfuse.testing.faults import Action
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
 from tests.servers import create_chain
@@ -236,24 +228,6 @@ async def test_of_a_long_body_only_what_comes_with_the_head_is_copied() -> None:
         connection.close()
 
 
-async def test_a_connection_is_told_how_long_a_body_is_expected(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told, ask = [], Connection.ask
-
-    async def listen(
-        self: Connection, request: bytes, watch: StallWatch, *, expected_bytes: int, has_body: bool
-    ) -> ReplyHead | None:
-        told.append(expected_bytes)
-        return await ask(self, request, watch, expected_bytes=expected_bytes, has_body=has_body)
-
-    monkeypatch.setattr(Connection, "ask", listen)
-    with served() as (_, reader):
-        assert await reader.get(REF, 5, 300_005) == DATA[5:300_005]
-        await reader.aclose()
-    assert told == [300_000]
-
-
 async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_by_that_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -365,19 +339,6 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, afte
         await reader.aclose()
 
 
-# `test_hostile` tries all that may go wrong where fewer bytes are asked for.
-@pytest.mark.parametrize("action", [Reset(10), Stall(0), Stall(100_000)], ids=str)
-async def test_what_goes_wrong_on_a_connection_that_was_used_before_is_outlived_too(
-    served: Served, action: Action
-) -> None:
-    with served(deadline_s=3.0) as (server, reader):
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
-        assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
-        assert len(server.requests) == 3
-        await reader.aclose()
-
-
 async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:
     with served(deadline_s=3.0) as (server, reader):
         async with trio.open_nursery() as nursery:  # two connections
@@ -394,41 +355,6 @@ async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(s
             nursery.start_soon(read_on)
             assert await reader.get(REF, 0, 10) == DATA[:10]
             done.set()
-        await reader.aclose()
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "body", "error", "message"),
-    [
-        (206, {}, b"x" * 10, BadReplyError, "does not say which range"),
-        (206, {"Content-Range": "bytes 1-10/2097152"}, b"x" * 10, BadReplyError, "another range"),
-        (206, {"Content-Range": "bytes 0-9/2097152"}, b"x" * 9, BadReplyError, "sent 9 bytes"),
-        (206, {"Content-Range": "bytes 0-9/2097152", "Content-Length": "x"}, b"", BadReplyError, "is not HTTP/1.1"),
-        (200, {}, b"x" * 10, ObjectChangedError, "now has 10"),
-        (
-            206,
-            {"Content-Range": "bytes 0-9/2097152", **CHUNKED},
-            b"9\r\nxxxxxxxxx\r\n0\r\n\r\n",
-            UnavailableError,
-            "cut",
-        ),
-        (
-            206,
-            {"Content-Range": "bytes 0-9/2097152", **CHUNKED},
-            b"b\r\nxxxxxxxxxxx\r\n0\r\n\r\n",
-            BadReplyError,
-            "more",
-        ),
-        (206, {"Content-Range": "bytes 0-9/2097152", **CHUNKED}, b"x\r\n", BadReplyError, "a chunk without a size"),
-    ],
-)
-async def test_replies_that_cannot_be_taken(
-    status: int, headers: dict[str, str], body: bytes, error: type[Exception], message: str
-) -> None:
-    with canned_server(lambda _: (status, headers, body)) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r", deadline_s=1.0))
-        with pytest.raises(error, match=message):
-            await reader.get(REF, 0, 10)
         await reader.aclose()
 
 
@@ -454,35 +380,6 @@ async def test_the_code_of_an_error_document_in_chunks_is_told(
         await reader.aclose()
 
 
-@pytest.mark.parametrize("status", [301, 307])
-async def test_a_redirect_to_another_host_is_never_followed_and_its_target_is_named(status: int) -> None:
-    with canned_server(lambda _: (200, {}, b"")) as other:
-        for location in (f"{other.url}/bucket/key?a=b", other.url.replace("//", "//user:hunter2@")):
-            reply = status, {"Location": location}, b""
-            with canned_server(partial(lambda reply, _: reply, reply)) as server:
-                reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-                with pytest.raises(UnavailableError, match=str(status)) as caught:
-                    await reader.get(REF, 0, 10)
-                assert (other.url in str(caught.value)) == ("hunter2" not in location)
-                assert "hunter2" not in str(caught.value)
-                await reader.aclose()
-        assert other.seen == []
-
-
-async def test_a_bucket_is_used_in_the_region_that_the_service_names_and_signed_for_it() -> None:
-    def reply(_: str) -> tuple[int, dict[str, str], bytes]:
-        if "/right/s3/" in server.seen[-1][1]["authorization"]:
-            return 206, {"Content-Range": "bytes 0-9/2097152"}, DATA[:10]
-        return 301, {"x-amz-bucket-region": "right", "Location": "http://127.0.0.1:9/"}, b""
-
-    with canned_server(reply) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="wrong"))
-        for _ in range(2):
-            assert await reader.get(REF, 0, 10) == DATA[:10]
-        assert len(server.seen) == 3
-        await reader.aclose()
-
-
 async def test_a_region_is_corrected_once() -> None:
     regions = iter(range(1000))
 
@@ -491,28 +388,6 @@ async def test_a_region_is_corrected_once() -> None:
         with pytest.raises(UnavailableError, match="301"):
             await reader.get(REF, 0, 10)
         assert len(server.seen) == 2
-        await reader.aclose()
-
-
-@pytest.mark.parametrize(
-    ("action", "said"),
-    [(Reset(1_000_000), "reset by peer"), (Truncate(1_000_000), "cut off")],
-)
-async def test_what_ends_a_long_body_is_told(served: Served, action: Reset | Truncate, said: str) -> None:
-    with served(deadline_s=3.0) as (server, reader):
-        rule = server.faults.add(FaultRule(action=action, operation="GetObject"))
-        with pytest.raises(UnavailableError, match=said):
-            await reader.get(REF, 0, len(DATA))
-        server.faults.remove(rule)
-        assert await reader.get(REF, 0, len(DATA)) == DATA
-        await reader.aclose()
-
-
-async def test_a_long_body_that_stalls_is_asked_for_again(served: Served) -> None:
-    with served(deadline_s=6.0) as (server, reader):
-        server.faults.add(FaultRule(action=Stall(1_000_000), operation="GetObject", times=1))
-        assert await reader.get(REF, 0, len(DATA)) == DATA
-        assert len(server.requests) == 2
         await reader.aclose()
 
 
@@ -564,15 +439,6 @@ async def test_a_request_is_signed_and_asks_for_the_version() -> None:
     assert "x-amz-request-payer" in headers["authorization"]
 
 
-async def test_nobody_there_is_an_io_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Time for an attempt on a busy machine, too: without one it is the deadline that is told.
-    config = ConnectionConfig(endpoint_url="http://127.0.0.1:9", region="r", deadline_s=2)
-    reader = client_of(config)
-    with pytest.raises(UnavailableError, match="Connection refused"):
-        await reader.get(REF, 0, 10)
-    await reader.aclose()
-
-
 @pytest.mark.parametrize("password", ["", "hunter2"])
 async def test_tls_goes_through_a_tunnel_of_the_proxy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, password: str
@@ -615,30 +481,3 @@ async def test_plain_http_asks_the_proxy_for_the_whole_url(monkeypatch: pytest.M
     assert headers["host"] == "s3.test:9000"
     assert headers["proxy-authorization"].startswith("Basic ")
     assert "proxy-authorization" not in headers["authorization"]
-
-
-@pytest.mark.parametrize(
-    ("bucket", "host", "path"),
-    [
-        ("bucket", "bucket.s3.eu-central-1.amazonaws.com", "/key"),
-        ("bucket.with.dots", "s3.eu-central-1.amazonaws.com", "/bucket.with.dots/key"),
-    ],
-)
-async def test_without_an_endpoint_it_is_aws_itself(
-    monkeypatch: pytest.MonkeyPatch, bucket: str, host: str, path: str
-) -> None:
-    asked: list[Endpoint] = []
-
-    async def note(_: Routes, route: Route) -> Connection:
-        asked.append(route.endpoint)
-        raise OSError(errno.ENETUNREACH, "no network")
-
-    monkeypatch.setattr(Routes, "connect", note)
-    reader = client_of(ConnectionConfig(region="eu-central-1", deadline_s=1.0))
-    await reader.prepare(bucket)  # reading the authorities may take longer than that
-    with pytest.raises(ReadError):
-        await reader.get(replace(REF, bucket=bucket), 0, 10)
-    assert (asked[0].host, asked[0].port, asked[0].scheme) == (host, 443, "https")
-    route = reader._routes.known(bucket)
-    assert route is not None
-    assert route.request("GET", None, key="key").startswith(f"GET {path} HTTP/1.1\r\nhost: {host}\r\n".encode())
