@@ -281,6 +281,7 @@ _STATUS_LINES = [
     _status_line("negative status", b"HTTP/1.1 -206 OK"),
     _status_line("no status", b"HTTP/1.1"),
     _status_line("status 600", b"HTTP/1.1 600 What"),
+    _status_line("a space first", b" HTTP/1.1 206 OK"),
     _status_line("an empty line first", b"\r\nHTTP/1.1 206 OK"),
     _status_line("reason of 64 KiB", b"HTTP/1.1 206 " + _BLOCK),
     Row("status line without an end", _flood(lambda reply: b"HTTP/1.1 200 ", _BLOCK), EIO, is_flood=True),
@@ -297,6 +298,7 @@ _STATUS_LINES = [
 
 # --- header section
 
+_IS_CHUNKED = b"Transfer-Encoding: chunked"
 _HEADERS = [
     Row(
         "headers for ever", _flood(lambda reply: reply.status_line + b"\r\n", b"A: b\r\n" * 10_000), EIO, is_flood=True
@@ -326,10 +328,13 @@ _HEADERS = [
     Row("the same length twice", _reply(lambda reply: reply.also(reply.headers[-1])), EIO),
     _line("two lengths", b"Content-Length: 1"),
     _line("length beside chunks", b"Transfer-Encoding: chunked"),
+    Row("chunked twice", _reply(lambda reply: reply.in_chunks(_chunks(reply.body)).also(_IS_CHUNKED)), EIO),
     _line("ETag twice", b'ETag: "a"\r\nETag: "b"'),
     _line("Content-Range twice", b"Content-Range: bytes 0-1/2\r\nContent-Range: bytes 0-1/2"),
     _line("Last-Modified twice", b"Last-Modified: a\r\nLast-Modified: b"),
     _length("length with a list", "5, 5"),
+    _length("length with an underscore", "1_0"),
+    _length("length in other digits", "\u0663"),
     _length("negative length", "-1"),
     _length("length with a sign", "+5"),
     _length("length in hexadecimal", "0x10"),
@@ -543,6 +548,8 @@ _CHUNKS = [
     _chunked("size of 68 bits", lambda body: b"f" * 17 + b"\r\n" + body),
     _chunked("size that is no number", lambda body: b"xyz\r\n" + body),
     _chunked("negative size", lambda body: b"-5\r\n" + body),
+    _chunked("size with a sign", lambda body: b"+" + _chunks(body)),
+    _chunked("size with an underscore", lambda body: b"0_" + _chunks(body)),
     _chunked("size with 0x", lambda body: b"0x" + _chunks(body)),
     _chunked("empty size", lambda body: b"\r\n" + _chunks(body)),
     _chunked("size between spaces", lambda body: b" " + _chunks(body)),
