@@ -45,12 +45,17 @@ RECORD_BYTES_AT_LEAST = 5 + 16 + 1
 TLS1_2 = 0x0303  # <openssl/ssl.h>: TLS1_2_VERSION
 # More than a socket, OpenSSL's buffer and a record hold.
 BODY = random.Random(0).randbytes(3 << 20)
-VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+# Of a test's `server_context`.
+VERSIONS = pytest.mark.parametrize(
+    "server_context", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"], indirect=True
+)
 
 
 @pytest.fixture
-def server_context(server_file: Path) -> ssl.SSLContext:
-    return server_context_of(server_file)
+def server_context(server_file: Path, request: pytest.FixtureRequest) -> ssl.SSLContext:
+    made = server_context_of(server_file)
+    made.maximum_version = getattr(request, "param", ssl.TLSVersion.TLSv1_3)
+    return made
 
 
 @pytest.fixture
@@ -222,13 +227,11 @@ def test_a_client_certificate_is_shown(
     authority: str,
     server_context: ssl.SSLContext,
     has_key_beside_it: bool,
-    version: ssl.TLSVersion,
 ) -> None:
     client = issue("client.example.test", by=AUTHORITY, usage=ExtendedKeyUsageOID.CLIENT_AUTH)
     certificate = client.write(tmp_path, "client")
     key = tmp_path / "key.pem"
     write_key(key, client.key)
-    server_context.maximum_version = version
     server_context.verify_mode = ssl.CERT_REQUIRED
     server_context.load_verify_locations(authority)
     context = TlsContext(
@@ -298,12 +301,13 @@ def test_what_is_no_host_name_is_refused(context: TlsContext, host: str) -> None
 
 
 @VERSIONS
-def test_the_version_is_agreed_upon(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_the_version_is_agreed_upon(context: TlsContext, server_context: ssl.SSLContext) -> None:
     with connected(context, server_context) as ends:
-        assert ends.connection.version == ends.server.tls.version() == {771: "TLSv1.2", 772: "TLSv1.3"}[version]
+        assert (
+            ends.connection.version
+            == ends.server.tls.version()
+            == {771: "TLSv1.2", 772: "TLSv1.3"}[server_context.maximum_version]
+        )
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
@@ -333,10 +337,7 @@ def test_the_server_is_told_a_name_but_no_address_and_no_protocol(
 
 
 @VERSIONS
-def test_the_ciphers_are_those_of_python(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_the_ciphers_are_those_of_python(context: TlsContext, server_context: ssl.SSLContext) -> None:
     server_context.set_ciphers("ALL:@SECLEVEL=0")
     with connected(context, server_context) as ends:
         offered = {name for name, _, _ in ends.server.tls.shared_ciphers() or ()}
@@ -348,10 +349,7 @@ def test_the_ciphers_are_those_of_python(
 
 
 @VERSIONS
-def test_a_later_connection_resumes_the_session(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_a_later_connection_resumes_the_session(context: TlsContext, server_context: ssl.SSLContext) -> None:
     resumed = []
     for _ in range(3):
         with connected(context, server_context) as ends:
@@ -366,10 +364,10 @@ def test_a_later_connection_resumes_the_session(
 
 @VERSIONS
 def test_no_session_is_resumed_with_another_host_or_another_context(
-    tmp_path: Path, authority: str, version: ssl.TLSVersion
+    tmp_path: Path, authority: str, server_context: ssl.SSLContext
 ) -> None:
     server = server_context_of(issue(HOST, "s4.example.test", by=AUTHORITY).write(tmp_path, "server"))
-    server.maximum_version = version
+    server.maximum_version = server_context.maximum_version
     context = TlsContext(authorities=authority)
     hosts = [(context, HOST), (context, "s4.example.test"), (TlsContext(authorities=authority), HOST), (context, HOST)]
     resumed = []
@@ -403,10 +401,7 @@ def test_tickets_alone_are_nothing_that_came(ends: Ends) -> None:
 
 
 @VERSIONS
-def test_several_records_are_received_at_once(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_several_records_are_received_at_once(context: TlsContext, server_context: ssl.SSLContext) -> None:
     with connected(context, server_context) as ends:
         for piece in (b"he", b"l", b"lo"):
             ends.server.tls.write(piece)
@@ -447,9 +442,8 @@ def test_nothing_is_received_into_nothing(ends: Ends) -> None:
 @VERSIONS
 @pytest.mark.parametrize("record_bytes", [1 << 10, 1 << 14])
 def test_a_thread_receives_all_of_a_body_and_no_more(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion, record_bytes: int
+    context: TlsContext, server_context: ssl.SSLContext, record_bytes: int
 ) -> None:
-    server_context.maximum_version = version
     with connected(context, server_context) as ends:
         ends.server.tls.write(b"head" + BODY[:100])
         ends.server.flush()
@@ -609,9 +603,8 @@ def test_a_request_to_renegotiate_is_declined(context: TlsContext, server_file: 
 @VERSIONS
 @pytest.mark.parametrize("is_said", [True, False], ids=["close_notify", "EOF"])
 def test_the_end_is_seen_behind_the_last_bytes(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion, is_said: bool
+    context: TlsContext, server_context: ssl.SSLContext, is_said: bool
 ) -> None:
-    server_context.maximum_version = version
     with connected(context, server_context) as ends:
         ends.server.send(b"hello")
         if is_said:
