@@ -38,12 +38,6 @@ def test_the_endpoint_may_come_from_the_profile(aws_environment: Path) -> None:
     assert S3Session(ConnectionConfig(profile="own")).endpoint_url == "https://lab.example.com"
 
 
-def test_configured_endpoints_can_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://environment.example.com")
-    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
-    assert S3Session(ConnectionConfig()).endpoint_url is None
-
-
 @pytest.mark.parametrize(
     "url", ["s3.example.com", "ftp://a", "https://", "http://a:port", "https://a/?b=c", "http://[a"]
 )
@@ -139,11 +133,6 @@ async def test_a_busy_service_is_asked_for_the_region_again() -> None:
         rule = server.faults.add(FaultRule(action=SLOW_DOWN, times=2))
         assert await region_of(ConnectionConfig(endpoint_url=server.endpoint_url), "absent") == "us-east-1"
         assert server.faults.hits(rule) == 2
-
-
-async def test_a_server_of_ones_own_that_tells_no_region_gets_the_default() -> None:
-    with LoopbackServer({}) as server:
-        assert await region_of(ConnectionConfig(endpoint_url=server.endpoint_url), "absent") == "us-east-1"
 
 
 @pytest.mark.parametrize("region", ["a b", "x" * 65, "evil.test/"])

@@ -5,8 +5,8 @@ import socketserver
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,17 +19,15 @@ from fastfuse.errors import (
     ConfigurationError,
     MissingObjectError,
     ObjectArchivedError,
-    ObjectChangedError,
     ObjectDeniedError,
     ServiceError,
     UnavailableError,
 )
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import ObjectRef
 from fastfuse.s3 import receivers
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
-from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.receivers import NoThreadError, Receivers
 from fastfuse.testing import (
     FaultRule,
@@ -104,15 +102,15 @@ def tunnel_proxy(port: int | None) -> Iterator[tuple[int, list[bytes]]]:
         thread.join()
 
 
-Served = Callable[..., AbstractContextManager[tuple[LoopbackServer, S3Client]]]
+Served = Callable[..., AbstractAsyncContextManager[tuple[LoopbackServer, S3Client]]]
 
 
 @pytest.fixture(params=["plain", "tls"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     authority, issued = create_chain(tmp_path) if request.param == "tls" else (None, None)
 
-    @contextmanager
-    def serve(deadline_s: float = 60.0) -> Iterator[tuple[LoopbackServer, S3Client]]:
+    @asynccontextmanager
+    async def serve(deadline_s: float = 60.0) -> AsyncIterator[tuple[LoopbackServer, S3Client]]:
         with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}, ServerConfig(tls=issued)) as server:
             config = ConnectionConfig(
                 endpoint_url=server.endpoint_url,
@@ -120,39 +118,37 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
                 deadline_s=deadline_s,
                 ca_bundle=None if authority is None else str(authority),
             )
-            yield server, client_of(config)
+            async with aclosing(client_of(config)) as client:
+                yield server, client
 
     return serve
 
 
 @pytest.mark.parametrize("size_bytes", [1000, len(DATA)])
 async def test_one_read_after_the_other_takes_one_connection(served: Served, size_bytes: int) -> None:
-    with served() as (server, reader):
+    async with served() as (server, reader):
         for _ in range(5):
             assert await reader.get(REF, 0, size_bytes) == DATA[:size_bytes]
         assert server.statistics().connections == 1
-        await reader.aclose()
 
 
 async def test_a_refusal_leaves_the_connection_usable(served: Served) -> None:
-    with served() as (server, reader):
+    async with served() as (server, reader):
         for _ in range(2):
             with pytest.raises(Exception, match="gone"):
                 await reader.get(replace(REF, key="gone"), 0, 10)
         assert await reader.get(REF, 0, 10) == DATA[:10]
         assert server.statistics().connections == 1
-        await reader.aclose()
 
 
 async def test_what_an_object_is_takes_no_other_connection_than_its_bytes(served: Served) -> None:
-    with served() as (server, reader):
+    async with served() as (server, reader):
         found = await reader.head("bucket", "key")
         assert await reader.get(found, 0, 10) == DATA[:10]
         with pytest.raises(MissingObjectError):
             await reader.head("bucket", "gone")
         assert await reader.head("bucket", "key") == found
         assert server.statistics().connections == 1
-        await reader.aclose()
 
 
 TOLD = {"Content-Length": "5", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "ETag": '"e"'}
@@ -163,11 +159,10 @@ TOLD = {"Content-Length": "5", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
 )
 async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str], storage_class: str) -> None:
     with canned_server(lambda _: (200, TOLD | headers, b"")) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-        at_ns = 1_767_225_600 * 10**9
-        assert await reader.head("bucket", "a b") == ObjectRef("bucket", "a b", 5, '"e"', at_ns, storage_class)
-        assert server.seen[0][0] == "/bucket/a%20b"
-        await reader.aclose()
+        async with aclosing(client_of(ConnectionConfig(endpoint_url=server.url, region="r"))) as reader:
+            at_ns = 1_767_225_600 * 10**9
+            assert await reader.head("bucket", "a b") == ObjectRef("bucket", "a b", 5, '"e"', at_ns, storage_class)
+            assert server.seen[0][0] == "/bucket/a%20b"
 
 
 async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,40 +288,9 @@ async def test_something_that_comes_as_a_connection_is_given_up_does_not_bring_i
         connection.close()
 
 
-async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next_reply() -> None:
-    def reply(data: bytes) -> bytes:
-        head = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n"
-        return head.encode() + data
-
-    def serve(listener: socket.socket) -> None:
-        with listener.accept()[0] as connection:
-            connection.recv(10_000)
-            begun = b"<Error>" + bytes(64 << 10)
-            rest = reply(b"wrongwrong")
-            head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(begun) + len(rest)}\r\n\r\n"
-            connection.sendall(head.encode() + begun)
-            if connection.recv(10_000):
-                connection.sendall(rest)
-                return
-        with listener.accept()[0] as connection:
-            connection.recv(10_000)
-            connection.sendall(reply(DATA[:10]))
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
-        reader = client_of(config)
-        with pytest.raises(ObjectChangedError):
-            await reader.get(REF, 0, 10)
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        await reader.aclose()
-        thread.join()
-
-
 @pytest.mark.parametrize("after_bytes", [0, 300_000])
 async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, after_bytes: int) -> None:
-    with served() as (server, reader):
+    async with served() as (server, reader):
         rule = server.faults.add(FaultRule(action=Stall(after_bytes), operation="GetObject"))
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -336,11 +300,10 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, afte
                 scope.cancel()
         server.faults.remove(rule)
         assert await reader.get(REF, 0, len(DATA)) == DATA
-        await reader.aclose()
 
 
 async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:
-    with served(deadline_s=3.0) as (server, reader):
+    async with served(deadline_s=3.0) as (server, reader):
         async with trio.open_nursery() as nursery:  # two connections
             for _ in range(2):
                 nursery.start_soon(reader.get, REF, 0, 10)
@@ -355,7 +318,6 @@ async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(s
             nursery.start_soon(read_on)
             assert await reader.get(REF, 0, 10) == DATA[:10]
             done.set()
-        await reader.aclose()
 
 
 @pytest.mark.parametrize(
@@ -373,11 +335,10 @@ async def test_the_code_of_an_error_document_in_chunks_is_told(
     document = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(document), document)
     with canned_server(lambda _: (status, {**CHUNKED}, body)) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="r"))
-        with pytest.raises(error) as caught:
-            await reader.get(REF, 0, 10)
-        assert message in f"{caught.value} {getattr(caught.value, 'hint', '')}"
-        await reader.aclose()
+        async with aclosing(client_of(ConnectionConfig(endpoint_url=server.url, region="r"))) as reader:
+            with pytest.raises(error) as caught:
+                await reader.get(REF, 0, 10)
+            assert message in f"{caught.value} {getattr(caught.value, 'hint', '')}"
 
 
 async def test_a_region_is_corrected_once() -> None:
@@ -393,33 +354,11 @@ async def test_a_region_is_corrected_once() -> None:
 
 async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) -> None:
     """200 KB take twice the time after which a connection without a byte is given up."""
-    with served(deadline_s=3.0) as (server, reader):
+    async with served(deadline_s=3.0) as (server, reader):
         rule = server.faults.add(FaultRule(action=Limit(100_000), operation="GetObject"))
         assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
         assert len(server.requests) == 1
         server.faults.remove(rule)
-        await reader.aclose()
-
-
-async def test_an_attempt_over_a_connection_that_is_there_has_a_part_of_the_time_and_gives_no_more(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends_s, get_once = [], S3Client._get_once
-
-    async def note(self: S3Client, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
-        ends_s.append(trio.current_effective_deadline())
-        return await get_once(self, ref, start, end)
-
-    monkeypatch.setattr(S3Client, "_get_once", note)
-    with served(deadline_s=6.0) as (server, reader):
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        server.faults.add(FaultRule(action=Stall(0), operation="GetObject", times=1))
-        began_s = trio.current_time()
-        # The stalled attempt takes a third of the time.
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        assert len(ends_s) == 2
-        assert ends_s[1] - began_s == pytest.approx(6.0, abs=1.0)
-        await reader.aclose()
 
 
 async def test_a_request_is_signed_and_asks_for_the_version() -> None:
