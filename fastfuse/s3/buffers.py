@@ -1,22 +1,18 @@
 """Memory for the bytes of replies; free memory is used again before new memory is touched.
 
 The first use of a page is what costs: the kernel clears it, and on many virtual machines the host has to find it first.
-A thread that receives into new pages also delays every thread that asks the system for memory: 26 GETs of 8 MiB that
-began at once stopped the event loop for 20 to 100 ms in ``malloc``. Parts therefore come from one mapping that is made
-at the start: one reader of 1 GiB took 0.44 CPU seconds per GB with it, and 0.6 to 0.9 without.
-
-The mapping has no huge pages: most free memory of that size has never been used, and the host has to find all of it.
-One reader of 1 GiB from cold got 1.62 GB/s without and 1.40 GB/s with them (medians of eight runs in turns).
+A thread that receives into new pages also delays every thread that asks the system for memory. Parts therefore come
+from one mapping that is made at the start. It has no huge pages: most free memory of that size has never been used.
+See docs/MEASUREMENTS.md, "memory of parts".
 
 A caller that lends pages to the kernel, as ``vmsplice`` does, must never write to them again, because the kernel does
 not say when it has read them. With `is_written_once` a buffer that is given back loses its pages: its next use gets new
-ones, and the lent pages stay as they are. (Huge pages brought nothing here either: Pipe mode had 0.73 of the speed of
-raw GETs twice without, and 0.69 and 0.76 with them.)
+ones, and the lent pages stay as they are.
 
 The C library keeps freed memory, which makes the next part cheap. It keeps more than it uses where sizes change: the
-memory of one part of 8 MiB has to serve many of 300 KiB, with a client's own buffers between them. With 64 files and a
-target of 128 MiB it kept 94 MiB that nobody used. The trimmer therefore looks at the process's memory as buffers are
-taken, and gives free memory back to the system where there is too much, which takes 2 to 20 ms.
+memory of one part of 8 MiB has to serve many of 300 KiB, with a client's own buffers between them. The trimmer
+therefore looks at the process's memory as buffers are taken, and gives free memory back to the system where there is
+too much, which takes 2 to 20 ms.
 """
 
 import mmap

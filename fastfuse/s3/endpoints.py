@@ -84,6 +84,13 @@ def load_rules(session: S3Session) -> EndpointProvider:
     return _rules(session.aws.get_component("data_loader"))
 
 
+@cache
+def _rules(loader: Loader) -> EndpointProvider:
+    # load_service_model looks through the folders of all services first, which takes as long as the rest.
+    version = loader.determine_latest_version("s3", _RULES)
+    return EndpointProvider(loader.load_data(f"s3/{version}/{_RULES}"), loader.load_data("partitions"))
+
+
 def _check_bucket(bucket: str) -> None:
     is_name = VALID_BUCKET.fullmatch(bucket) and bucket.strip(".")  # "." and ".." mean something else in a path
     if not is_name and not VALID_S3_ARN.fullmatch(bucket):
@@ -96,13 +103,6 @@ def _check_bucket(bucket: str) -> None:
             f"{bucket!r} is a directory bucket (S3 Express One Zone), which is not supported.",
             hint="Copy the objects to a general purpose bucket and mount that.",
         )
-
-
-@cache
-def _rules(loader: Loader) -> EndpointProvider:
-    # load_service_model looks through the folders of all services first, which takes as long as the rest.
-    version = loader.determine_latest_version("s3", _RULES)
-    return EndpointProvider(loader.load_data(f"s3/{version}/{_RULES}"), loader.load_data("partitions"))
 
 
 def _parameters(session: S3Session, bucket: str, region: str) -> dict[str, Any]:

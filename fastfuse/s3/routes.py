@@ -44,8 +44,8 @@ class Route:
     endpoint: Endpoint
     # The text before the path in the request line: empty, or for a plain HTTP proxy the scheme and host.
     origin: str
-    # Header lines that are the same for all requests and not signed.
-    lines: str
+    # The rest of the request line, and the header lines that are the same for all requests and mostly not signed.
+    head: str
     objects: Signer
     lists: Signer
     # The connection used last is at the end; the others may time out.
@@ -59,21 +59,14 @@ class Route:
         signer = self.objects if key else self.lists
         signed = signer.lines(path, credentials, time.time(), query=query, method=method)
         target = f"{self.origin}{path}?{query}" if query else f"{self.origin}{path}"
-        return (
-            f"{method} {target} HTTP/1.1\r\nhost: {self.endpoint.host_header}\r\nuser-agent: fastfuse\r\n"
-            f"accept-encoding: identity\r\n{self.lines}{signed}{lines}\r\n"
-        ).encode()
+        return f"{method} {target}{self.head}{signed}{lines}\r\n".encode()
 
     def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
         """Return the parts of GETs of whole objects below `prefix` that are the same for a while, for `small_get.h`."""
         signed, canonical_rest, before_hash, key = self.objects.texts(credentials, time.time())
-        path = f"GET {self.endpoint.base_path}/{quote(prefix, safe='/~')}"
-        lines = (
-            f" HTTP/1.1\r\nhost: {self.endpoint.host_header}\r\nuser-agent: fastfuse\r\n"
-            f"accept-encoding: identity\r\n{self.lines}{signed}"
-        )
-        canonical = path.replace(" ", "\n", 1)
-        return (*(text.encode() for text in (path, lines, canonical, canonical_rest, before_hash)), key)
+        path = f"{self.endpoint.base_path}/{quote(prefix, safe='/~')}"
+        texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
+        return (*(text.encode() for text in texts), key)
 
     def fresh_connection(self) -> Connection | None:
         """Return an idle connection that is still open and silent; None if there is none."""
@@ -266,14 +259,15 @@ class Routes:
             )
         if _uses_tls(endpoint):
             _ = session.tls  # a file that cannot be read is a wrong setting, not a failed connection
-        proxy, origin, lines = endpoint.proxy, "", ""
+        proxy, origin = endpoint.proxy, ""
+        head = f" HTTP/1.1\r\nhost: {endpoint.host_header}\r\nuser-agent: fastfuse\r\naccept-encoding: identity\r\n"
         if proxy is not None and endpoint.scheme == "http":
             origin = f"http://{endpoint.host_header}"
-            lines = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
+            head += f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
         return Route(
             endpoint=endpoint,
             origin=origin,
-            lines=lines,
+            head=head,
             objects=Signer(endpoint, session.object_headers),
             lists=Signer(endpoint, session.extra_headers),
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),

@@ -273,9 +273,29 @@ class _Clients:
         credentials = None if source is None else await source.current()
         async with self._opening:
             if self._boto is None or credentials is not self._credentials:
-                self._boto = await _open_boto(self._session, self._region, self._exits, credentials)
-                self._credentials = credentials
+                self._boto, self._credentials = await self._open(credentials), credentials
             return self._boto, credentials
+
+    async def _open(self, credentials: Credentials | None) -> Any:  # noqa: ANN401 - the class is made at run time
+        session, keys = self._session, {}
+        if credentials is not None:
+            keys = {
+                "aws_access_key_id": credentials.access_key,
+                "aws_secret_access_key": credentials.secret_key,
+                "aws_session_token": credentials.token,
+            }
+        options = {"region_name": self._region, "endpoint_url": session.endpoint_url, **keys}
+        try:
+            client = session.aws.create_client(
+                "s3", verify=session.authorities or False, config=_boto_config(session), **options
+            )
+            boto = await self._exits.enter_async_context(client)
+        except (BotoCoreError, ValueError) as error:
+            raise resolution_error(error) from error
+        except OSError as error:
+            raise bad_ca_bundle(session) from error
+        boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
+        return boto
 
 
 async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
@@ -312,33 +332,6 @@ def _conditional_error(error: Exception, final: FastfuseError) -> FastfuseError:
     if status in _CONFLICTS and error.response["Error"].get("Code") != "NoSuchBucket":  # type: ignore[attr-defined]
         return WriteConflictError(str(final), hint=final.hint)
     return ConditionsUnsupportedError(str(final), hint=final.hint) if status == 501 else final
-
-
-async def _open_boto(session: S3Session, region: str, exits: AsyncExitStack, credentials: Credentials | None) -> Any:  # noqa: ANN401 - the class is made at run time
-    keys = {}
-    if credentials is not None:
-        keys = {
-            "aws_access_key_id": credentials.access_key,
-            "aws_secret_access_key": credentials.secret_key,
-            "aws_session_token": credentials.token,
-        }
-    try:
-        boto = await exits.enter_async_context(
-            session.aws.create_client(
-                "s3",
-                region_name=region,
-                endpoint_url=session.endpoint_url,
-                verify=session.authorities or False,
-                config=_boto_config(session),
-                **keys,
-            )
-        )
-    except (BotoCoreError, ValueError) as error:
-        raise resolution_error(error) from error
-    except OSError as error:
-        raise bad_ca_bundle(session) from error
-    boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
-    return boto
 
 
 def _boto_config(session: S3Session) -> AioConfig:
