@@ -69,6 +69,13 @@ def answering(*packets: bytes, is_delayed: bool = False) -> Iterator[str]:
         thread.join()
 
 
+def paired(idle_s: float = 10.0) -> tuple[socket.socket, socket.socket, Connection]:
+    """The two ends of a connection, and the client's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return ours, theirs, Connection(ours, None, Receivers(idle_s))
+
+
 @contextmanager
 def tunnel_proxy(port: int | None) -> Iterator[tuple[int, list[bytes]]]:
     """A proxy that opens tunnels to `port` of this host, whatever is asked for, or refuses; with what it was asked."""
@@ -192,9 +199,7 @@ async def test_a_host_that_has_no_name_is_an_error() -> None:
 
 
 async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    connection = Connection(ours, None, Receivers())
+    _, theirs, connection = paired()
     with theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
         assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH) is not None
@@ -207,9 +212,7 @@ async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other(
 
 
 async def test_of_a_long_body_only_what_comes_with_the_head_is_copied() -> None:
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    connection = Connection(ours, None, Receivers())
+    ours, theirs, connection = paired()
     sent = b"".join(number.to_bytes(4, "big") for number in range(75_000))
     with theirs:
         sending = threading.Thread(target=theirs.sendall, args=(LONG_HEAD + sent,), daemon=True)
@@ -232,9 +235,7 @@ async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_
         delayed.append(partial(work, *arguments))
 
     monkeypatch.setattr(receivers, "start_new_thread", begin_later)
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    connection = Connection(ours, None, Receivers(0.01))
+    ours, theirs, connection = paired(0.01)
     with theirs:
         theirs.sendall(LONG_HEAD)
         assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=300_000) is not None
@@ -261,9 +262,7 @@ async def test_a_connection_is_closed_where_there_is_no_room_for_a_thread(monkey
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(receivers, "start_new_thread", no_room)
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    connection = Connection(ours, None, Receivers())
+    ours, theirs, connection = paired()
     with theirs:
         theirs.sendall(LONG_HEAD)
         assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=300_000) is not None

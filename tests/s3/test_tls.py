@@ -473,23 +473,6 @@ def test_while_a_thread_receives_nobody_else_uses_the_connection_or_moves_the_me
     assert data == b"hello"
 
 
-def test_a_body_that_is_shut_down_ends_at_once(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        ends.server.send(b"hello")
-        while data[4] != b"o"[0]:
-            os.sched_yield()
-        ends.sock.shutdown(socket.SHUT_RDWR)
-        assert outcome.get(timeout=PATIENCE_S) == 5
-
-
-def test_a_body_that_stalls_ends_after_the_timeout(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data, silence_s=0.05) as outcome:
-        ends.server.send(b"hello")
-        assert isinstance(outcome.get(timeout=PATIENCE_S), BlockingIOError)
-
-
 def test_a_signal_in_a_body_is_outlived(ends: Ends) -> None:
     data = bytearray(5)
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
@@ -626,22 +609,39 @@ def test_an_end_that_came_with_the_reply_makes_the_connection_unquiet(ends: Ends
     assert not ends.connection.is_quiet
 
 
-@pytest.mark.parametrize("is_said", [True, False], ids=["close_notify", "EOF"])
-def test_a_body_that_ends_early_is_known_by_its_length(ends: Ends, is_said: bool) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        ends.server.send(b"hello")
-        if is_said:
-            ends.server.end()
-        else:
-            ends.server.sock.shutdown(socket.SHUT_WR)
-        assert outcome.get(timeout=PATIENCE_S) == 5
-    assert data.rstrip(b"\0") == b"hello"
-
-
 def reset(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
     sock.close()
+
+
+# A record of its own length, of which no key makes anything.
+BROKEN_RECORD = b"\x17\x03\x03\x40\x00" + bytes(1 << 14)
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (lambda ends: ends.sock.shutdown(socket.SHUT_RDWR), 5),
+        (lambda ends: ends.server.end(), 5),
+        (lambda ends: ends.server.sock.shutdown(socket.SHUT_WR), 5),
+        (lambda ends: reset(ends.server.sock), ConnectionResetError),
+        (lambda ends: ends.server.sock.sendall(BROKEN_RECORD), TlsError),
+        (lambda ends: None, BlockingIOError),
+    ],
+    ids=["shut down here", "close_notify", "EOF", "reset", "broken record", "silence"],
+)
+def test_a_body_that_does_not_come_whole_ends_with_what_came_or_says_why(
+    ends: Ends, end: Callable[[Ends], object], outcome: int | type[OSError]
+) -> None:
+    data = bytearray(100)
+    with receiving(ends, data, silence_s=0.05 if outcome is BlockingIOError else PATIENCE_S) as outcomes:
+        ends.server.send(b"hello")
+        while data[4] != b"o"[0]:
+            os.sched_yield()
+        end(ends)
+        found = outcomes.get(timeout=PATIENCE_S)
+    assert (found if isinstance(found, int) else type(found)) == outcome
+    assert data.rstrip(b"\0") == b"hello"
 
 
 def test_a_reset_is_told_by_its_number_each_time(ends: Ends) -> None:
@@ -655,13 +655,6 @@ def test_a_reset_is_told_by_its_number_each_time(ends: Ends) -> None:
         ends.connection.send(b"?")
 
 
-def test_a_reset_in_a_body_is_told_by_its_number(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        reset(ends.server.sock)
-        assert isinstance(outcome.get(timeout=PATIENCE_S), ConnectionResetError)
-
-
 def test_a_request_to_nobody_fails(ends: Ends) -> None:
     reset(ends.server.sock)
     ends.has_come()
@@ -671,8 +664,7 @@ def test_a_request_to_nobody_fails(ends: Ends) -> None:
 
 def test_bytes_before_a_broken_record_are_received_and_then_the_error_is_told(ends: Ends) -> None:
     ends.server.send(b"hello")
-    # A record of its own length, of which no key makes anything.
-    ends.server.sock.sendall(b"\x17\x03\x03\x40\x00" + bytes(1 << 14))
+    ends.server.sock.sendall(BROKEN_RECORD)
     assert ends.read(5) == b"hello"
     for _ in range(2):
         with pytest.raises(TlsError, match="bad record mac") as caught:
@@ -681,15 +673,6 @@ def test_bytes_before_a_broken_record_are_received_and_then_the_error_is_told(en
     assert not ends.connection.is_quiet
     with pytest.raises(TlsError, match="bad record mac"):
         ends.connection.send(b"?")
-
-
-def test_a_broken_record_in_a_body_is_an_error(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        ends.server.send(b"hello")
-        ends.server.sock.sendall(b"\x17\x03\x03\x40\x00" + bytes(1 << 14))
-        assert isinstance(outcome.get(timeout=PATIENCE_S), TlsError)
-    assert data.rstrip(b"\0") == b"hello"
 
 
 def test_what_is_no_tls_is_an_error_of_the_handshake(context: TlsContext) -> None:
