@@ -172,39 +172,6 @@ def test_requests_go_where_botocores_go_and_are_signed_alike(aws_environment: Pa
 
 
 @pytest.mark.parametrize(
-    ("case", "url", "signed"),
-    [
-        (Case("bucket"), "https://bucket.s3.eu-west-1.amazonaws.com/key", ("eu-west-1", "s3")),
-        (
-            Case("bucket", region="cn-north-1"),
-            "https://bucket.s3.cn-north-1.amazonaws.com.cn/key",
-            ("cn-north-1", "s3"),
-        ),
-        (
-            Case(f"arn:aws:s3-object-lambda:us-west-2:{ACCOUNT}:accesspoint/points"),
-            f"https://points-{ACCOUNT}.s3-object-lambda.us-west-2.amazonaws.com/key",
-            ("us-west-2", "s3-object-lambda"),
-        ),
-        (
-            Case("bucket", profile={"use_fips_endpoint": "true", "use_dualstack_endpoint": "true"}),
-            "https://bucket.s3-fips.dualstack.eu-west-1.amazonaws.com/key",
-            ("eu-west-1", "s3"),
-        ),
-        (
-            Case("bucket", endpoint_url="http://[::1]:9000/base/"),
-            "http://[::1]:9000/base/bucket/key",
-            ("eu-west-1", "s3"),
-        ),
-    ],
-    ids=lambda value: value.bucket if isinstance(value, Case) else None,
-)
-def test_some_endpoints_by_heart(aws_environment: Path, case: Case, url: str, signed: tuple[str, str]) -> None:
-    aws_environment.write_text(case.written())
-    found = sent_to(case.resolved())
-    assert (f"{found.scheme}://{found.host}{found.path}", (found.region, found.signing_name)) == (url, signed)
-
-
-@pytest.mark.parametrize(
     ("url", "host", "port", "host_header"),
     [
         ("http://[::1]:9000", "::1", 9000, "[::1]:9000"),

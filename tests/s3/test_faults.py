@@ -14,17 +14,14 @@ import trio.testing
 
 from fastfuse.errors import (
     BadReplyError,
-    ObjectArchivedError,
     ObjectChangedError,
     ObjectDeniedError,
-    ReadError,
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import bodies
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.testing import (
-    ACCESS_DENIED,
     Answer,
     FaultRule,
     LoopbackServer,
@@ -32,10 +29,8 @@ from fastfuse.testing import (
     Replace,
     ServerConfig,
     Stall,
-    WrongEtag,
     create_certificate,
 )
-from fastfuse.testing.faults import Action
 from tests.s3.places import client_of
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds
@@ -65,26 +60,6 @@ async def on() -> AsyncIterator[Scene]:
     """A connection that stalls is given up after a third of the deadline: 2 s."""
     async with scene(deadline_s=6.0) as one:
         yield one
-
-
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
-        (ACCESS_DENIED, ObjectDeniedError),
-        (Answer(403, "InvalidObjectState", "archived"), ObjectArchivedError),
-        (Answer(404, "NoSuchKey", "gone"), ObjectChangedError),
-        (WrongEtag('"another"'), ObjectChangedError),
-        (Replace(b"x" * len(DATA)), ObjectChangedError),
-        (Replace(b"shorter"), ObjectChangedError),
-    ],
-    ids=str,
-)
-async def test_a_final_refusal_is_told_after_one_request(on: Scene, action: Action, error: type[ReadError]) -> None:
-    on.server.faults.add(FaultRule(action=action, operation="GetObject"))
-    with pytest.raises(ReadError) as caught:
-        await on.reader.get(on.ref, 5000, 6000)
-    assert type(caught.value) is error
-    assert len(on.server.requests) == 1
 
 
 @pytest.mark.parametrize("has_etag", [True, False])
