@@ -115,7 +115,7 @@ PURE = {
         "sagemaker.running.budget",
         "sagemaker.description.channel",
     ),
-    *("sagemaker.description.cluster", "sagemaker.description.contradictions", "s3.concurrency"),
+    *("sagemaker.description.cluster", "sagemaker.description.contradictions"),
     *(
         "sagemaker.pipe.encodings",
         "sagemaker.pipe.sequence",

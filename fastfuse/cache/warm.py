@@ -18,7 +18,6 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.concurrency import Pace
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.room import Room
 
@@ -120,7 +119,7 @@ class Warming:
         self._bytes_per_s = bytes_per_s
         self._begins_s = 0.0
         # Half for what is being fetched, half for what waits to be written.
-        self._room = Room(Pace(most_gets), most_fetches=most_gets, memory_bytes=memory_bytes // 2)
+        self._room = Room(most_gets=most_gets, most_fetches=most_gets, memory_bytes=memory_bytes // 2)
         self._queue_bytes = memory_bytes // 2
 
     async def run(self, refs: Callable[[], Iterable[ObjectRef]]) -> None:

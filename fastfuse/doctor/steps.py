@@ -19,9 +19,9 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import StallWatch
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.routes import NotConnectedError, Route, Routes, failure_of_connection
-from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["ask_service"]
 

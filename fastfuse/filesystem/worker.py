@@ -46,10 +46,9 @@ from fastfuse.metrics import ASKERS, MEMORY_USES, READ_ERRNOS, READS, SOURCES, C
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import RangeReader
-from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
-from fastfuse.s3.trimmed import Trimmer, private_bytes
 
 __all__ = ["LOG_FILE", "LOG_LEVEL", "READY", "REQUEST", "SWAPPED", "TABLE", "WorkerTask", "run_worker"]
 

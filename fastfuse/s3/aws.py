@@ -4,15 +4,17 @@ Nothing here loads botocore's S3 model (16 MB), which only uploads need.
 """
 
 import copy
+import io
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
+import httpx2
 from aiobotocore.config import AioConfig
 from aiobotocore.hooks import AioHierarchicalEmitter
+from aiobotocore.httpxsession import HttpxSession
 from aiobotocore.session import AioSession
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import BotoCoreError
@@ -23,17 +25,19 @@ from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
 from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, start_error
+from fastfuse.s3.proxies import split_url
 from fastfuse.s3.sse import customer_key_headers
 from fastfuse.s3.tls import TlsContext
-from fastfuse.s3.transport import OriginFormSession
 
-__all__ = ["DEFAULT_REGION", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
+__all__ = ["DEFAULT_REGION", "REGION_NAME", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
 
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
 # A region becomes part of a host name and of the string to sign.
-_REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
+REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
+# Each chunk of an upload has a deadline of its own, so that a slow network is no broken one.
+_CHUNK_BYTES = 1 << 18
 # A reply has the checksum of the object only if this asks for it. Signed with the others, it costs nothing more.
 _CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
 
@@ -86,7 +90,7 @@ class S3Session:
 
     def _new_session(self) -> AioSession:
         session = _Session(profile=self.config.profile)
-        session.set_default_client_config(AioConfig(http_session_cls=OriginFormSession))
+        session.set_default_client_config(AioConfig(http_session_cls=_HttpSession))
         if self.config.ca_bundle is not None:
             # As in the AWS CLI, it holds for the services that issue credentials, too.
             session.set_config_variable("ca_bundle", self.config.ca_bundle)
@@ -107,7 +111,7 @@ class S3Session:
         given = self.config.endpoint_url or self._read(self._configured_endpoint)
         if given is None:
             return None
-        parts = _split_url(given)
+        parts = split_url(given)
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ConfigurationError(
                 "The S3 endpoint is not a URL such as https://s3.example.com:9000.", hint="Correct --endpoint-url."
@@ -198,7 +202,7 @@ class S3Session:
         Raises `ConfigurationError` for one that is not the name of a region.
         """
         given: str = self.config.region or self.setting("region") or ""
-        if given and not _REGION_NAME.fullmatch(given):
+        if given and not REGION_NAME.fullmatch(given):
             raise ConfigurationError(
                 f"the configured region {given!r} is not the name of a region",
                 hint="look at AWS_DEFAULT_REGION and the profile; --region overrides both",
@@ -247,10 +251,32 @@ def bad_ca_bundle(session: S3Session) -> ConfigurationError:
     )
 
 
-def _split_url(url: str) -> Any:  # noqa: ANN401 - SplitResult, or None
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises for a port that is no number
-    except ValueError:
-        return None
-    return parts
+class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no types
+    """Sends ``PUT /bucket/key``, where `HttpxSession` sends ``PUT https://host/bucket/key``.
+
+    HTTP/1.1 servers must accept the second form too, but only proxies ever get it, so not every server does.
+    """
+
+    async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
+        """Send the body in large chunks; `HttpxSession` ends one at every byte that is a newline."""
+        if isinstance(request.body, io.BytesIO):
+            request.body = _chunks(request.body)
+        return await super().send(request)
+
+    def _make_async_client(self) -> httpx2.AsyncClient:
+        client: httpx2.AsyncClient = super()._make_async_client()
+        client.event_hooks = {"request": [_use_origin_form]}
+        return client
+
+
+async def _chunks(body: io.BytesIO) -> AsyncIterator[bytes]:
+    while chunk := body.read(_CHUNK_BYTES):
+        yield chunk
+
+
+async def _use_origin_form(request: httpx2.Request) -> None:
+    # It is absent behind a proxy, where the absolute form is right; aiobotocore keeps that under another name.
+    target: bytes = request.extensions.get("target", b"")
+    if target.startswith((b"http://", b"https://")):
+        _scheme, _, _authority, path = target.split(b"/", 3)
+        request.extensions["target"] = b"/" + path

@@ -1,7 +1,7 @@
 """The seam to S3: its roles, with one contract test that every implementation passes.
 
 Above this seam there are `ObjectRef`, buffers and `fastfuse.errors`. Below it there is one client, `client.S3Client`,
-which has all roles; `memory.MemoryStore` stands in for it in tests.
+which has all roles; tests have another in memory.
 """
 
 from dataclasses import dataclass

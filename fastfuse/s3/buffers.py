@@ -1,38 +1,88 @@
 """Memory for the bytes of replies; free memory is used again before new memory is touched.
 
 The first use of a page is what costs: the kernel clears it, and on many virtual machines the host has to find it first.
-A thread that receives into new pages also delays every thread that asks the system for memory: 26 GETs of 8 MiB that
-began at once stopped the event loop for 20 to 100 ms in ``malloc``. Parts therefore come from one mapping that is made
-at the start: one reader of 1 GiB took 0.44 CPU seconds per GB with it, and 0.6 to 0.9 without.
-
-The mapping has no huge pages: most free memory of that size has never been used, and the host has to find all of it.
-One reader of 1 GiB from cold got 1.62 GB/s without and 1.40 GB/s with them (medians of eight runs in turns).
+A thread that receives into new pages also delays every thread that asks the system for memory. Parts therefore come
+from one mapping that is made at the start. It has no huge pages: most free memory of that size has never been used.
+See docs/MEASUREMENTS.md, "memory of parts".
 
 A caller that lends pages to the kernel, as ``vmsplice`` does, must never write to them again, because the kernel does
 not say when it has read them. With `is_written_once` a buffer that is given back loses its pages: its next use gets new
-ones, and the lent pages stay as they are. (Huge pages brought nothing here either: Pipe mode had 0.73 of the speed of
-raw GETs twice without, and 0.69 and 0.76 with them.)
+ones, and the lent pages stay as they are.
+
+The C library keeps freed memory, which makes the next part cheap. It keeps more than it uses where sizes change: the
+memory of one part of 8 MiB has to serve many of 300 KiB, with a client's own buffers between them. The trimmer
+therefore looks at the process's memory as buffers are taken, and gives free memory back to the system where there is
+too much, which takes 2 to 20 ms.
 """
 
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
 from fastfuse.malloc import trim_malloc
 from fastfuse.s3.blocks import Blocks
-from fastfuse.s3.trimmed import Trimmer
 
-__all__ = ["PartBuffers"]
+__all__ = ["PartBuffers", "Trimmer", "private_bytes"]
 
 # The least that can be taken from the mapping: the smallest part of a large file. Smaller buffers come from malloc.
 _UNIT_BYTES = 128 << 10
 # This share of the limit may be lost to units that are not filled, and as much again to what the C library keeps of
 # small buffers: together about as much as a target of 1 GiB leaves beside the parts.
 _LOSS_DIVISOR = 32
+
+# A look is four system calls, at each of which the other threads may take the GIL: up to 300 µs of the loop's time
+# where they receive and reply at 2 GB/s. 8 MiB take 3,500 µs.
+_LEAST_LOOK_EVERY_BYTES = 4 << 20
+_MOST_LOOK_EVERY_BYTES = 32 << 20
+_LOOKS_PER_LIMIT = 64
+# Less than this is not worth a trim: sockets' buffers in Python, or the stack of one more thread.
+_SLACK_BYTES = 8 << 20
+# The share of the limit to take before the next trim: until then there is little to gain.
+_PATIENCE_DIVISOR = 8
+_STATM = Path("/proc/self/statm")
+
+
+def private_bytes() -> int:
+    """Return the bytes of resident memory that belong to no file and to no other process; proc(5)."""
+    _, resident, shared, *_ = _STATM.read_text().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+class Trimmer:
+    """Gives free memory back when the process has more than `limit_bytes` beyond its start."""
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        *,
+        used_bytes: Callable[[], int] = private_bytes,
+        trim: Callable[[], None] = trim_malloc,
+    ) -> None:
+        self._used_bytes = used_bytes
+        self._trim = trim
+        self._most_bytes = used_bytes() + limit_bytes + _SLACK_BYTES
+        look_every_bytes = max(limit_bytes // _LOOKS_PER_LIMIT, _LEAST_LOOK_EVERY_BYTES)
+        self._look_every_bytes = min(look_every_bytes, _MOST_LOOK_EVERY_BYTES)
+        self._patience_bytes = max(limit_bytes // _PATIENCE_DIVISOR, self._look_every_bytes)
+        # Bytes to take before the next look.
+        self._left_bytes = self._look_every_bytes
+
+    def took(self, size_bytes: int) -> None:
+        """Note that a buffer of `size_bytes` was taken, and trim if it is time for a look and there is too much."""
+        self._left_bytes -= size_bytes
+        if self._left_bytes <= 0:
+            self._left_bytes = self._look_every_bytes
+            if self._used_bytes() > self._most_bytes:
+                self._trim()
+                self._left_bytes = self._patience_bytes
+                # Memory that could not be given back is in use, but not by parts.
+                self._most_bytes = max(self._most_bytes, self._used_bytes() + _SLACK_BYTES)
 
 
 class PartBuffers:

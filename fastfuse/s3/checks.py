@@ -1,7 +1,6 @@
 """Asks for the listed version, and checks that a reply's bytes are those that were asked for (semantics D1, D2)."""
 
 import re
-import zlib
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 
@@ -9,21 +8,7 @@ from fastfuse.errors import BadReplyError, ObjectChangedError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.http1 import ReplyHead
 
-__all__ = [
-    "body_start",
-    "check_length",
-    "check_range_arguments",
-    "check_version",
-    "condition_line",
-    "error_code",
-    "error_region",
-    "if_match_value",
-    "if_unmodified_since",
-    "is_whole_page",
-    "object_of",
-    "parse_content_range",
-    "unzipped",
-]
+__all__ = ["body_start", "check_range_arguments", "check_version", "condition_line", "object_of"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_PER_S = 10**9
@@ -32,9 +17,6 @@ _LARGEST = 2**63 - 1
 # These would end a header, or no header can carry them (RFC 9110, 5.5).
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT_RANGE = re.compile(r"\s*bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)\s*", re.IGNORECASE | re.ASCII)
-# The elements of an error document that may be shown. A text that holds more than such a word is not shown.
-_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
-_REGION = re.compile(rb"<Region>\s*([A-Za-z0-9._-]{1,64})\s*</Region>")
 
 
 def check_range_arguments(ref: ObjectRef, start: int, end: int) -> None:
@@ -42,34 +24,22 @@ def check_range_arguments(ref: ObjectRef, start: int, end: int) -> None:
         raise ValueError(f"range {start}-{end} is not inside the {ref.size_bytes} bytes of {ref.key!r}")
 
 
-def parse_content_range(value: str) -> tuple[int, int, int | None] | None:
-    """Return ``(start, end, total)`` with exclusive end, total None for ``*``; None if this is not a Content-Range."""
-    match = _CONTENT_RANGE.fullmatch(value)
-    if match is None:
-        return None
-    first, last, total = match.groups()
-    return int(first), int(last) + 1, None if total == "*" else int(total)
+def condition_line(ref: ObjectRef) -> str:
+    """Return the header line that asks for the listed version; empty where nothing is known of it.
 
-
-def if_match_value(ref: ObjectRef) -> str:
-    """Return the listed ETag as a header value; empty where none was listed.
-
-    Raises `BadReplyError` for one that no header can carry.
+    Raises `BadReplyError` for an ETag that no header can carry.
     """
     if _CONTROL_CHARACTER.search(ref.etag):
         raise BadReplyError(f"The service listed {ref.key!r} with an ETag that holds control characters.")
-    # Some servers list it without the quotes that If-Match requires.
-    return ref.etag if '"' in ref.etag or not ref.etag else f'"{ref.etag}"'
-
-
-def if_unmodified_since(ref: ObjectRef) -> datetime | None:
-    """Return the time that takes the place of If-Match where no ETag was listed, if a time was.
-
-    The time is rounded up: the header has whole seconds, and some servers compare it with the fraction that they list.
-    """
-    if ref.etag or not ref.modified_ns:
-        return None
-    return _EPOCH + timedelta(seconds=-(-ref.modified_ns // _NS_PER_S))
+    if ref.etag:
+        # Some servers list it without the quotes that If-Match requires.
+        etag = ref.etag if '"' in ref.etag else f'"{ref.etag}"'
+        return f"if-match: {etag}\r\n"
+    if not ref.modified_ns:
+        return ""
+    # Rounded up: the header has whole seconds, and some servers compare it with the fraction that they list.
+    modified = _EPOCH + timedelta(seconds=-(-ref.modified_ns // _NS_PER_S))
+    return f"if-unmodified-since: {format_datetime(modified, usegmt=True)}\r\n"
 
 
 def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None, total_bytes: int | None) -> None:
@@ -102,38 +72,8 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
             raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its time is another one.")
 
 
-def check_length(ref: ObjectRef, *, wanted_bytes: int, got_bytes: int) -> None:
-    if got_bytes != wanted_bytes:
-        raise BadReplyError(f"The service sent {got_bytes} bytes of {ref.key!r} where {wanted_bytes} were asked for.")
-
-
 def _bare(etag: str) -> str:
     return etag.strip().removeprefix("W/").strip('"')
-
-
-def error_code(document: bytes | bytearray) -> str:
-    """Return S3's code in an error document; empty where there is none."""
-    found = _CODE.search(document)
-    return found[1].decode() if found else ""
-
-
-def error_region(document: bytes | bytearray) -> str:
-    """Return the region that an error document names; empty where it names none."""
-    found = _REGION.search(document)
-    return found[1].decode() if found else ""
-
-
-def is_whole_page(body: bytes) -> bool:
-    """Return whether `body` is a listing from its beginning to its end."""
-    return b"<ListBucketResult" in body[:512] and body.rstrip().endswith((b"ListBucketResult>", b"/>"))
-
-
-def condition_line(ref: ObjectRef) -> str:
-    """Return the header line that asks for the listed version; empty where nothing is known of it."""
-    etag, modified = if_match_value(ref), if_unmodified_since(ref)
-    if etag:
-        return f"if-match: {etag}\r\n"
-    return f"if-unmodified-since: {format_datetime(modified, usegmt=True)}\r\n" if modified else ""
 
 
 def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
@@ -148,12 +88,15 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
     sent = head.headers.get("content-range")
     modified = None if ref.etag else _modified(head)
     if sent is not None:
-        parsed = parse_content_range(sent)
-        if parsed is None or parsed[:2] != (start, end):
+        match = _CONTENT_RANGE.fullmatch(sent)
+        if match is None or (int(match[1]), int(match[2]) + 1) != (start, end):
             raise BadReplyError(f"The service sent another range of {ref.key!r} than {start}-{end}.")
-        check_version(ref, etag=head.headers.get("etag"), modified=modified, total_bytes=parsed[2])
-        if head.body_bytes is not None:
-            check_length(ref, wanted_bytes=end - start, got_bytes=head.body_bytes)
+        total_bytes = None if match[3] == "*" else int(match[3])
+        check_version(ref, etag=head.headers.get("etag"), modified=modified, total_bytes=total_bytes)
+        if head.body_bytes not in (None, end - start):
+            raise BadReplyError(
+                f"The service sent {head.body_bytes} bytes of {ref.key!r} where {end - start} were asked for."
+            )
         return start
     if head.status == 206:
         raise BadReplyError(f"The service does not say which range of {ref.key!r} it sent.")
@@ -185,16 +128,3 @@ def _modified(head: ReplyHead) -> datetime | None:
     except (OverflowError, ValueError):
         return None
     return modified.replace(tzinfo=modified.tzinfo or UTC)
-
-
-def unzipped(head: ReplyHead, document: bytes, most_bytes: int) -> bytes:
-    """Return an XML document as it was before its Content-Encoding, its first `most_bytes` at most.
-
-    A document that is not encoded as it says is returned as it came.
-    """
-    if head.headers.get("content-encoding", "").lower() not in ("gzip", "deflate"):
-        return document
-    try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(document, most_bytes)
-    except zlib.error:
-        return document

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any
 
 from fastfuse.objects import Buffer
 
@@ -86,14 +86,9 @@ def md5_checksum(headers: Mapping[str, str]) -> Checksum | None:
 def digest_of(algorithm: str, data: Buffer) -> bytes:
     """Return the digest of `data`."""
     if algorithm in _CRC_MODELS:
-        return _model(algorithm).calc(data).to_bytes(_DIGEST_BYTES[algorithm])
+        crc: int = _model(algorithm).calc(data)
+        return crc.to_bytes(_DIGEST_BYTES[algorithm])
     return hashlib.new(algorithm, data, usedforsecurity=False).digest()
-
-
-class _Model(Protocol):
-    def calc(self, data: Buffer) -> int: ...
-
-    def combine(self, crc: int, behind: int, behind_bytes: int) -> int: ...
 
 
 def load_models() -> None:
@@ -103,12 +98,11 @@ def load_models() -> None:
 
 
 @cache
-def _model(algorithm: str) -> _Model:
+def _model(algorithm: str) -> Any:  # noqa: ANN401 - anycrc has no types
     # Loaded where a service gives a CRC: 12 ms, and 1.5 MB of memory.
     from anycrc import Model
 
-    model: _Model = Model(_CRC_MODELS[algorithm])
-    return model
+    return Model(_CRC_MODELS[algorithm])
 
 
 class CrcPieces:

@@ -6,7 +6,6 @@ version and of the right length (`checks`), and classifies what went wrong (`fai
 tried again until the deadline. `integrity` compares the bytes with their checksum. Uploads are in `upload`.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
@@ -24,26 +23,18 @@ from fastfuse.errors import (
 )
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3 import bodies
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
-from fastfuse.s3.bodies import read_page, read_range
 from fastfuse.s3.buffers import PartBuffers
-from fastfuse.s3.checks import (
-    check_range_arguments,
-    condition_line,
-    is_whole_page,
-    object_of,
-    unzipped,
-)
-from fastfuse.s3.connection import TASK_BYTES, Connection
+from fastfuse.s3.checks import check_range_arguments, condition_line, object_of
+from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply, outcome_of, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
-from fastfuse.s3.refusals import failure_of_page, failure_of_refusal, is_of_s3
-from fastfuse.s3.retries import Retries, RetryableError, attempts
+from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
-from fastfuse.s3.stalls import StallWatch
 
 __all__ = ["LIST_DEADLINE_S", "S3Client"]
 
@@ -51,7 +42,6 @@ __all__ = ["LIST_DEADLINE_S", "S3Client"]
 _LIST_STALL_S = 130.0
 # The deadline of one page, retries included. A service that sends no page for so long is gone.
 LIST_DEADLINE_S = 300.0
-_MAX_ERROR_BYTES = 64 << 10  # a longer error document is not read
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
 
@@ -131,9 +121,7 @@ class S3Client:
         failure = failure_of_reply(status, "") if status else Failure(kind=Kind.BROKEN, detail="")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
             self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
-        self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(status >= 500))
-        if failure.kind is Kind.THROTTLED:
-            self._rate.throttled(trio.current_time())
+        self._note_refusal(status, failure)
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """Return what the object is now.
@@ -199,15 +187,14 @@ class S3Client:
         ends_s = trio.current_time() + deadline_s
         if end - start <= TASK_BYTES:
             try:
-                reply = await self._get_at_once(ref, start, end)
-            except RetryableError as error:
-                failed = error
-            else:
-                if reply is not None:
+                small = await self._get_at_once(ref, start, end)
+                if small is not None:
                     if self._retries.is_in_trouble:
                         self._retries.answered()
                         self._rate.answered(trio.current_time())
-                    return reply
+                    return small
+            except RetryableError as error:
+                failed = error
         with trio.move_on_at(ends_s):
             reply = await self._retries.run(
                 partial(self._get_once, ref, start, end), name=_shown(ref.bucket, ref.key), failed=failed
@@ -277,15 +264,12 @@ class S3Client:
         """Receive the range behind this `head` of a reply, and put back `connection`."""
         try:
             if head.status not in (200, 206):
-                self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(head.status >= 500))
                 failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
-                if failure.kind is Kind.THROTTLED:
-                    self._rate.throttled(trio.current_time())
-                count = attempts(failure.kind, is_read=True, is_mended=is_mended)
-                raise RetryableError(read_error(failure, ref), failure, attempts=count, is_mended=is_mended)
+                self._note_refusal(head.status, failure)
+                raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
             self._has_met_s3 = True
             data = self._buffers.take(end - start)
-            await read_range(connection, head, ref, start, data)
+            await bodies.read_range(connection, head, ref, start, data)
         finally:
             self._put_back(route, connection)
         return data.toreadonly(), head
@@ -306,11 +290,11 @@ class S3Client:
                 watch = self._list_watch if is_list else self._read_watch
                 connection, head = await self._routes.ask(route, request, watch, has_body=is_list)
                 if head.status == 200 or (head.status == 206 and key and query):  # of a part of an upload
-                    page = await read_page(connection, head, bucket) if is_list else b""
-                    self._has_met_s3 = self._has_met_s3 or is_of_s3(head, page)
-                    if not is_list or is_whole_page(page):
+                    page = await bodies.read_page(connection, head, bucket) if is_list else b""
+                    self._has_met_s3 = self._has_met_s3 or bodies.is_of_s3(head, page)
+                    if not is_list or bodies.is_whole_page(page):
                         return head, page
-                    failure = failure_of_page(head, page)
+                    failure = bodies.failure_of_page(head, page)
                 else:
                     failure, is_mended = await self._refusal(
                         connection, head, bucket, route, credentials, has_body=is_list
@@ -326,9 +310,7 @@ class S3Client:
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
         if is_list and failure.kind is Kind.THROTTLED:
             raise final  # the lister then sends fewer requests
-        raise RetryableError(
-            final, failure, attempts=attempts(failure.kind, is_read=False, is_mended=is_mended), is_mended=is_mended
-        )
+        raise RetryableError(final, failure, is_mended=is_mended)
 
     async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:
         """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.
@@ -364,7 +346,7 @@ class S3Client:
             return failure.region
         final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE, Kind.TLS, Kind.NOT_S3):
-            raise RetryableError(final, failure, attempts=attempts(failure.kind, is_read=is_read))
+            raise RetryableError(final, failure, is_read=is_read)
         if self.session.endpoint_url is not None:
             return DEFAULT_REGION
         if failure.kind is Kind.CHANGED:
@@ -397,13 +379,9 @@ class S3Client:
         has_body: bool = True,
     ) -> tuple[Failure, bool]:
         """Return why the service refused, and whether new credentials or the right region remove the reason now."""
-        document = b""
-        # Where no document can be read, the status suffices.
-        with suppress(BadReplyHeadError, OSError):
-            if has_body:
-                document = unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)
-        self._has_met_s3 = self._has_met_s3 or is_of_s3(head, document)
-        failure = failure_of_refusal(head, document)
+        document = await bodies.read_document(connection, head) if has_body else b""
+        self._has_met_s3 = self._has_met_s3 or bodies.is_of_s3(head, document)
+        failure = bodies.failure_of_refusal(head, document)
         if not has_body and head.status == 400 and not failure.region and credentials is not None and credentials.token:
             # A HEAD has no error code; this is how S3 refuses an expired token there.
             failure = replace(failure, kind=Kind.EXPIRED)
@@ -412,6 +390,11 @@ class S3Client:
         # A HEAD answered 403 does not tell a denied object from revoked keys.
         kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
         return failure, await self.session.replace_refused(credentials, kind)
+
+    def _note_refusal(self, status: int, failure: Failure) -> None:
+        self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(status >= 500))
+        if failure.kind is Kind.THROTTLED:
+            self._rate.throttled(trio.current_time())
 
     def _judged(self, failure: Failure) -> Failure:
         """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
@@ -442,7 +425,7 @@ def _read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Excepti
     if isinstance(error, BadReplyHeadError):
         return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
     failure = failure_of_connection(error)
-    return RetryableError(read_error(failure, ref), failure, attempts=attempts(failure.kind, is_read=True))
+    return RetryableError(read_error(failure, ref), failure, is_read=True)
 
 
 def _shown(bucket: str, key: str) -> str:

@@ -9,20 +9,16 @@ import errno
 import os
 import select
 import socket
-import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 
-from fastfuse.s3.endpoints import Endpoint
 from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, BodyDecoder, ReplyHead, first_words, parse_head
-from fastfuse.s3.proxies import Proxy, ProxyRefusalError
 from fastfuse.s3.receivers import NoThreadError, Receivers
-from fastfuse.s3.stalls import StallWatch
-from fastfuse.s3.tls import TlsConnection, TlsContext
+from fastfuse.s3.tls import TlsConnection
 
-__all__ = ["TASK_BYTES", "Connection", "connect"]
+__all__ = ["SILENT_CALLS", "TASK_BYTES", "Connection", "StallWatch"]
 
 # The task itself receives a body of at most this size: a hop to a thread and back costs as much as copying it.
 TASK_BYTES = 256 << 10
@@ -33,86 +29,58 @@ _FIRST_BYTES_BEFORE_THREAD = 4 << 10
 # A thread that waits for all of a long body sleeps until so much has come (SO_RCVLOWAT) instead of waking with each
 # packet: 3 ms at 90 MB/s. See docs/MEASUREMENTS.md, "low-water mark".
 _WAKING_BYTES = 256 << 10
-_TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 # MSG_WAITALL adds up its waits for each packet, so one call that times out does not prove a stall. Several calls
 # without a byte, each with an equal part of the time, do.
-_SILENT_CALLS = 4
+SILENT_CALLS = 4
 # A server sends one or two (100, 103) before the reply itself.
 _MAX_INTERIM_REPLIES = 8
 _HTTP = b"HTTP/1."
 
 
-async def connect(
-    endpoint: Endpoint, *, tls: TlsContext | None, timeout_s: float, watch: StallWatch, receivers: Receivers
-) -> "Connection":
-    """Connect to `endpoint`, through its proxy if it has one; `tls` is for the endpoint or for the proxy.
+class StallWatch:
+    """Ends the wait of each connection that has waited for longer than `stall_s`.
 
-    Raises:
-        OSError: there is no connection within `timeout_s` (`tls.TlsError` and `ProxyRefusalError`, too).
+    One task watches all of them, and only while one waits: a cancel scope for each GET takes a tenth of its CPU time.
     """
-    proxy = endpoint.proxy
-    host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
-    sock = None
-    try:
-        with trio.fail_after(timeout_s):
-            sock = await _connected(host, port, watch.stall_s if tls else watch.stall_s / _SILENT_CALLS)
-            if tls is None:
-                return Connection(sock, None, receivers)
-            if proxy is not None and endpoint.scheme == "https":
-                await _open_tunnel(Connection(sock, None, receivers), endpoint, proxy, watch)
-                host = endpoint.host
-            return Connection(sock, await _secured(sock, tls, host), receivers)
-    except BaseException as error:
-        if sock is not None:
-            sock.close()
-        if isinstance(error, trio.TooSlowError):
-            raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
-        raise
 
+    def __init__(self, stall_s: float, most_s: float) -> None:
+        """End the wait for a reply after `most_s`, whatever comes meanwhile."""
+        self.stall_s = stall_s
+        self._most_s = most_s
+        # The time on trio's clock since when each waits, the earliest first.
+        self._waiting: dict[Connection, float] = {}
+        self._is_running = False
 
-async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
-    try:
-        stream = await trio.open_tcp_stream(host, port)
-    except UnicodeError as error:
-        raise OSError(errno.EINVAL, f"{host!r} is not a host name") from error
-    except OSError as error:
-        if error.strerror:
-            raise
-        raise _first_reason(error) from error
-    # Python's own class: a call of trio's is a checkpoint, which costs as much as the system call.
-    sock = socket.socket(fileno=stream.socket.detach())
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(silence_s), int(silence_s % 1 * 1e6)))
-    return sock
+    def begin(self, connection: "Connection") -> float:
+        """Note that `connection` begins to wait, and return the time on trio's clock."""
+        now_s = self._waiting[connection] = trio.current_time()
+        if not self._is_running:
+            self._is_running = True
+            # A system task, because connections outlive the tasks that use them. It ends with the run if not before.
+            trio.lowlevel.spawn_system_task(self._run)
+        return now_s
 
+    def go_on(self, connection: "Connection", began_s: float) -> None:
+        """Note that bytes came of the reply that `connection` has awaited since `began_s`."""
+        now_s = trio.current_time()
+        if now_s + self.stall_s < began_s + self._most_s and self._waiting.pop(connection, None) is not None:
+            self._waiting[connection] = now_s  # put behind those that wait for longer; a stalled one stays stalled
 
-async def _open_tunnel(connection: "Connection", endpoint: Endpoint, proxy: Proxy, watch: StallWatch) -> None:
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    authorization = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
-    target = f"{host}:{endpoint.port}"
-    request = f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n{authorization}\r\n"
-    try:
-        head = await connection.ask(request.encode(), watch, has_body=False)
-    except BadReplyHeadError as error:
-        raise ProxyRefusalError(errno.EPROTO, f"the proxy {proxy.host} sent what is not HTTP/1.1: {error}") from error
-    if head is None:
-        raise ProxyRefusalError(errno.ECONNRESET, f"the proxy {proxy.host} closed the connection")
-    if not 200 <= head.status < 300:
-        raise ProxyRefusalError(errno.EACCES, f"the proxy {proxy.host} answered {head.status}")
+    def end(self, connection: "Connection") -> None:
+        """Note that `connection` does not wait any more. Idempotent."""
+        self._waiting.pop(connection, None)
 
-
-async def _secured(sock: socket.socket, context: TlsContext, host: str) -> TlsConnection:
-    tls = TlsConnection(context, sock.fileno(), host)
-    while True:
-        match tls.handshake():
-            case "read":
-                await trio.lowlevel.wait_readable(sock)
-            case "write":
-                await trio.lowlevel.wait_writable(sock)
-            case _:
-                return tls
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                connection, since_s = next(iter(self._waiting.items()))
+                if since_s + self.stall_s > trio.current_time():
+                    await trio.sleep_until(since_s + self.stall_s)
+                else:
+                    self.end(connection)
+                    connection.stall()
+        finally:
+            self._is_running = False
 
 
 class Connection:
@@ -414,7 +382,7 @@ def _receive_plain(sock: socket.socket, data: memoryview) -> int:
                 count = sock.recv_into(data[done:end], 0, socket.MSG_WAITALL)
             except BlockingIOError:
                 silent_calls += 1
-                if silent_calls == _SILENT_CALLS:
+                if silent_calls == SILENT_CALLS:
                     raise
                 continue
             if not count:
@@ -422,14 +390,6 @@ def _receive_plain(sock: socket.socket, data: memoryview) -> int:
             silent_calls = 0
             done += count
     return done
-
-
-def _first_reason(error: OSError) -> OSError:
-    """Return the first cause of trio's error, which says only that all addresses of the host failed."""
-    cause = error.__cause__
-    first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
-    number = first.errno if isinstance(first, OSError) else None
-    return OSError(number, os.strerror(number)) if number else OSError(str(error))
 
 
 def _stalled() -> TimeoutError:

@@ -5,7 +5,6 @@ pass to them: a bucket, an access point (ARN or alias), path style or a host nam
 endpoint of one's own. The rules take 9 ms to load and 1.4 MB; the model of S3 (100 ms, 16 MB) is not loaded.
 """
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,14 +17,12 @@ from botocore.loaders import Loader
 from botocore.utils import is_s3_accelerate_url
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.s3.aws import S3Session
+from fastfuse.s3.aws import REGION_NAME, S3Session
 from fastfuse.s3.proxies import DEFAULT_PORTS, Proxy, is_host, proxy_for
 
 __all__ = ["Endpoint", "load_rules", "resolve_endpoint"]
 
 _RULES = "endpoint-rule-set-1"
-# A region becomes part of a host name and of the string to sign.
-_REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Buckets of S3 Express One Zone and the access points to them.
 _DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")
 # The path of an endpoint's URL may hold these as they are: its author has encoded it.
@@ -58,7 +55,7 @@ def resolve_endpoint(session: S3Session, bucket: str, region: str) -> Endpoint:
         ConfigurationError: the name, the region, the settings or a proxy are wrong, or do not go together.
     """
     _check_bucket(bucket)
-    if not _REGION.fullmatch(region):
+    if not REGION_NAME.fullmatch(region):
         raise ConfigurationError(f"{region!r} is not the name of a region.", hint="Correct --region.")
     try:
         found: RuleSetEndpoint = load_rules(session).resolve_endpoint(**_parameters(session, bucket, region))
@@ -87,6 +84,13 @@ def load_rules(session: S3Session) -> EndpointProvider:
     return _rules(session.aws.get_component("data_loader"))
 
 
+@cache
+def _rules(loader: Loader) -> EndpointProvider:
+    # load_service_model looks through the folders of all services first, which takes as long as the rest.
+    version = loader.determine_latest_version("s3", _RULES)
+    return EndpointProvider(loader.load_data(f"s3/{version}/{_RULES}"), loader.load_data("partitions"))
+
+
 def _check_bucket(bucket: str) -> None:
     is_name = VALID_BUCKET.fullmatch(bucket) and bucket.strip(".")  # "." and ".." mean something else in a path
     if not is_name and not VALID_S3_ARN.fullmatch(bucket):
@@ -99,13 +103,6 @@ def _check_bucket(bucket: str) -> None:
             f"{bucket!r} is a directory bucket (S3 Express One Zone), which is not supported.",
             hint="Copy the objects to a general purpose bucket and mount that.",
         )
-
-
-@cache
-def _rules(loader: Loader) -> EndpointProvider:
-    # load_service_model looks through the folders of all services first, which takes as long as the rest.
-    version = loader.determine_latest_version("s3", _RULES)
-    return EndpointProvider(loader.load_data(f"s3/{version}/{_RULES}"), loader.load_data("partitions"))
 
 
 def _parameters(session: S3Session, bucket: str, region: str) -> dict[str, Any]:

@@ -37,21 +37,9 @@ from fastfuse.s3.proxies import ProxyRefusalError
 from fastfuse.s3.tls import CertificateError, TlsError
 
 __all__ = [
-    "CODES",
-    "STATUSES",
-    "Failure",
-    "Kind",
-    "NoReplyError",
-    "as_read_error",
-    "failure_of_exception",
-    "failure_of_network",
-    "failure_of_reply",
-    "object_error",
-    "outcome_of",
-    "read_error",
-    "resolution_error",
-    "safe_cause",
-    "start_error",
+    *("CODES", "STATUSES", "Failure", "Kind", "NoReplyError", "as_read_error", "failure_of_exception"),
+    *("failure_of_network", "failure_of_reply", "object_error", "outcome_of", "read_error", "resolution_error"),
+    *("safe_cause", "start_error"),
 ]
 
 
@@ -108,41 +96,25 @@ _CAUSES = dict.fromkeys(_CREDENTIALS, "credentials") | {
 _CAUSES[Kind.NOT_S3] = "broken"
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-CODES = {
-    "AccessDenied": Kind.DENIED,
-    "AllAccessDisabled": Kind.DENIED,
-    "AuthorizationHeaderMalformed": Kind.WRONG_REGION,
-    "ExpiredToken": Kind.EXPIRED,
-    "ExpiredTokenException": Kind.EXPIRED,
-    "IllegalLocationConstraintException": Kind.WRONG_REGION,
-    "InvalidAccessKeyId": Kind.BAD_KEYS,
-    "InvalidObjectState": Kind.ARCHIVED,
-    "InvalidRange": Kind.CHANGED,
-    "InvalidToken": Kind.EXPIRED,
-    "NoSuchBucket": Kind.NO_BUCKET,
-    "NoSuchKey": Kind.CHANGED,
-    "NoSuchVersion": Kind.CHANGED,
-    "PermanentRedirect": Kind.WRONG_REGION,
-    "PreconditionFailed": Kind.CHANGED,
-    "RequestExpired": Kind.SKEWED,
-    "RequestTimeTooSkewed": Kind.SKEWED,
-    "RequestTimeout": Kind.BUSY,
-    "SignatureDoesNotMatch": Kind.BAD_KEYS,
-    "SlowDown": Kind.THROTTLED,
-    "Throttling": Kind.THROTTLED,
-    "TokenRefreshRequired": Kind.EXPIRED,
+_CODES_OF_KIND = {
+    Kind.THROTTLED: "SlowDown Throttling",
+    Kind.BUSY: "RequestTimeout",
+    Kind.CHANGED: "InvalidRange NoSuchKey NoSuchVersion PreconditionFailed",
+    Kind.NO_BUCKET: "NoSuchBucket",
+    Kind.DENIED: "AccessDenied AllAccessDisabled",
+    Kind.ARCHIVED: "InvalidObjectState",
+    Kind.EXPIRED: "ExpiredToken ExpiredTokenException InvalidToken TokenRefreshRequired",
+    Kind.SKEWED: "RequestExpired RequestTimeTooSkewed",
+    Kind.BAD_KEYS: "InvalidAccessKeyId SignatureDoesNotMatch",
+    Kind.WRONG_REGION: "AuthorizationHeaderMalformed IllegalLocationConstraintException PermanentRedirect",
 }
+CODES = {code: kind for kind, codes in _CODES_OF_KIND.items() for code in codes.split()}
 STATUSES = {
-    301: Kind.WRONG_REGION,
-    307: Kind.WRONG_REGION,
-    401: Kind.DENIED,
-    403: Kind.DENIED,
-    404: Kind.CHANGED,
+    **dict.fromkeys((429, 503), Kind.THROTTLED),
+    **dict.fromkeys((404, 412, 416), Kind.CHANGED),
+    **dict.fromkeys((401, 403), Kind.DENIED),
+    **dict.fromkeys((301, 307), Kind.WRONG_REGION),
     408: Kind.BUSY,
-    412: Kind.CHANGED,
-    416: Kind.CHANGED,
-    429: Kind.THROTTLED,
-    503: Kind.THROTTLED,
 }
 # OpenSSL's words for plain text in place of a TLS record.
 _PLAIN_PORT = "wrong version number"
@@ -192,32 +164,18 @@ def failure_of_exception(error: Exception) -> Failure:
     return Failure(kind=Kind.OTHER, detail=type(error).__name__)
 
 
+# The first row that fits decides: `SSLError` is a `ConnectionError`, too.
 _KIND_OF_TYPE: tuple[tuple[Kind, tuple[type[Exception], ...]], ...] = (
     (Kind.TLS, (boto.SSLError,)),
-    (Kind.BROKEN, (boto.ReadTimeoutError, boto.ResponseStreamingError, boto.IncompleteReadError)),
-    (Kind.BROKEN, (boto.ConnectionClosedError,)),
+    (Kind.BROKEN, (boto.HTTPClientError, boto.IncompleteReadError)),
     (Kind.UNREACHABLE, (boto.ConnectionError,)),
-    (Kind.BROKEN, (boto.HTTPClientError,)),
     (Kind.EXPIRED, (boto.UnauthorizedSSOTokenError, boto.SSOTokenLoadError, boto.TokenRetrievalError)),
     (Kind.NO_CREDENTIALS, (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.MetadataRetrievalError)),
-    (
-        Kind.BAD_CONFIGURATION,
-        (
-            boto.ProfileNotFound,
-            boto.ConfigParseError,
-            boto.ConfigNotFound,
-            boto.PartialCredentialsError,
-            boto.InvalidConfigError,
-            boto.UnknownCredentialError,
-            boto.InfiniteLoopConfigError,
-            boto.InvalidRegionError,
-            boto.NoRegionError,
-            boto.InvalidS3AddressingStyleError,
-            boto.UnsupportedS3ConfigurationError,
-            boto.ParamValidationError,
-            boto.EndpointProviderError,
-        ),
-    ),
+    (Kind.BAD_CONFIGURATION, (boto.ProfileNotFound, boto.ConfigParseError, boto.ConfigNotFound)),
+    (Kind.BAD_CONFIGURATION, (boto.PartialCredentialsError, boto.UnknownCredentialError, boto.InvalidConfigError)),
+    (Kind.BAD_CONFIGURATION, (boto.InvalidRegionError, boto.NoRegionError, boto.EndpointProviderError)),
+    (Kind.BAD_CONFIGURATION, (boto.InvalidS3AddressingStyleError, boto.UnsupportedS3ConfigurationError)),
+    (Kind.BAD_CONFIGURATION, (boto.ParamValidationError,)),
 )
 
 
@@ -282,8 +240,7 @@ def outcome_of(error: BaseException) -> str:
 
 def as_read_error(error: FastfuseError, ref: ObjectRef) -> ReadError:
     """Return what a reader of `ref` is told of an error that is not of the object."""
-    is_denied = isinstance(error, AccessError | ConfigurationError)
-    kind = ObjectDeniedError if is_denied else UnavailableError
+    kind = ObjectDeniedError if isinstance(error, AccessError | ConfigurationError) else UnavailableError
     return kind(f"{ref.key!r} could not be read: {error}", hint=error.hint)
 
 
@@ -300,10 +257,8 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
         case Kind.DENIED:
             return ObjectDeniedError(f"The service denies access to {ref.key!r} ({detail}).")
         case Kind.EXPIRED | Kind.SKEWED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
-            return ObjectDeniedError(
-                f"The service refuses the credentials for {ref.key!r} ({detail}).",
-                hint=_CREDENTIALS_HINT,
-            )
+            text = f"The service refuses the credentials for {ref.key!r} ({detail})."
+            return ObjectDeniedError(text, hint=_CREDENTIALS_HINT)
         case _:
             return UnavailableError(f"{ref.key!r} could not be read ({detail}).")
 

@@ -24,27 +24,12 @@ _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(r"[0-9]{1,19}", re.ASCII)
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?")
 # The client decides by these headers. If one came twice with two values, it would decide by chance.
-_SINGLE = frozenset(
-    {
-        "content-encoding",
-        "content-length",
-        "content-range",
-        "etag",
-        "last-modified",
-        "location",
-        "transfer-encoding",
-        "x-amz-bucket-region",
-        "x-amz-checksum-crc32",
-        "x-amz-checksum-crc32c",
-        "x-amz-checksum-crc64nvme",
-        "x-amz-checksum-sha1",
-        "x-amz-checksum-sha256",
-        "x-amz-checksum-type",
-        "x-amz-mp-parts-count",
-        "x-amz-storage-class",
-    }
-)
-
+_SINGLE = {
+    *("content-encoding", "content-length", "content-range", "etag", "last-modified", "location", "transfer-encoding"),
+    *("x-amz-bucket-region", "x-amz-mp-parts-count", "x-amz-storage-class", "x-amz-checksum-type"),
+    *("x-amz-checksum-crc32", "x-amz-checksum-crc32c", "x-amz-checksum-crc64nvme", "x-amz-checksum-sha1"),
+    "x-amz-checksum-sha256",
+}
 
 # An error shows so much of what came in place of a reply. Longer words may be keys or tokens that the sender repeats.
 _SHOWN_LETTERS = 60

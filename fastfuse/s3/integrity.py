@@ -160,12 +160,10 @@ class Integrity:
         return data
 
     def _known(self, ref: ObjectRef) -> _Object:
-        known = self._objects.pop(ref, None)
-        if known is None:
-            known = _Object()
-            if len(self._objects) >= _MAX_OBJECTS:
-                self._forget_one()
+        known = self._objects.pop(ref, None) or _Object()
         self._objects[ref] = known
+        if len(self._objects) > _MAX_OBJECTS:
+            self._forget_one()
         return known
 
     def _forget_one(self) -> None:

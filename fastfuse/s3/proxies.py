@@ -17,7 +17,7 @@ from botocore.utils import should_bypass_proxies
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORTS", "Proxy", "ProxyRefusalError", "is_host", "proxy_for", "uses_tls_proxies"]
+__all__ = ["DEFAULT_PORTS", "Proxy", "ProxyRefusalError", "is_host", "proxy_for", "split_url", "uses_tls_proxies"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # A name or an address that a request's head may hold and that can be looked up. Private names have underscores, too.
@@ -78,7 +78,7 @@ def _is_in_network(host: str, no_proxy: str) -> bool:
 def _parse(variable: str, given: str) -> Proxy:
     # No message shows the value: it may hold a password.
     shown = f"{variable} (or {variable.upper()})"
-    parts = _split(given if "//" in given else f"//{given}")
+    parts = split_url(given if "//" in given else f"//{given}")
     scheme = parts.scheme or "http" if parts else ""
     if parts is None or not is_host(parts.hostname or ""):
         raise ConfigurationError(
@@ -103,7 +103,8 @@ def _parse(variable: str, given: str) -> Proxy:
     )
 
 
-def _split(url: str) -> SplitResult | None:
+def split_url(url: str) -> SplitResult | None:
+    """Return the parts of `url`, or None if it is none."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises for a port that is no number

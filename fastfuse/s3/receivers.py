@@ -11,6 +11,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, Queue
 
 import trio
@@ -25,16 +26,14 @@ class NoThreadError(OSError):
     """The system has no room for a thread, and none is there yet."""
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """One call of `work`. `task` waits for its result or error, and is None once it was cancelled."""
 
-    __slots__ = ("count", "error", "task", "work")
-
-    def __init__(self, work: Callable[[], int], task: trio.lowlevel.Task) -> None:
-        self.work = work
-        self.task: trio.lowlevel.Task | None = task
-        self.count = 0
-        self.error: BaseException | None = None
+    work: Callable[[], int]
+    task: trio.lowlevel.Task | None
+    count: int = 0
+    error: BaseException | None = None
 
 
 class Receivers:

@@ -1,10 +1,14 @@
 """The one retry policy: it decides which failures are tried again, how often, and after which pauses.
 
+The log tells what keeps requests from being answered, and when it is over.
+
 botocore's own retries are off, for uploads too: they stop at a response's headers (a GET cut off in its body is not
 retried) and share a quota that a burst of 503 drains for every file at once.
 """
 
+import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf
@@ -13,10 +17,12 @@ from typing import Any, TypeVar
 import trio
 
 from fastfuse.metrics import Counters
+from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.failures import Failure, Kind
-from fastfuse.s3.trouble import Trouble
 
 __all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "UNTIL_DEADLINE", "Retries", "RetryBudget", "RetryableError", "attempts"]
+
+_log = logging.getLogger(__name__)
 
 # "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 FIRST_PAUSE_S = 0.1
@@ -44,6 +50,10 @@ _ATTEMPTS = {
     Kind.SKEWED: _A_FEW,
 }
 
+# The objects that waited and are counted apart, and the kinds of failures that `Retries.trouble` tells.
+_MOST_NAMES = 10_000
+_MOST_KINDS = 5
+
 T = TypeVar("T")
 
 
@@ -60,18 +70,15 @@ def attempts(kind: Kind, *, is_read: bool, is_mended: bool = False) -> int:
 
 
 class RetryableError(Exception):
-    """Wraps the error that is raised in the end if no later attempt succeeds.
+    """Wraps the `error` that is raised in the end if no later attempt succeeds."""
 
-    `attempts` is how often a request may fail for a reason of this `failure`'s kind.
-    """
-
-    def __init__(self, error: Exception, failure: Failure, *, attempts: int, is_mended: bool = False) -> None:
+    def __init__(self, error: Exception, failure: Failure, *, is_read: bool = False, is_mended: bool = False) -> None:
         """The next attempt is expected to succeed if the reason `is_mended`, and nothing is told in the log."""
         super().__init__(str(error))
         self.error = error
         self.failure = failure
-        self.attempts = attempts
         self.is_mended = is_mended
+        self.attempts = attempts(failure.kind, is_read=is_read, is_mended=is_mended)
 
 
 class RetryBudget:
@@ -95,25 +102,47 @@ class RetryBudget:
 
 
 class Retries:
-    """Tries the requests of one client again, by one policy and one budget, and tells of their trouble in the log."""
+    """Tries the requests of one client again, by one policy and one budget, and tells of their trouble in the log.
+
+    There is trouble from the first request that has to be tried again to the first answer after the last of them.
+    """
 
     def __init__(self, counters: Counters | None = None) -> None:
-        self._trouble = Trouble(counters)
+        self.is_in_trouble = False
         self._budget = RetryBudget()
-
-    @property
-    def is_in_trouble(self) -> bool:
-        """True from the first request that is tried again until one is answered after the last of them."""
-        return self._trouble.is_open
+        self._counters = counters or Counters()
+        self._repeats = RepeatedFailures(_log)
+        self._waiting = 0
+        self._began_s = 0.0
+        self._was_told = False
+        # Of this trouble: the number of failures of each kind, and the names of what was requested.
+        self._failures = Counter[str]()
+        self._names: set[str] = set()
 
     def trouble(self) -> dict[str, Any] | None:
-        """Return the trouble that there is now; see `Trouble.now`."""
-        return self._trouble.now()
+        """Return the trouble that there is, as JSON can carry it: since when (seconds since 1970), and what fails."""
+        if not self.is_in_trouble:
+            return None
+        return {
+            "since": time.time() - (trio.current_time() - self._began_s),
+            "failures": dict(self._failures.most_common(_MOST_KINDS)),
+            "requests": self._waiting,
+        }
 
     def answered(self) -> None:
-        """Note that a request was answered while there is trouble."""
+        """Note that a request was answered while there is trouble, which is over if none waits to be tried again."""
         self._budget.answered()
-        self._trouble.answered()
+        if self._waiting or not self.is_in_trouble:
+            return
+        self.is_in_trouble = False
+        if self._was_told:
+            _log.info(
+                "answered again after %.1f s: %s; %d %s waited",
+                trio.current_time() - self._began_s,
+                ", ".join(f"{count} × {detail}" for detail, count in self._failures.items()),
+                len(self._names),
+                "object" if len(self._names) == 1 else "objects",
+            )
 
     async def run(self, attempt: Callable[[], Awaitable[T]], *, name: str, failed: RetryableError | None = None) -> T:
         """Return the result of `attempt`, called again while it raises `RetryableError`; `failed` is a first failure.
@@ -125,7 +154,7 @@ class Retries:
         deadline of the surrounding cancel scope.
         """
         result = await self._run(attempt, name, failed)
-        if self._trouble.is_open:
+        if self.is_in_trouble:
             self.answered()
         return result
 
@@ -151,9 +180,27 @@ class Retries:
                     raise failed.error from failed.__cause__
                 if not failed.is_mended:
                     told += 1
-                    self._trouble.failed(name, failed.failure, attempt=told, waited_s=now_s - began_s)
+                    self._failed(name, failed.failure, attempt=told, waited_s=now_s - began_s)
                 failed = None
                 await trio.sleep(pause_s)
         finally:
-            if told:
-                self._trouble.ended()
+            self._waiting -= min(told, 1)
+
+    def _failed(self, name: str, failure: Failure, *, attempt: int, waited_s: float) -> None:
+        """Note that a request for `name` failed for the `attempt`-th time, and is tried again."""
+        if not self.is_in_trouble:
+            self.is_in_trouble, self._began_s, self._was_told = True, trio.current_time() - waited_s, False
+            self._failures.clear()
+            self._names.clear()
+        if attempt == 1:
+            self._waiting += 1
+        self._failures[failure.detail] += 1
+        if len(self._names) < _MOST_NAMES:
+            self._names.add(name)
+        self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
+        request = f", request {failure.request_id}" if failure.request_id else ""
+        self._was_told |= self._repeats.tell(
+            f"requests tried again after {failure.detail}",
+            name,
+            f"{name}: {failure.detail}{request}; trying again (attempt {attempt} failed, {waited_s:.1f} s so far)",
+        )

@@ -1,11 +1,15 @@
-"""Finds how requests reach each bucket: its region, address and signers, and connections that wait for another use.
+"""Finds how requests reach each bucket: its region, address and signers; opens and keeps the connections to it.
 
 A bucket's address comes from botocore's endpoint rules (`endpoints`). The service may correct the region of a bucket
 once; the rules derive the host from the region, so nothing that a server sends leads to another host.
 """
 
 import codecs
+import errno
 import logging
+import os
+import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,20 +20,21 @@ import trio
 from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.checksums import load_models
-from fastfuse.s3.connection import Connection, connect
+from fastfuse.s3.connection import SILENT_CALLS, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network
-from fastfuse.s3.http1 import ReplyHead
-from fastfuse.s3.proxies import uses_tls_proxies
+from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
+from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
 from fastfuse.s3.receivers import Receivers
 from fastfuse.s3.signing import Signer
-from fastfuse.s3.stalls import StallWatch
-from fastfuse.s3.tls import TlsContext
+from fastfuse.s3.tls import TlsConnection, TlsContext
 
 __all__ = ["Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "read_files"]
 
 _log = logging.getLogger(__name__)
+
+_TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,8 @@ class Route:
     endpoint: Endpoint
     # The text before the path in the request line: empty, or for a plain HTTP proxy the scheme and host.
     origin: str
-    # Header lines that are the same for all requests and not signed.
-    lines: str
+    # The rest of the request line, and the header lines that are the same for all requests and mostly not signed.
+    head: str
     objects: Signer
     lists: Signer
     # The connection used last is at the end; the others may time out.
@@ -54,21 +59,14 @@ class Route:
         signer = self.objects if key else self.lists
         signed = signer.lines(path, credentials, time.time(), query=query, method=method)
         target = f"{self.origin}{path}?{query}" if query else f"{self.origin}{path}"
-        return (
-            f"{method} {target} HTTP/1.1\r\nhost: {self.endpoint.host_header}\r\nuser-agent: fastfuse\r\n"
-            f"accept-encoding: identity\r\n{self.lines}{signed}{lines}\r\n"
-        ).encode()
+        return f"{method} {target}{self.head}{signed}{lines}\r\n".encode()
 
     def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
         """Return the parts of GETs of whole objects below `prefix` that are the same for a while, for `small_get.h`."""
         signed, canonical_rest, before_hash, key = self.objects.texts(credentials, time.time())
-        path = f"GET {self.endpoint.base_path}/{quote(prefix, safe='/~')}"
-        lines = (
-            f" HTTP/1.1\r\nhost: {self.endpoint.host_header}\r\nuser-agent: fastfuse\r\n"
-            f"accept-encoding: identity\r\n{self.lines}{signed}"
-        )
-        canonical = path.replace(" ", "\n", 1)
-        return (*(text.encode() for text in (path, lines, canonical, canonical_rest, before_hash)), key)
+        path = f"{self.endpoint.base_path}/{quote(prefix, safe='/~')}"
+        texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
+        return (*(text.encode() for text in texts), key)
 
     def fresh_connection(self) -> Connection | None:
         """Return an idle connection that is still open and silent; None if there is none."""
@@ -185,14 +183,31 @@ class Routes:
         return True
 
     async def connect(self, route: Route) -> Connection:
-        """Open a connection. Raises `OSError` where there is none in time."""
-        return await connect(
-            route.endpoint,
-            tls=self._session.tls if _uses_tls(route.endpoint) else None,
-            timeout_s=self._session.config.connect_timeout_s,
-            watch=self._watch,
-            receivers=self._receivers,
-        )
+        """Open a connection, through the endpoint's proxy if it has one.
+
+        Raises:
+            OSError: there is none in time (`tls.TlsError` and `ProxyRefusalError`, too).
+        """
+        endpoint, proxy = route.endpoint, route.endpoint.proxy
+        host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
+        tls = self._session.tls if _uses_tls(endpoint) else None
+        silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
+        sock = None
+        try:
+            with trio.fail_after(self._session.config.connect_timeout_s):
+                sock = await _connected(host, port, silence_s)
+                if tls is None:
+                    return Connection(sock, None, self._receivers)
+                if proxy is not None and endpoint.scheme == "https":
+                    await _open_tunnel(Connection(sock, None, self._receivers), endpoint, proxy, self._watch)
+                    host = endpoint.host
+                return Connection(sock, await _secured(sock, tls, host), self._receivers)
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if isinstance(error, trio.TooSlowError):
+                raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+            raise
 
     async def ask(
         self, route: Route, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
@@ -244,14 +259,15 @@ class Routes:
             )
         if _uses_tls(endpoint):
             _ = session.tls  # a file that cannot be read is a wrong setting, not a failed connection
-        proxy, origin, lines = endpoint.proxy, "", ""
+        proxy, origin = endpoint.proxy, ""
+        head = f" HTTP/1.1\r\nhost: {endpoint.host_header}\r\nuser-agent: fastfuse\r\naccept-encoding: identity\r\n"
         if proxy is not None and endpoint.scheme == "http":
             origin = f"http://{endpoint.host_header}"
-            lines = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
+            head += f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
         return Route(
             endpoint=endpoint,
             origin=origin,
-            lines=lines,
+            head=head,
             objects=Signer(endpoint, session.object_headers),
             lists=Signer(endpoint, session.extra_headers),
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
@@ -260,3 +276,56 @@ class Routes:
 
 def _uses_tls(endpoint: Endpoint) -> bool:
     return endpoint.scheme == "https" or (endpoint.proxy is not None and endpoint.proxy.uses_tls)
+
+
+async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
+    try:
+        stream = await trio.open_tcp_stream(host, port)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, f"{host!r} is not a host name") from error
+    except OSError as error:
+        if error.strerror:
+            raise
+        raise _first_reason(error) from error
+    # Python's own class: a call of trio's is a checkpoint, which costs as much as the system call.
+    sock = socket.socket(fileno=stream.socket.detach())
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(silence_s), int(silence_s % 1 * 1e6)))
+    return sock
+
+
+async def _open_tunnel(connection: Connection, endpoint: Endpoint, proxy: Proxy, watch: StallWatch) -> None:
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    authorization = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
+    target = f"{host}:{endpoint.port}"
+    request = f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n{authorization}\r\n"
+    try:
+        head = await connection.ask(request.encode(), watch, has_body=False)
+    except BadReplyHeadError as error:
+        raise ProxyRefusalError(errno.EPROTO, f"the proxy {proxy.host} sent what is not HTTP/1.1: {error}") from error
+    if head is None:
+        raise ProxyRefusalError(errno.ECONNRESET, f"the proxy {proxy.host} closed the connection")
+    if not 200 <= head.status < 300:
+        raise ProxyRefusalError(errno.EACCES, f"the proxy {proxy.host} answered {head.status}")
+
+
+async def _secured(sock: socket.socket, context: TlsContext, host: str) -> TlsConnection:
+    tls = TlsConnection(context, sock.fileno(), host)
+    while True:
+        match tls.handshake():
+            case "read":
+                await trio.lowlevel.wait_readable(sock)
+            case "write":
+                await trio.lowlevel.wait_writable(sock)
+            case _:
+                return tls
+
+
+def _first_reason(error: OSError) -> OSError:
+    """Return the first cause of trio's error, which says only that all addresses of the host failed."""
+    cause = error.__cause__
+    first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    number = first.errno if isinstance(first, OSError) else None
+    return OSError(number, os.strerror(number)) if number else OSError(str(error))

@@ -27,8 +27,8 @@ def customer_key_headers(path: Path) -> dict[str, str]:
     """
     import hashlib  # every command loads this module, and few have a key
 
-    key, mode = _read(path)
-    if mode & stat.S_IROTH:
+    key = read_customer_key(path)
+    if path.stat().st_mode & stat.S_IROTH:
         _logger.warning("every user of this machine may read the encryption key in %s (chmod o-r)", path)
     prefix = "x-amz-server-side-encryption-customer"
     return {
@@ -44,15 +44,10 @@ def read_customer_key(path: Path) -> bytes:
     Raises:
         ConfigurationError: the file holds no key, or cannot be read. No message shows its content.
     """
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[bytes, int]:
-    """Return the key and the file's mode."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(_LONGEST_BYTES + 1) if stat.S_ISREG(mode) else None
+            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(_LONGEST_BYTES + 1) if is_regular else None
     except OSError as error:
         raise ConfigurationError(
             f"The encryption key {str(path)!r} cannot be read: {error.strerror}.", hint="Correct --sse-c-key-file."
@@ -68,7 +63,7 @@ def _read(path: Path) -> tuple[bytes, int]:
             f"The file {str(path)!r} does not hold an encryption key for SSE-C.",
             hint="--sse-c-key-file names a file of 32 bytes, or of their Base64 (44 letters).",
         )
-    return key, mode
+    return key
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -10,8 +10,9 @@ import copy
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -34,13 +35,8 @@ from fastfuse.errors import (
 from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials
-from fastfuse.s3.failures import (
-    Kind,
-    failure_of_exception,
-    resolution_error,
-    safe_cause,
-)
-from fastfuse.s3.retries import Retries, RetryableError, attempts
+from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error, safe_cause
+from fastfuse.s3.retries import Retries, RetryableError
 
 __all__ = ["NO_OBJECT", "ObjectState", "ObjectWriter", "upload"]
 
@@ -122,49 +118,25 @@ class ObjectWriter:
         """Make the object hold `body`, and return its ETag."""
         extra = self._encryption | _condition(replaces)
         reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
-        etag: str = self._field(reply, "ETag")
-        return etag
+        return str(self._field(reply, "ETag"))
 
     async def write(self, fd: int, *, replaces: str = "") -> None:
         """Make the object hold what the file `fd` holds, all or nothing."""
-        size_bytes = os.fstat(fd).st_size
-        if size_bytes <= _UPLOAD_PART_BYTES:
-            await self.put(os.pread(fd, size_bytes, 0), replaces=replaces)
-            return
-        async with self._parts(_condition(replaces)) as parts:
-            limiter = trio.CapacityLimiter(_UPLOADS_IN_FLIGHT)
-
-            async def send_one(number: int) -> None:
-                async with limiter:
-                    await parts.send(number, os.pread(fd, _UPLOAD_PART_BYTES, (number - 1) * _UPLOAD_PART_BYTES))
-
-            try:
-                async with trio.open_nursery() as nursery:
-                    for number in range(1, -(-size_bytes // _UPLOAD_PART_BYTES) + 1):
-                        nursery.start_soon(send_one, number)
-            except ExceptionGroup as group:
-                raise first_of(group) from group
+        await self._send(_pieces_of(fd), _condition(replaces))
 
     async def stream(self, pieces: AsyncIterator[bytes]) -> str:
         """Make the object hold `pieces` one after the other, all or nothing, and return its ETag.
 
-        Each piece but the last has at least 5 MiB, and there are at most 10,000. The service refuses a piece whose MD5
-        is another one; at the end it is asked for the length and the ETag, if it lets us read. `pieces` is not closed.
+        Each piece but the last has at least 5 MiB, and there are at most 10,000. At the end the service is asked for
+        the length and the ETag, if it lets us read. `pieces` is not closed.
 
         Raises:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        first, second = await anext(pieces, b""), await anext(pieces, None)
-        if second is None:
-            reply = await self._request("put_object", Body=first, ContentMD5=await _md5(first), **self._encryption)
-            etag, size_bytes = self._field(reply, "ETag"), len(first)
-        else:
-            async with self._parts({}) as parts:
-                size_bytes = await parts.send_all(first, second, pieces)
-            etag = parts.etag
+        etag, size_bytes = await self._send(pieces, {})
         await self._check_stored(etag, size_bytes)
-        return str(etag)
+        return etag
 
     async def _check_stored(self, etag: str, size_bytes: int) -> None:
         try:
@@ -180,26 +152,57 @@ class ObjectWriter:
                 hint="Does something else write to this key?",
             )
 
-    @asynccontextmanager
-    async def _parts(self, condition: dict[str, Any]) -> AsyncIterator["_Parts"]:
-        """Begin a multipart upload that is completed at the end of the block, or aborted."""
+    async def _send(self, pieces: AsyncIterator[bytes], condition: dict[str, Any]) -> tuple[str, int]:
+        """Make the object hold `pieces`, in an upload of parts if there are several; return its ETag and length.
+
+        The service refuses a piece whose MD5 is another one.
+        """
+        begun = await _beginning_of(pieces)
+        if len(begun) < 2:
+            body = begun.pop() if begun else b""
+            made = self._encryption | condition
+            reply = await self._request("put_object", Body=body, ContentMD5=await _md5(body), **made)
+            return self._field(reply, "ETag"), len(body)
         upload_id = self._field(await self._request("create_multipart_upload", **self._encryption), "UploadId")
-
-        async def send(number: int, body: bytes, checks: Mapping[str, str]) -> str:
-            sending = {"UploadId": upload_id, "PartNumber": number, "Body": body, **checks}
-            etag: str = self._field(await self._request("upload_part", **sending), "ETag")
-            return etag
-
-        parts = _Parts(send)
         try:
-            yield parts
+            parts, size_bytes = await self._send_parts(upload_id, begun, pieces)
             reply = await self._request(
-                "complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts.sent()}, **condition
+                "complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts}, **condition
             )
-            parts.etag = reply.get("ETag", "")
         except BaseException:
             await self._abort(upload_id)
             raise
+        return reply.get("ETag", ""), size_bytes
+
+    async def _send_parts(
+        self, upload_id: str, begun: deque[bytes], others: AsyncIterator[bytes]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Send the pieces that have `begun` and the `others`, a few at a time; take none before there is room for it.
+
+        Return the parts, as the request that completes them names them, and their length.
+        """
+        room = trio.Semaphore(_UPLOADS_IN_FLIGHT)
+        parts: list[dict[str, Any]] = []
+        size_bytes = 0
+
+        async def send(part: dict[str, Any], body: bytes) -> None:
+            sending = {"UploadId": upload_id, "PartNumber": part["PartNumber"], "ContentMD5": await _md5(body)}
+            part["ETag"] = self._field(await self._request("upload_part", Body=body, **sending), "ETag")
+            room.release()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    await room.acquire()
+                    body = begun.popleft() if begun else await anext(others, None)
+                    if body is None:
+                        break
+                    parts.append({"PartNumber": len(parts) + 1})
+                    size_bytes += len(body)
+                    nursery.start_soon(send, parts[-1], body)
+        except ExceptionGroup as group:
+            raise first_of(group) from group
+        return parts, size_bytes
 
     async def _abort(self, upload_id: str) -> None:
         """Abort the upload. A failure is only logged: the caller raises why the upload failed."""
@@ -227,12 +230,11 @@ class ObjectWriter:
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
             is_mended = await self._session.replace_refused(credentials, failure.kind)
-            count = attempts(failure.kind, is_read=False, is_mended=is_mended)
             verb = "read" if operation == "head_object" else "write"
             final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
             if {"IfMatch", "IfNoneMatch"} & arguments.keys():
                 final = _conditional_error(error, final)
-            raise RetryableError(final, failure, attempts=count, is_mended=is_mended) from safe_cause(error)
+            raise RetryableError(final, failure, is_mended=is_mended) from safe_cause(error)
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply
@@ -253,50 +255,6 @@ class ObjectWriter:
         return repr(f"s3://{self._bucket}/{self.key}")
 
 
-class _Parts:
-    """The parts of one multipart upload."""
-
-    def __init__(self, send: Callable[[int, bytes, Mapping[str, str]], Awaitable[str]]) -> None:
-        """Send each part with `send`: its number, its bytes and arguments that check them, for its ETag."""
-        self._send = send
-        # By number, from 1.
-        self._etags: dict[int, str] = {}
-        # The object's own; empty until it is complete.
-        self.etag = ""
-
-    async def send(self, number: int, body: bytes, **checks: str) -> None:
-        self._etags[number] = await self._send(number, body, checks)
-
-    def sent(self) -> list[dict[str, Any]]:
-        """Return the parts as the request that completes them names them."""
-        return [{"PartNumber": number, "ETag": self._etags[number]} for number in sorted(self._etags)]
-
-    async def send_all(self, first: bytes, second: bytes, others: AsyncIterator[bytes]) -> int:
-        """Send them in this order, a few at a time, and return their bytes; take no other before there is room."""
-        room = trio.Semaphore(_UPLOADS_IN_FLIGHT)
-        number = size_bytes = 0
-
-        async def send_one(number: int, body: bytes) -> None:
-            await self.send(number, body, ContentMD5=await _md5(body))
-            room.release()
-
-        async def start(nursery: trio.Nursery, body: bytes) -> None:
-            nonlocal number, size_bytes
-            await room.acquire()
-            number, size_bytes = number + 1, size_bytes + len(body)
-            nursery.start_soon(send_one, number, body)
-
-        try:
-            async with trio.open_nursery() as nursery:
-                await start(nursery, first)
-                await start(nursery, second)
-                async for body in others:
-                    await start(nursery, body)
-        except ExceptionGroup as group:
-            raise first_of(group) from group
-        return size_bytes
-
-
 class _Clients:
     """botocore's client of a region: opened when it is first needed, and again when the credentials change."""
 
@@ -315,9 +273,45 @@ class _Clients:
         credentials = None if source is None else await source.current()
         async with self._opening:
             if self._boto is None or credentials is not self._credentials:
-                self._boto = await _open_boto(self._session, self._region, self._exits, credentials)
-                self._credentials = credentials
+                self._boto, self._credentials = await self._open(credentials), credentials
             return self._boto, credentials
+
+    async def _open(self, credentials: Credentials | None) -> Any:  # noqa: ANN401 - the class is made at run time
+        session, keys = self._session, {}
+        if credentials is not None:
+            keys = {
+                "aws_access_key_id": credentials.access_key,
+                "aws_secret_access_key": credentials.secret_key,
+                "aws_session_token": credentials.token,
+            }
+        options = {"region_name": self._region, "endpoint_url": session.endpoint_url, **keys}
+        try:
+            client = session.aws.create_client(
+                "s3", verify=session.authorities or False, config=_boto_config(session), **options
+            )
+            boto = await self._exits.enter_async_context(client)
+        except (BotoCoreError, ValueError) as error:
+            raise resolution_error(error) from error
+        except OSError as error:
+            raise bad_ca_bundle(session) from error
+        boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
+        return boto
+
+
+async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
+    """Return the first two pieces, or fewer where there are no more."""
+    begun = deque[bytes]()
+    async for piece in pieces:
+        begun.append(piece)
+        if len(begun) == 2:
+            break
+    return begun
+
+
+async def _pieces_of(fd: int) -> AsyncIterator[bytes]:
+    """Yield what the file `fd` holds, in parts of an upload."""
+    for start in range(0, os.fstat(fd).st_size, _UPLOAD_PART_BYTES):
+        yield os.pread(fd, _UPLOAD_PART_BYTES, start)
 
 
 async def _md5(body: bytes) -> str:
@@ -338,33 +332,6 @@ def _conditional_error(error: Exception, final: FastfuseError) -> FastfuseError:
     if status in _CONFLICTS and error.response["Error"].get("Code") != "NoSuchBucket":  # type: ignore[attr-defined]
         return WriteConflictError(str(final), hint=final.hint)
     return ConditionsUnsupportedError(str(final), hint=final.hint) if status == 501 else final
-
-
-async def _open_boto(session: S3Session, region: str, exits: AsyncExitStack, credentials: Credentials | None) -> Any:  # noqa: ANN401 - the class is made at run time
-    keys = {}
-    if credentials is not None:
-        keys = {
-            "aws_access_key_id": credentials.access_key,
-            "aws_secret_access_key": credentials.secret_key,
-            "aws_session_token": credentials.token,
-        }
-    try:
-        boto = await exits.enter_async_context(
-            session.aws.create_client(
-                "s3",
-                region_name=region,
-                endpoint_url=session.endpoint_url,
-                verify=session.authorities or False,
-                config=_boto_config(session),
-                **keys,
-            )
-        )
-    except (BotoCoreError, ValueError) as error:
-        raise resolution_error(error) from error
-    except OSError as error:
-        raise bad_ca_bundle(session) from error
-    boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
-    return boto
 
 
 def _boto_config(session: S3Session) -> AioConfig:

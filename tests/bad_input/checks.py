@@ -63,7 +63,7 @@ def assert_refused(
 ) -> None:
     """One line that says what is wrong, at most one that says what to do, and nothing that nobody should see."""
     assert "Traceback" not in done.stderr
-    said = (" INFO fastfuse.", " WARNING fastfuse.s3.trouble:")  # a request that is tried again is told
+    said = (" INFO fastfuse.", " WARNING fastfuse.s3.retries:")  # a request that is tried again is told
     lines = [line for line in done.stderr.splitlines() if not any(words in line for words in said)]
     assert lines, f"exit code {done.returncode} without a word"
     assert lines[0].startswith("fastfuse: error: "), done.stderr

@@ -13,7 +13,7 @@ from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers
-from fastfuse.s3.memory import MemoryStore
+from tests.store import MemoryStore
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -9,9 +9,9 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.memory import MemoryStore
 from tests.fakes import CountingReader
 from tests.index.indexes import MD5
+from tests.store import MemoryStore
 
 FILES = [b"a", b"b/c", b"b/d"]
 

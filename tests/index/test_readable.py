@@ -13,10 +13,10 @@ from fastfuse.index.listing.acceptance import check_readable, samples, samples_o
 from fastfuse.index.listing.lister import list_source
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.s3.memory import MemoryStore
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from tests.bad_input.checks import refused
 from tests.mounting import mount_command, run_fastfuse
+from tests.store import MemoryStore
 
 DENIED = ObjectDeniedError("The service denies access to 'key' (403 AccessDenied).")
 

@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
-__all__ = ["Canned", "canned_server"]
+__all__ = ["Canned", "Target", "canned_server"]
+
+
+class Target(str):
+    """The target of a request, with its method and its headers by lower-case names."""
+
+    method: str
+    headers: dict[str, str]
 
 
 @dataclass
@@ -21,18 +28,21 @@ class Canned:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 64
 
 
 @contextmanager
-def canned_server(reply: Callable[[str], tuple[int, dict[str, str], bytes]]) -> Iterator[Canned]:
+def canned_server(reply: Callable[[Target], tuple[int, dict[str, str], bytes]]) -> Iterator[Canned]:
     """`reply` makes status, headers and body of a request target, for a HEAD too: there a body is one too many."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            canned.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-            status, headers, body = reply(self.path)
+            target = Target(self.path)
+            target.method, target.headers = self.command, {name.lower(): value for name, value in self.headers.items()}
+            canned.seen.append((target, target.headers))
+            status, headers, body = reply(target)
             self.send_response(status)
             length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
             for name, value in (length | headers).items():

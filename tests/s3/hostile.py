@@ -9,7 +9,6 @@ the caller's trio run; nothing outlives the block of `serving`.
 import socket
 import ssl
 import struct
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,26 +18,12 @@ from pathlib import Path
 import trio
 
 from fastfuse.objects import ObjectRef
-from tests.servers import create_chain
+from tests.s3.certificates import Identity, issue
+from tests.s3.tls_peers import server_context_of
 
 __all__ = [
-    "BUCKET",
-    "DATA",
-    "PAGE",
-    "REF",
-    "Act",
-    "Answer",
-    "Certificates",
-    "Hostile",
-    "Other",
-    "Peer",
-    "Reply",
-    "Request",
-    "create_certificates",
-    "good",
-    "good_reply",
-    "page_of",
-    "serving",
+    *("BUCKET", "DATA", "PAGE", "REF", "Act", "Answer", "Certificates", "Hostile", "Other", "Peer", "Reply", "Request"),
+    *("create_certificates", "good", "good_reply", "page_of", "serving"),
 ]
 
 BUCKET = "bucket"
@@ -342,48 +327,23 @@ async def serving(certificates: Certificates | None = None) -> AsyncIterator[Hos
 
 def create_certificates(directory: Path) -> Certificates:
     """Create an authority and what it issued, in `directory`: valid, expired, for another host, and for nobody."""
-    authority, issued = create_chain(directory)
-    authority_key = directory / "authority-key.pem"
+    authority = issue(is_authority=True, subject="authority")
 
-    def context(certificate: Path, key: Path) -> ssl.SSLContext:
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.load_cert_chain(certificate, key)
-        return made
+    def context(identity: Identity) -> ssl.SSLContext:
+        return server_context_of(identity.write(directory, "server"))
 
-    def issue(name: str, alternative_name: str, days: int) -> ssl.SSLContext:
-        key, wish, certificate = (directory / f"{name}{end}" for end in ("-key.pem", ".csr", ".pem"))
-        extensions = directory / f"{name}.ext"
-        extensions.write_text(f"subjectAltName={alternative_name}\nbasicConstraints=critical,CA:FALSE\n")
-        _openssl("req", "-new", "-subj", "/CN=localhost", *_NEW_KEY, "-keyout", key, "-out", wish)
-        _openssl("x509", "-req", "-in", wish, "-days", days, "-extfile", extensions, "-out", certificate,
-                 "-CA", authority, "-CAkey", authority_key, "-CAcreateserial")  # fmt: skip
-        return context(certificate, key)
-
-    stranger, stranger_key = directory / "stranger.pem", directory / "stranger-key.pem"
-    _openssl("req", "-x509", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", *_NEW_KEY,
-             "-keyout", stranger_key, "-out", stranger)  # fmt: skip
-    contexts = {
-        "good": context(issued.certificate, issued.key),
-        "another name": issue("another", "DNS:s3.example.com,IP:127.0.0.2", 1),
-        "expired": issue("expired", "IP:127.0.0.1", -1),
-        "self-signed": context(stranger, stranger_key),
-        "tls 1.2": context(issued.certificate, issued.key),
-        "http/2": context(issued.certificate, issued.key),
-        "many tickets": context(issued.certificate, issued.key),
-        "wants a certificate": context(issued.certificate, issued.key),
-        "needs a certificate": context(issued.certificate, issued.key),
+    valid = issue("127.0.0.1", by=authority)
+    usual = ("good", "tls 1.2", "http/2", "many tickets", "wants a certificate", "needs a certificate")
+    contexts = {name: context(valid) for name in usual} | {
+        "another name": context(issue("s3.example.com", "127.0.0.2", by=authority)),
+        "expired": context(issue("127.0.0.1", by=authority, from_days=-2, to_days=-1)),
+        "self-signed": context(issue("127.0.0.1")),
     }
     contexts["tls 1.2"].maximum_version = ssl.TLSVersion.TLSv1_2
     contexts["http/2"].set_alpn_protocols(["h2"])
     contexts["many tickets"].num_tickets = 50
+    path = authority.write(directory, "authority")
     for name, mode in (("wants a certificate", ssl.CERT_OPTIONAL), ("needs a certificate", ssl.CERT_REQUIRED)):
-        contexts[name].load_verify_locations(authority)
+        contexts[name].load_verify_locations(path)
         contexts[name].verify_mode = mode
-    return Certificates(authority, contexts)
-
-
-_NEW_KEY = ("-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-
-
-def _openssl(*arguments: str | int | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+    return Certificates(path, contexts)

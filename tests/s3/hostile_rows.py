@@ -161,6 +161,11 @@ def _of_status(status: str) -> Change:
     return lambda reply: reply.with_status(status)
 
 
+def _of_get(name: str, answer: Answer, promise: Promise) -> Row:
+    """Return a row that only a GET sees."""
+    return Row(name, _only("get", answer), promise, NOT_ASKED, NOT_ASKED)
+
+
 def _status_line(name: str, line: bytes) -> Row:
     """Return a row whose replies are good but for their first line."""
     return Row(name, _reply(lambda reply: line + reply.encode()[len(reply.status_line) :]), EIO)
@@ -222,9 +227,7 @@ def _error(name: str, document: bytes, get: Promise = EACCES, *, answer: Answer 
     return Row(f"error document: {name}", answer or _refuse("403 Forbidden", document), get, EACCES)
 
 
-def _redirect(
-    name: str, status: str, *lines: bytes, list: Promise, names_other: bool = True, names_region: bool = False
-) -> Row:
+def _redirect(name: str, status: str, *lines: bytes, names_other: bool = False, names_region: bool = False) -> Row:
     """Return a row that points to another host."""
 
     async def answer(peer: Peer, request: Request) -> None:
@@ -233,20 +236,18 @@ def _redirect(
         filled = [line.replace(b"OTHER", other).replace(b"SELF", peer.hostile.url.encode()) for line in lines]
         await _refuse(status, document, *filled)(peer, request)
 
-    return Row(
-        f"redirect {name}",
-        answer,
-        EIO,
-        list,
-        list,
-        deadline_s=LONG_S,
-        names_other=names_other,
-        names_region=names_region,
-    )
+    end = EIO | WRONG_PLACE
+    name = f"redirect {name}"
+    return Row(name, answer, EIO, end, end, LONG_S, names_other=names_other, names_region=names_region)
+
+
+def _of_list(name: str, answer: Answer, promise: Promise = EIO, *, is_flood: bool = False) -> Row:
+    """Return a row that only a LIST sees."""
+    return Row(f"page: {name}", _only("list", answer), NOT_ASKED, NOT_ASKED, promise, is_flood=is_flood)
 
 
 def _page(name: str, page: bytes, *lines: bytes, promise: Promise = EIO) -> Row:
-    """Return a row with another page, which the other verbs do not see."""
+    """Return a row with another page."""
 
     def change(reply: Reply) -> Reply:
         changed = reply.with_body(page)
@@ -254,7 +255,7 @@ def _page(name: str, page: bytes, *lines: bytes, promise: Promise = EIO) -> Row:
             changed = changed.also(line)
         return changed
 
-    return Row(f"page: {name}", _only("list", _reply(change)), NOT_ASKED, NOT_ASKED, promise)
+    return _of_list(name, _reply(change), promise)
 
 
 # --- status line
@@ -280,6 +281,7 @@ _STATUS_LINES = [
     _status_line("negative status", b"HTTP/1.1 -206 OK"),
     _status_line("no status", b"HTTP/1.1"),
     _status_line("status 600", b"HTTP/1.1 600 What"),
+    _status_line("a space first", b" HTTP/1.1 206 OK"),
     _status_line("an empty line first", b"\r\nHTTP/1.1 206 OK"),
     _status_line("reason of 64 KiB", b"HTTP/1.1 206 " + _BLOCK),
     Row("status line without an end", _flood(lambda reply: b"HTTP/1.1 200 ", _BLOCK), EIO, is_flood=True),
@@ -296,6 +298,7 @@ _STATUS_LINES = [
 
 # --- header section
 
+_IS_CHUNKED = b"Transfer-Encoding: chunked"
 _HEADERS = [
     Row(
         "headers for ever", _flood(lambda reply: reply.status_line + b"\r\n", b"A: b\r\n" * 10_000), EIO, is_flood=True
@@ -325,10 +328,13 @@ _HEADERS = [
     Row("the same length twice", _reply(lambda reply: reply.also(reply.headers[-1])), EIO),
     _line("two lengths", b"Content-Length: 1"),
     _line("length beside chunks", b"Transfer-Encoding: chunked"),
+    Row("chunked twice", _reply(lambda reply: reply.in_chunks(_chunks(reply.body)).also(_IS_CHUNKED)), EIO),
     _line("ETag twice", b'ETag: "a"\r\nETag: "b"'),
     _line("Content-Range twice", b"Content-Range: bytes 0-1/2\r\nContent-Range: bytes 0-1/2"),
     _line("Last-Modified twice", b"Last-Modified: a\r\nLast-Modified: b"),
     _length("length with a list", "5, 5"),
+    _length("length with an underscore", "1_0"),
+    _length("length in other digits", "\u0663"),
     _length("negative length", "-1"),
     _length("length with a sign", "+5"),
     _length("length in hexadecimal", "0x10"),
@@ -363,40 +369,16 @@ _VERSIONS = [
     _range("huge", f"bytes {'9' * 30}-{'9' * 31}/{'9' * 32}", EIO),
     _range("of words", "all of it", EIO),
     _range("empty", "", EIO),
-    Row(
-        "Content-Range with another total",
-        _only("get", _reply(lambda reply: _with_total(reply, str(len(DATA) + 1)))),
-        EIO,
-        NOT_ASKED,
-        NOT_ASKED,
-    ),
-    Row(
-        "Content-Range without a total",
-        _only("get", _reply(lambda reply: _with_total(reply, "*"))),
-        RIGHT,
-        NOT_ASKED,
-        NOT_ASKED,
-    ),
-    Row("ranges in parts", _only("get", _reply(lambda reply: _in_parts(reply))), EIO, NOT_ASKED, NOT_ASKED),
+    _of_get("Content-Range with another total", _reply(lambda reply: _with_total(reply, str(len(DATA) + 1))), EIO),
+    _of_get("Content-Range without a total", _reply(lambda reply: _with_total(reply, "*")), RIGHT),
+    _of_get("ranges in parts", _reply(lambda reply: _in_parts(reply)), EIO),
     Row("another ETag", _reply(lambda reply: reply.with_header("ETag", '"another"')), ESTALE, NOT_ASKED, RIGHT),
     Row("no ETag", _reply(lambda reply: reply.without("ETag")), EIO, NOT_ASKED, RIGHT),
     Row("empty ETag", _reply(lambda reply: reply.with_header("ETag", "")), EIO, NOT_ASKED, RIGHT),
     Row("weak ETag", _reply(lambda reply: _with_weak_etag(reply)), RIGHT, NOT_ASKED, RIGHT),
-    Row("the whole object for a range", _only("get", _reply(lambda reply: _whole(reply))), RIGHT, NOT_ASKED, NOT_ASKED),
-    Row(
-        "the whole object of unknown length",
-        _only("get", _ended(lambda reply: _whole(reply).without("Content-Length"))),
-        RIGHT,
-        NOT_ASKED,
-        NOT_ASKED,
-    ),
-    Row(
-        "the whole object, cut off",
-        _only("get", _ended(lambda reply: _whole(reply).encode()[:2000])),
-        EIO,
-        NOT_ASKED,
-        NOT_ASKED,
-    ),
+    _of_get("the whole object for a range", _reply(lambda reply: _whole(reply)), RIGHT),
+    _of_get("the whole object of unknown length", _ended(lambda reply: _whole(reply).without("Content-Length")), RIGHT),
+    _of_get("the whole object, cut off", _ended(lambda reply: _whole(reply).encode()[:2000]), EIO),
     Row(
         "a sign-in page in place of an object",
         _refuse("200 OK", b"<html>Sign in</html>", b"Content-Type: text/html"),
@@ -543,6 +525,11 @@ async def _drip_below(peer: Peer, data: bytes) -> None:
 
 # --- bodies in chunks
 
+
+def _chunk_flood(name: str, begin: Change, data: bytes) -> Row:
+    return Row(f"chunks: {name} for ever", _flood(begin, data), EIO, is_flood=True)
+
+
 _CHUNKS = [
     _chunked("one", _chunks, RIGHT),
     _chunked("of 1,000 bytes", lambda body: _chunks(body, 1000), RIGHT),
@@ -561,6 +548,8 @@ _CHUNKS = [
     _chunked("size of 68 bits", lambda body: b"f" * 17 + b"\r\n" + body),
     _chunked("size that is no number", lambda body: b"xyz\r\n" + body),
     _chunked("negative size", lambda body: b"-5\r\n" + body),
+    _chunked("size with a sign", lambda body: b"+" + _chunks(body)),
+    _chunked("size with an underscore", lambda body: b"0_" + _chunks(body)),
     _chunked("size with 0x", lambda body: b"0x" + _chunks(body)),
     _chunked("empty size", lambda body: b"\r\n" + _chunks(body)),
     _chunked("size between spaces", lambda body: b" " + _chunks(body)),
@@ -574,31 +563,11 @@ _CHUNKS = [
     _chunked("ended in one", lambda body: _chunks(body)[: len(body) // 2], make=_ended),
     _chunked("silent in one", lambda body: _chunks(body)[: len(body) // 2]),
     _chunked("ended in the trailers", lambda body: _chunks(body, end=b"0\r\nA: b\r\n"), make=_ended),
-    Row(
-        "chunks: of one byte for ever",
-        _flood(lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n" * 10_000),
-        EIO,
-        is_flood=True,
-    ),
-    Row(
-        "chunks: of 64 KiB for ever",
-        _flood(lambda reply: reply.in_chunks(b""), _chunks(_BLOCK, end=b"")),
-        EIO,
-        is_flood=True,
-    ),
-    Row(
-        "chunks: trailers for ever",
-        _flood(lambda reply: reply.in_chunks(_chunks(reply.body, end=b"0\r\n")), b"A: b\r\n" * 10_000),
-        EIO,
-        is_flood=True,
-    ),
-    Row(
-        "chunks: extension for ever",
-        _flood(lambda reply: reply.in_chunks(b"5;"), _BLOCK),
-        EIO,
-        is_flood=True,
-    ),
-    Row("chunks: size for ever", _flood(lambda reply: reply.in_chunks(b""), b"0" * 10_000), EIO, is_flood=True),
+    _chunk_flood("of one byte", lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n" * 10_000),
+    _chunk_flood("of 64 KiB", lambda reply: reply.in_chunks(b""), _chunks(_BLOCK, end=b"")),
+    _chunk_flood("trailers", lambda reply: reply.in_chunks(_chunks(reply.body, end=b"0\r\n")), b"A: b\r\n" * 10_000),
+    _chunk_flood("extension", lambda reply: reply.in_chunks(b"5;"), _BLOCK),
+    _chunk_flood("size", lambda reply: reply.in_chunks(b""), b"0" * 10_000),
 ]
 
 # --- what is encoded
@@ -613,27 +582,14 @@ def _is_encoded(body: bytes, encoding: bytes = b"gzip") -> tuple[bytes, bytes]:
 
 
 _ENCODINGS = [
-    Row(
-        "an object in gzip",
-        _only("get", _reply(lambda reply: reply.with_header("Content-Encoding", "gzip"))),
-        RIGHT,
-        NOT_ASKED,
-        NOT_ASKED,
-    ),
+    _of_get("an object in gzip", _reply(lambda reply: reply.with_header("Content-Encoding", "gzip")), RIGHT),
     _page("in gzip", *_is_encoded(gzip.compress(PAGE)), promise=RIGHT),
     _page("in gzip, cut off", *_is_encoded(gzip.compress(PAGE)[:-30])),
     _page("in gzip that is none", *_is_encoded(b"x" * 1000)),
     _page("in gzip twice", *_is_encoded(gzip.compress(gzip.compress(PAGE)), b"gzip, gzip")),
     _page("in br", *_is_encoded(b"x" * 1000, b"br")),
     _error("in gzip", b"", answer=_refuse("400 Bad", gzip.compress(_document("AccessDenied")), _IN_GZIP)),
-    Row(
-        "page: a bomb of gzip",
-        _only("list", _reply(lambda reply: _bombed(reply, _PAGE_BOMB))),
-        NOT_ASKED,
-        NOT_ASKED,
-        EIO,
-        is_flood=True,
-    ),
+    _of_list("a bomb of gzip", _reply(lambda reply: _bombed(reply, _PAGE_BOMB)), is_flood=True),
     Row("error document: a bomb of gzip", _refuse("403 Forbidden", _BOMB, _IN_GZIP), EACCES, is_flood=True),
 ]
 
@@ -645,6 +601,8 @@ def _bombed(reply: Reply, bomb: bytes) -> Reply:
 # --- redirects
 
 _TO_OTHER = b"Location: http://OTHER/bucket/key"
+_ANOTHER_REGION = b"x-amz-bucket-region: eu-west-1"
+_307 = "307 Temporary Redirect"
 
 
 async def _wants_another_region(peer: Peer, request: Request) -> None:
@@ -652,8 +610,7 @@ async def _wants_another_region(peer: Peer, request: Request) -> None:
     if "/eu-west-1/s3/" in request.headers["authorization"]:
         await good(peer, request)
     else:
-        line = b"x-amz-bucket-region: eu-west-1"
-        await _refuse("301 Moved Permanently", _document("PermanentRedirect"), line)(peer, request)
+        await _refuse("301 Moved Permanently", _document("PermanentRedirect"), _ANOTHER_REGION)(peer, request)
 
 
 async def _wants_always_another_region(peer: Peer, request: Request) -> None:
@@ -670,60 +627,25 @@ async def _names_region_in_document(peer: Peer, request: Request) -> None:
 
 
 _REDIRECTS = [
-    _redirect("300", "300 Multiple Choices", _TO_OTHER, list=EIO | WRONG_PLACE),
-    _redirect("301", "301 Moved Permanently", _TO_OTHER, list=EIO | WRONG_PLACE),
-    _redirect("302", "302 Found", _TO_OTHER, list=EIO | WRONG_PLACE),
-    _redirect("303", "303 See Other", _TO_OTHER, list=EIO | WRONG_PLACE),
-    _redirect("305", "305 Use Proxy", _TO_OTHER, list=EIO | WRONG_PLACE),
-    _redirect("307", "307 Temporary Redirect", _TO_OTHER, list=EIO | WRONG_PLACE),
-    _redirect("308", "308 Permanent Redirect", _TO_OTHER, list=EIO | WRONG_PLACE),
-    _redirect("over TLS", "307 Temporary Redirect", b"Location: https://OTHER/bucket/key", list=EIO | WRONG_PLACE),
-    _redirect(
-        "that names another region, too",
-        "307 Temporary Redirect",
-        _TO_OTHER,
-        b"x-amz-bucket-region: eu-west-1",
-        list=EIO | WRONG_PLACE,
-        names_other=False,
-        names_region=True,
+    *(
+        _redirect(status[:3], status, _TO_OTHER, names_other=True)
+        for status in (
+            *("300 Multiple Choices", "301 Moved Permanently", "302 Found", "303 See Other", "305 Use Proxy"),
+            *("307 Temporary Redirect", "308 Permanent Redirect"),
+        )
     ),
-    _redirect(
-        "with a user and a password",
-        "307 Temporary Redirect",
-        b"Location: http://user:password@OTHER/",
-        list=EIO | WRONG_PLACE,
-        names_other=False,
-    ),
-    _redirect("without a scheme", "302 Found", b"Location: //OTHER/key", list=EIO | WRONG_PLACE, names_other=False),
-    _redirect("to a file", "302 Found", b"Location: file:///etc/passwd", list=EIO | WRONG_PLACE, names_other=False),
-    _redirect(
-        "to itself", "307 Temporary Redirect", b"Location: SELF/bucket/key", list=EIO | WRONG_PLACE, names_other=False
-    ),
-    _redirect("to nowhere", "301 Moved Permanently", list=EIO | WRONG_PLACE, names_other=False),
-    _redirect("to two places", "302 Found", _TO_OTHER, _TO_OTHER, list=EIO | WRONG_PLACE, names_other=False),
-    _redirect(
-        "to a region that is a host",
-        "301 Moved Permanently",
-        b"x-amz-bucket-region: OTHER",
-        list=EIO | WRONG_PLACE,
-        names_other=False,
-    ),
-    _redirect(
-        "to a region that is a path",
-        "301 Moved Permanently",
-        b"x-amz-bucket-region: ../../etc/passwd",
-        list=EIO | WRONG_PLACE,
-        names_other=False,
-    ),
-    _redirect(
-        "to two regions",
-        "301 Moved Permanently",
-        b"x-amz-bucket-region: eu-west-1",
-        b"x-amz-bucket-region: eu-west-2",
-        list=EIO | WRONG_PLACE,
-        names_other=False,
-    ),
-    _redirect("of 64 KiB", "302 Found", b"Location: http://OTHER/" + _BLOCK, list=EIO | WRONG_PLACE, names_other=False),
+    _redirect("over TLS", _307, b"Location: https://OTHER/bucket/key", names_other=True),
+    _redirect("that names another region, too", _307, _TO_OTHER, _ANOTHER_REGION, names_region=True),
+    _redirect("with a user and a password", _307, b"Location: http://user:password@OTHER/"),
+    _redirect("without a scheme", "302 Found", b"Location: //OTHER/key"),
+    _redirect("to a file", "302 Found", b"Location: file:///etc/passwd"),
+    _redirect("to itself", _307, b"Location: SELF/bucket/key"),
+    _redirect("to nowhere", "301 Moved Permanently"),
+    _redirect("to two places", "302 Found", _TO_OTHER, _TO_OTHER),
+    _redirect("to a region that is a host", "301 Moved Permanently", b"x-amz-bucket-region: OTHER"),
+    _redirect("to a region that is a path", "301 Moved Permanently", b"x-amz-bucket-region: ../../etc/passwd"),
+    _redirect("to two regions", "301 Moved Permanently", _ANOTHER_REGION, b"x-amz-bucket-region: eu-west-2"),
+    _redirect("of 64 KiB", "302 Found", b"Location: http://OTHER/" + _BLOCK),
     Row("the right region is named", _wants_another_region, RIGHT, names_region=True),
     Row("the right region is named in a document", _names_region_in_document, RIGHT, NOT_ASKED, names_region=True),
     Row("always another region", _wants_always_another_region, EIO, WRONG_PLACE, WRONG_PLACE, names_region=True),
@@ -789,6 +711,9 @@ _LAUGHS = (
 )
 
 
+_IN_CHUNKS = b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 def _unending(reply: Reply) -> bytes:
     return b"HTTP/1.1 403 Forbidden\r\nContent-Length: 1000000000000\r\n\r\n"
 
@@ -804,26 +729,16 @@ async def _quotes_everything(peer: Peer, request: Request) -> None:
 
 _ERRORS = [
     Row("error document: for ever", _flood(_unending, _BLOCK), EACCES, is_flood=True),
-    Row(
-        "error document: chunks for ever",
-        _flood(lambda reply: b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\n", _chunks(_BLOCK, end=b"")),
-        EACCES,
-        is_flood=True,
-    ),
-    Row(
-        "error document: of one byte chunks for ever",
-        _flood(lambda reply: b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000),
-        EACCES,
-        is_flood=True,
+    *(
+        Row(f"error document: {name} for ever", _flood(lambda reply: _IN_CHUNKS, data), EACCES, is_flood=True)
+        for name, data in (
+            ("chunks", _chunks(_BLOCK, end=b"")),
+            ("of one byte chunks", b"1\r\nx\r\n" * 10_000),
+        )
     ),
     _error("of a huge length, then silence", b"", EACCES | EIO, answer=_reply(_unending)),
     _error("of a huge length, then the end", b"", answer=_ended(_unending)),
-    _error(
-        "bad chunks",
-        b"",
-        EACCES | EIO,
-        answer=_reply(lambda reply: b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
-    ),
+    _error("bad chunks", b"", EACCES | EIO, answer=_reply(lambda reply: _IN_CHUNKS + b"xyz\r\n")),
     _error("nothing", b""),
     _error("random bytes", bytes((at * at * 7919 >> 3) & 255 for at in range(50_000))),
     _error("HTML", b"<!DOCTYPE html><html><head><title>403</title></head><body>Forbidden</body></html>"),
@@ -861,41 +776,25 @@ _PAGES = [
     _page("a year beyond all columns", PAGE.replace(b"2023-11-14T22:13:20.000Z", b"9999-11-14T22:13:20.000Z")),
     _page("truncated without a token", _LIST_HEAD.replace(b">false<", b">true<") + b"</ListBucketResult>"),
     _page("deep", PAGE[:-19] + b"<!-- -->" + b"<a>" * 100_000 + b"</a>" * 100_000 + PAGE[-19:], promise=RIGHT | EIO),
-    Row(
-        "page: another behind it",
-        _only("list", _reply(lambda reply: reply.encode() + _ENTRY.replace(b"key", b"kex") + b"</ListBucketResult>")),
-        NOT_ASKED,
-        NOT_ASKED,
+    _of_list(
+        "another behind it",
+        _reply(lambda reply: reply.encode() + _ENTRY.replace(b"key", b"kex") + b"</ListBucketResult>"),
         RIGHT | EIO,
     ),
     _page("a key of 1,025 bytes", PAGE.replace(b"<Key>other<", b"<Key>" + b"o" * 1025 + b"<")),
-    Row(
-        "page: of 100 MB",
-        _only(
-            "list",
-            _flood(lambda reply: reply.with_header("Content-Length", "100000000").encode()[: -len(PAGE)], _ENTRY * 100),
-        ),
-        NOT_ASKED,
-        NOT_ASKED,
-        EIO,
+    _of_list(
+        "of 100 MB",
+        _flood(lambda reply: reply.with_header("Content-Length", "100000000").encode()[: -len(PAGE)], _ENTRY * 100),
         is_flood=True,
     ),
-    Row(
-        "page: of no length for ever",
-        _only("list", _flood(lambda reply: reply.without("Content-Length").encode(), _ENTRY * 100)),
-        NOT_ASKED,
-        NOT_ASKED,
-        EIO,
+    _of_list(
+        "of no length for ever",
+        _flood(lambda reply: reply.without("Content-Length").encode(), _ENTRY * 100),
         is_flood=True,
     ),
-    Row(
-        "page: in chunks for ever",
-        _only(
-            "list", _flood(lambda reply: reply.in_chunks(_chunks(PAGE[:-19], end=b"")), _chunks(_ENTRY * 100, end=b""))
-        ),
-        NOT_ASKED,
-        NOT_ASKED,
-        EIO,
+    _of_list(
+        "in chunks for ever",
+        _flood(lambda reply: reply.in_chunks(_chunks(PAGE[:-19], end=b"")), _chunks(_ENTRY * 100, end=b"")),
         is_flood=True,
     ),
 ]
@@ -933,61 +832,38 @@ async def _garbage(peer: Peer) -> None:
     await peer.transport.send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
 
 
-_TLS_ONLY = ("tls",)
+def _tls(name: str, answer: Answer, get: Promise, head: Promise | None = None, *, context: str = "good") -> Row:
+    """Return a row for a server that speaks TLS."""
+    return Row(f"TLS: {name}", answer, get, head, context=context, transports=("tls",))
+
+
 _TLS = [
-    Row("TLS: certificate for another name", good, EIO, context="another name", transports=_TLS_ONLY),
-    Row("TLS: certificate that has expired", good, EIO, context="expired", transports=_TLS_ONLY),
-    Row("TLS: certificate of nobody's", good, EIO, context="self-signed", transports=_TLS_ONLY),
-    Row("TLS: wants the client's certificate", good, RIGHT, context="wants a certificate", transports=_TLS_ONLY),
-    Row("TLS: needs the client's certificate", good, EIO, context="needs a certificate", transports=_TLS_ONLY),
-    Row("TLS: version 1.2", good, RIGHT, context="tls 1.2", transports=_TLS_ONLY),
-    Row("TLS: offers HTTP/2", good, RIGHT, context="http/2", transports=_TLS_ONLY),
-    Row("TLS: fifty session tickets", good, RIGHT, context="many tickets", transports=_TLS_ONLY),
+    _tls("certificate for another name", good, EIO, context="another name"),
+    _tls("certificate that has expired", good, EIO, context="expired"),
+    _tls("certificate of nobody's", good, EIO, context="self-signed"),
+    _tls("wants the client's certificate", good, RIGHT, context="wants a certificate"),
+    _tls("needs the client's certificate", good, EIO, context="needs a certificate"),
+    _tls("version 1.2", good, RIGHT, context="tls 1.2"),
+    _tls("offers HTTP/2", good, RIGHT, context="http/2"),
+    _tls("fifty session tickets", good, RIGHT, context="many tickets"),
     Row("TLS: plain HTTP in place of a handshake", good, EIO, head=EIO | EACCES, accept=_speak_plainly),
     Row("TLS: an alert in place of a handshake", good, EIO, accept=_send_alert),
     Row("TLS: half a handshake", good, EIO, accept=_half_a_handshake),
     Row("TLS: a handshake for ever", good, EIO, accept=_handshake_for_ever, is_flood=True),
-    Row("TLS: a bad record before the reply", _then(_reply(lambda reply: b""), _garbage), EIO, transports=_TLS_ONLY),
-    Row(
-        "TLS: a bad record in the body",
-        _then(_reply(_cut(_middle)), _garbage),
-        EIO,
-        head=RIGHT | EIO,
-        transports=_TLS_ONLY,
-    ),
-    Row(
-        "TLS: close_notify before the reply",
-        _then(_reply(lambda reply: b""), Peer.notify_end),
-        EIO,
-        transports=_TLS_ONLY,
-    ),
-    Row("TLS: close_notify in the head", _then(_reply(_cut(_in_head)), Peer.notify_end), EIO, transports=_TLS_ONLY),
-    Row(
-        "TLS: close_notify in the body",
-        _then(_reply(_cut(_middle)), Peer.notify_end),
-        EIO,
-        head=RIGHT,
-        transports=_TLS_ONLY,
-    ),
-    Row("TLS: close_notify behind the body", _then(good, Peer.notify_end), RIGHT, transports=_TLS_ONLY),
-    Row(
-        "TLS: no length, and no close_notify in the middle",
+    _tls("a bad record before the reply", _then(_reply(lambda reply: b""), _garbage), EIO),
+    _tls("a bad record in the body", _then(_reply(_cut(_middle)), _garbage), EIO, RIGHT | EIO),
+    _tls("close_notify before the reply", _then(_reply(lambda reply: b""), Peer.notify_end), EIO),
+    _tls("close_notify in the head", _then(_reply(_cut(_in_head)), Peer.notify_end), EIO),
+    _tls("close_notify in the body", _then(_reply(_cut(_middle)), Peer.notify_end), EIO, RIGHT),
+    _tls("close_notify behind the body", _then(good, Peer.notify_end), RIGHT),
+    _tls(
+        "no length, and no close_notify in the middle",
         _ended(lambda reply: reply.without("Content-Length").encode()[: _middle(reply.without("Content-Length"))]),
         EIO,
-        transports=_TLS_ONLY,
     ),
 ]
 
 ROWS: Sequence[Row] = (
-    *_STATUS_LINES,
-    *_HEADERS,
-    *_VERSIONS,
-    *_BODIES,
-    *_CHUNKS,
-    *_ENCODINGS,
-    *_REDIRECTS,
-    *_REFUSALS,
-    *_ERRORS,
-    *_PAGES,
-    *_TLS,
+    *(*_STATUS_LINES, *_HEADERS, *_VERSIONS, *_BODIES, *_CHUNKS, *_ENCODINGS),
+    *(*_REDIRECTS, *_REFUSALS, *_ERRORS, *_PAGES, *_TLS),
 )

@@ -16,9 +16,9 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.memory import MemoryStore
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.servers import S3Server, create_chain
+from tests.store import MemoryStore
 
 __all__ = ["PLACES", "Place", "client_of", "open_place", "opened"]
 

@@ -2,7 +2,6 @@ import errno
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,10 +12,10 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import Connection, connect
-from fastfuse.s3.endpoints import Endpoint
+from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import attempts
+from fastfuse.s3.routes import Route, Routes
 from fastfuse.testing import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
@@ -37,12 +36,6 @@ def test_the_endpoint_may_come_from_the_profile(aws_environment: Path) -> None:
         "[profile own]\nservices = lab\n[services lab]\ns3 =\n  endpoint_url = https://lab.example.com\n"
     )
     assert S3Session(ConnectionConfig(profile="own")).endpoint_url == "https://lab.example.com"
-
-
-def test_configured_endpoints_can_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://environment.example.com")
-    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
-    assert S3Session(ConnectionConfig()).endpoint_url is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +100,7 @@ async def test_a_given_region_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_the_arn_of_an_access_point_tells_the_region_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfuse.s3.routes.connect", unconnected)
+    monkeypatch.setattr(Routes, "connect", unconnected)
     assert await region_of(AWS, "arn:aws:s3:eu-west-2:123456789012:accesspoint/point") == "eu-west-2"
 
 
@@ -142,11 +135,6 @@ async def test_a_busy_service_is_asked_for_the_region_again() -> None:
         assert server.faults.hits(rule) == 2
 
 
-async def test_a_server_of_ones_own_that_tells_no_region_gets_the_default() -> None:
-    with LoopbackServer({}) as server:
-        assert await region_of(ConnectionConfig(endpoint_url=server.endpoint_url), "absent") == "us-east-1"
-
-
 @pytest.mark.parametrize("region", ["a b", "x" * 65, "evil.test/"])
 async def test_a_region_that_a_server_made_up_is_no_answer(region: str) -> None:
     with canned_server(lambda _: (200, {"x-amz-bucket-region": region}, b"")) as server:
@@ -166,12 +154,13 @@ async def test_an_unreachable_service_is_told_soon() -> None:
 async def test_aws_that_tells_no_region_is_an_error(
     monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception], message: str
 ) -> None:
-    async def connect_elsewhere(endpoint: Endpoint, **options: Any) -> Connection:  # noqa: ANN401
-        assert endpoint.host == "bucket.s3.us-east-1.amazonaws.com"
-        here = replace(endpoint, scheme="http", host="127.0.0.1", port=urlsplit(server.url).port or 0)
-        return await connect(here, **options | {"tls": None})
+    async def connect_elsewhere(routes: Routes, route: Route) -> Connection:
+        assert route.endpoint.host == "bucket.s3.us-east-1.amazonaws.com"
+        here = replace(route.endpoint, scheme="http", host="127.0.0.1", port=urlsplit(server.url).port or 0)
+        return await connect(routes, replace(route, endpoint=here))
 
-    monkeypatch.setattr("fastfuse.s3.routes.connect", connect_elsewhere)
+    connect = Routes.connect
+    monkeypatch.setattr(Routes, "connect", connect_elsewhere)
     with canned_server(lambda _: (status, {}, b"")) as server:
         with pytest.raises(error, match=message):
             await region_of(AWS)
@@ -197,12 +186,13 @@ async def test_a_read_outlives_an_outage_in_the_search_for_a_region(monkeypatch:
     monkeypatch.setattr("fastfuse.s3.retries.FIRST_PAUSE_S", 0.0)
     refusals = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
 
-    async def connect_later(endpoint: Endpoint, **options: Any) -> Connection:  # noqa: ANN401
+    async def connect_later(routes: Routes, route: Route) -> Connection:
         if next(refusals, None) is not None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
-        return await connect(endpoint, **options)
+        return await connect(routes, route)
 
-    monkeypatch.setattr("fastfuse.s3.routes.connect", connect_later)
+    connect = Routes.connect
+    monkeypatch.setattr(Routes, "connect", connect_later)
     with canned_server(found) as server:
         client = client_of(ConnectionConfig(endpoint_url=server.url, sign_request=False))
         assert bytes(await client.get(REF, 0, 10)) == b"0123456789"
@@ -212,13 +202,14 @@ async def test_a_read_outlives_an_outage_in_the_search_for_a_region(monkeypatch:
 async def test_the_search_for_a_region_delays_no_other_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     is_waiting, may_go_on = trio.Event(), trio.Event()
 
-    async def connect_in_turn(endpoint: Endpoint, **options: Any) -> Connection:  # noqa: ANN401
+    async def connect_in_turn(routes: Routes, route: Route) -> Connection:
         if not is_waiting.is_set():
             is_waiting.set()
             await may_go_on.wait()
-        return await connect(endpoint, **options)
+        return await connect(routes, route)
 
-    monkeypatch.setattr("fastfuse.s3.routes.connect", connect_in_turn)
+    connect = Routes.connect
+    monkeypatch.setattr(Routes, "connect", connect_in_turn)
     with canned_server(found) as server:
         client = client_of(ConnectionConfig(endpoint_url=server.url, sign_request=False))
         async with trio.open_nursery() as nursery:

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
 
 PART = 1 << 20
 # Less than the mapping gives.
@@ -63,7 +64,7 @@ def resident_bytes_after(steps: str) -> int:
     script = f"""
 from pathlib import Path
 from fastfuse.malloc import tune_malloc
-from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -192,3 +193,82 @@ def test_what_is_written_once_keeps_no_page_when_it_is_given_back() -> None:
 def lend(fd: int, address: int, size_bytes: int) -> None:
     pages = (ctypes.c_size_t * 2)(address, size_bytes)  # struct iovec
     assert ctypes.CDLL(None).vmsplice(fd, pages, 1, 0) == size_bytes
+
+
+# --- the process's own memory
+
+START = 60 * PART
+
+
+@dataclass(slots=True)
+class Process:
+    """With so much memory, of which a trim gives the rest back beyond `needed_bytes`."""
+
+    used_bytes: int = START
+    needed_bytes: int = START
+    trims: int = 0
+
+    def used(self) -> int:
+        return self.used_bytes
+
+    def trim(self) -> None:
+        self.trims += 1
+        self.used_bytes = self.needed_bytes
+
+
+def buffers_of(process: Process) -> PartBuffers:
+    trimmer = Trimmer(64 * PART, used_bytes=process.used, trim=process.trim)
+    return PartBuffers(part_bytes=8 * PART, limit_bytes=64 * PART, trimmer=trimmer)
+
+
+def test_free_memory_is_given_back_once_there_is_more_than_the_limit_allows() -> None:
+    process = Process()
+    buffers = buffers_of(process)
+    process.used_bytes = START + 64 * PART
+    buffers.take(4 * PART)
+    assert process.trims == 0
+    process.used_bytes = START + 80 * PART
+    buffers.take(4 * PART)
+    assert (process.trims, process.used_bytes) == (1, START)
+
+
+def test_small_buffers_count_together_and_so_do_those_beside_the_mapping() -> None:
+    process = Process()
+    buffers = buffers_of(process)
+    process.used_bytes = START + 80 * PART
+    for size_bytes in (PART, PART, 100_000, 9 * PART):
+        assert process.trims == 0
+        buffers.take(size_bytes)
+    assert process.trims == 1
+
+
+def test_memory_that_is_in_use_is_trimmed_in_vain_only_once() -> None:
+    process = Process(needed_bytes=START + 80 * PART)
+    buffers = buffers_of(process)
+    process.used_bytes = START + 80 * PART
+    counts = []
+    for _ in range(5):
+        buffers.take(4 * PART)
+        counts.append(process.trims)
+    assert counts == [1, 1, 1, 1, 1]
+    process.used_bytes = START + 100 * PART
+    buffers.take(4 * PART)
+    assert (process.trims, process.used_bytes) == (2, START + 80 * PART)
+
+
+def test_a_trim_that_helped_is_followed_by_none_before_an_eighth_of_the_limit_was_taken() -> None:
+    process = Process()
+    buffers = buffers_of(process)
+    counts = []
+    for _ in range(4):
+        process.used_bytes = START + 80 * PART
+        buffers.take(4 * PART)
+        counts.append(process.trims)
+    assert counts == [1, 1, 2, 2]
+
+
+def test_memory_that_is_used_is_seen() -> None:
+    with mmap.mmap(-1, 32 * PART, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        before_bytes = private_bytes()
+        memory[:] = b"x" * len(memory)
+        assert private_bytes() - before_bytes > len(memory) - PART

@@ -12,9 +12,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfuse.s3.connection import _SILENT_CALLS, _WAKING_BYTES, TASK_BYTES, Connection, _receive_plain
+from fastfuse.s3.connection import _WAKING_BYTES, SILENT_CALLS, TASK_BYTES, Connection, StallWatch, _receive_plain
 from fastfuse.s3.receivers import Receivers
-from fastfuse.s3.stalls import StallWatch
 from tests.s3.queues import unread_bytes, unsent_bytes
 
 PATIENCE_S = 60.0
@@ -97,9 +96,9 @@ class _Silent(socket.socket):
 @pytest.mark.parametrize(
     ("counts", "is_stalled"),
     [
-        ([1, *[None] * (_SILENT_CALLS - 1), 1], False),
-        ([*[None] * (_SILENT_CALLS - 1), 1, *[None] * (_SILENT_CALLS - 1), 1], False),
-        ([1, *[None] * _SILENT_CALLS, 1], True),
+        ([1, *[None] * (SILENT_CALLS - 1), 1], False),
+        ([*[None] * (SILENT_CALLS - 1), 1, *[None] * (SILENT_CALLS - 1), 1], False),
+        ([1, *[None] * SILENT_CALLS, 1], True),
     ],
 )
 def test_only_a_long_silence_is_a_stall(counts: list[int | None], *, is_stalled: bool) -> None:

@@ -66,21 +66,21 @@ async def test_no_credentials_anywhere_names_the_option_for_public_buckets() -> 
     assert "--no-sign-request" in caught.value.hint
 
 
-async def test_a_profile_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="no AWS profile 'absent'"):
-        await source_of(ConnectionConfig(profile="absent")).current()
-
-
-async def test_half_a_pair_of_keys_says_which_half_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ConfigurationError, match="AWS_SECRET_ACCESS_KEY is missing"):
-        await source_of().current()
-
-
-async def test_a_broken_configuration_file_is_named(aws_environment: Path) -> None:
-    configure(aws_environment, "[profile\n")
-    with pytest.raises(ConfigurationError, match="cannot be parsed"):
-        await source_of().current()
+@pytest.mark.parametrize(
+    ("profile", "written", "lacks", "message"),
+    [
+        ("absent", "", "", "no AWS profile 'absent'"),
+        (None, "", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY is missing"),
+        (None, "[profile\n", "", "cannot be parsed"),
+    ],
+)
+async def test_a_configuration_that_is_wrong_is_named(
+    monkeypatch: pytest.MonkeyPatch, aws_environment: Path, profile: str | None, written: str, lacks: str, message: str
+) -> None:
+    configure(aws_environment, written)
+    monkeypatch.delenv(lacks, raising=False)
+    with pytest.raises(ConfigurationError, match=message):
+        await source_of(ConnectionConfig(profile=profile)).current()
 
 
 async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws_environment: Path) -> None:
@@ -111,26 +111,6 @@ def test_the_repr_shows_no_secret() -> None:
     shown = repr(Credentials(access_key="AKIA", secret_key="the-secret", token="the-token"))
     assert "the-secret" not in shown
     assert "the-token" not in shown
-
-
-async def test_a_process_is_asked_again_half_way_to_an_early_expiry(aws_environment: Path, tmp_path: Path) -> None:
-    reply, calls = tmp_path / "reply", tmp_path / "calls"
-    write_process_profile(aws_environment, reply, calls=calls)
-    reply.write_text(process_reply("AKIAFIRST", timedelta(seconds=60)))
-    session = S3Session(ConnectionConfig(profile="process"))
-    clock = Clock(datetime.now(UTC))
-    assert session.credentials is not None
-    source = CredentialSource(session.credentials._resolve, now=clock)
-
-    assert (await source.current()).access_key == "AKIAFIRST"
-    asked = calls.read_text()
-    reply.write_text(process_reply("AKIASECOND", timedelta(hours=1)))
-    clock.now += timedelta(seconds=25)
-    assert (await source.current()).access_key == "AKIAFIRST"
-    assert calls.read_text() == asked
-    clock.now += timedelta(seconds=10)
-    assert (await source.current()).access_key == "AKIASECOND"
-    assert source.latest == await source.current()
 
 
 @pytest.mark.parametrize("damage", ["program gone", "program not executable", "program fails"])
@@ -229,7 +209,7 @@ class Resolver:
         self.lifetime = lifetime
         self.error: FastfuseError | None = None
         self.fixed: Credentials | None = None
-        self.calls = 0
+        self.calls = self.started_over = 0
 
     async def __call__(self) -> Credentials:
         await trio.lowlevel.checkpoint()
@@ -241,11 +221,14 @@ class Resolver:
         expires_at = None if self.lifetime is None else self.clock.now + self.lifetime
         return Credentials(access_key=f"key {self.calls}", secret_key="", expires_at=expires_at)
 
+    def start_over(self) -> None:
+        self.started_over += 1
+
 
 def source_with(lifetime: timedelta | None) -> tuple[CredentialSource, Resolver, Clock]:
     clock = Clock()
     resolver = Resolver(clock, lifetime)
-    return CredentialSource(resolver, now=clock), resolver, clock
+    return CredentialSource(resolver, start_over=resolver.start_over, now=clock), resolver, clock
 
 
 async def test_keys_that_do_not_expire_are_resolved_once() -> None:
@@ -320,75 +303,48 @@ async def test_a_failed_renewal_of_expired_keys_is_an_error() -> None:
 # --- credentials that the service refuses
 
 
-class Refused:
-    """A source whose first credentials the service has refused; `offer` is what is found now."""
-
-    def __init__(self) -> None:
-        self.offer: Credentials | FastfuseError = Credentials(access_key="first", secret_key="")
-        self.resolved = self.started_over = 0
-        self.source = CredentialSource(self._resolve, start_over=self._start_over)
-
-    async def _resolve(self) -> Credentials:
-        await trio.lowlevel.checkpoint()
-        self.resolved += 1
-        if isinstance(self.offer, FastfuseError):
-            raise self.offer
-        return self.offer
-
-    def _start_over(self) -> None:
-        self.started_over += 1
-
-
 SECOND = Credentials(access_key="second", secret_key="")
 
 
-async def test_refused_keys_are_replaced_by_what_is_found_from_the_start(
+async def test_many_who_are_refused_replace_once_by_what_is_found_from_the_start(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    refused = Refused()
-    first = await refused.source.current()
-    refused.offer = SECOND
-    assert await refused.source.replace(first)
-    assert await refused.source.current() == SECOND
-    assert refused.started_over == 1
-
-
-async def test_many_who_are_refused_replace_once(autojump_clock: trio.testing.MockClock) -> None:
-    refused, answers = Refused(), []
-    first = await refused.source.current()
-    refused.offer = SECOND
+    source, resolver, _ = source_with(None)
+    first, answers = await source.current(), []
+    resolver.fixed = SECOND
 
     async def replace() -> None:
-        answers.append(await refused.source.replace(first))
+        answers.append(await source.replace(first))
 
     async with trio.open_nursery() as nursery:
         for _ in range(30):
             nursery.start_soon(replace)
     assert answers == [True] * 30
-    assert refused.resolved == 2
+    assert (resolver.calls, resolver.started_over) == (2, 1)
+    assert await source.current() == SECOND
 
 
 async def test_where_nothing_else_is_found_the_old_keys_stay_and_nobody_looks_twice_in_a_second(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    refused = Refused()
-    first = await refused.source.current()
+    source, resolver, _ = source_with(None)
+    first = resolver.fixed = await source.current()
     for _ in range(10):
-        assert not await refused.source.replace(first)
-    assert (refused.resolved, refused.source.latest) == (2, first)
+        assert not await source.replace(first)
+    assert (resolver.calls, source.latest) == (2, first)
     await trio.sleep(1)
-    refused.offer = SECOND
-    assert await refused.source.replace(first)
+    resolver.fixed = SECOND
+    assert await source.replace(first)
 
 
 async def test_a_search_that_fails_is_logged_and_leaves_the_old_keys(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = Refused()
-    first = await refused.source.current()
-    refused.offer = ServiceError("no network")
+    source, resolver, _ = source_with(None)
+    first = await source.current()
+    resolver.error = ServiceError("no network")
     for _ in range(3):
-        assert not await refused.source.replace(first)
-    assert await refused.source.current() == first
+        assert not await source.replace(first)
+    assert await source.current() == first
     [record] = caplog.records
     assert "no network" in record.getMessage()

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import (
-    AccessError,
     FastfuseError,
     ForbiddenObjectError,
     MissingObjectError,
@@ -45,15 +44,8 @@ REF = ObjectRef("bucket", "key", 1, "")
         (400, "BadRequest", Kind.OTHER),
         (403, "", Kind.DENIED),
         (403, "InvalidObjectState", Kind.ARCHIVED),
-        (403, "RequestTimeTooSkewed", Kind.SKEWED),
-        (403, "RequestExpired", Kind.SKEWED),
-        (403, "SignatureDoesNotMatch", Kind.BAD_KEYS),
-        (403, "InvalidAccessKeyId", Kind.BAD_KEYS),
-        (400, "InvalidToken", Kind.EXPIRED),
-        (400, "ExpiredToken", Kind.EXPIRED),
         (404, "404", Kind.CHANGED),
         (404, "NoSuchBucket", Kind.NO_BUCKET),
-        (412, "", Kind.CHANGED),
         (301, "", Kind.WRONG_REGION),
     ],
 )
@@ -85,27 +77,11 @@ def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     assert isinstance(read, ReadError)
     assert isinstance(start, FastfuseError)
     assert not isinstance(start, ReadError)
+    assert isinstance(start, ThrottledError) == (kind is Kind.THROTTLED)
+    assert ("clock" in start.hint) == (kind in (Kind.SKEWED, Kind.BAD_KEYS))
     for error in (read, start):
         assert str(error).endswith(".")
         assert "\n" not in str(error)
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "is_throttled"),
-    [
-        (503, "SlowDown", True),
-        (503, "", True),
-        (429, "", True),
-        (500, "InternalError", False),
-        (408, "", False),
-        (403, "AccessDenied", False),
-    ],
-)
-def test_only_a_service_that_asks_for_fewer_requests_throttles(status: int, code: str, *, is_throttled: bool) -> None:
-    failure = failure_of_reply(status, code)
-    assert (failure.kind is Kind.THROTTLED) == is_throttled
-    error = start_error(failure, bucket="bucket", endpoint="", region="us-east-1")
-    assert isinstance(error, ThrottledError) == is_throttled
 
 
 @pytest.mark.parametrize(
@@ -201,12 +177,6 @@ def test_an_object_that_is_not_to_be_had_is_named_as_a_string_is_written(
 )
 def test_what_every_object_of_a_bucket_would_meet_is_no_error_of_one(kind: Kind) -> None:
     assert object_error(Failure(kind=kind, detail="d"), bucket="bucket", key="key", operation="read") is None
-
-
-def test_a_clock_that_is_wrong_is_told_so() -> None:
-    error = start_error(failure_of_reply(403, "RequestTimeTooSkewed"), bucket="b", endpoint="", region="r")
-    assert isinstance(error, AccessError)
-    assert "clock" in error.hint
 
 
 @pytest.mark.parametrize(

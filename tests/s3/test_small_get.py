@@ -57,7 +57,8 @@ def route_to(port: int, scheme: str) -> Route:
         region="us-east-1", signing_name="s3", proxy=None,
     )  # fmt: skip
     signer = Signer(endpoint, {"x-amz-checksum-mode": "ENABLED"})
-    return Route(endpoint=endpoint, origin="", lines="", objects=signer, lists=signer, idle=[])
+    head = f" HTTP/1.1\r\nhost: {endpoint.host_header}\r\n"
+    return Route(endpoint=endpoint, origin="", head=head, objects=signer, lists=signer, idle=[])
 
 
 class Getter:

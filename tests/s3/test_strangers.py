@@ -6,7 +6,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,10 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import retries
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.bodies import failure_of_page, failure_of_refusal
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.http1 import ReplyHead, first_words
-from fastfuse.s3.refusals import failure_of_page, failure_of_refusal
 from tests.s3.places import client_of
 from tests.servers import create_chain
 
@@ -80,21 +80,14 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def use(config: ConnectionConfig, ask: Callable[[S3Client], Awaitable[object]]) -> FastfuseError:
     """Return the error of a command's first request."""
-    client = client_of(config)
-    try:
+    async with aclosing(client_of(config)) as client:
         with pytest.raises(FastfuseError) as caught:
             await ask(client)
-    finally:
-        await client.aclose()
     return caught.value
 
 
 async def listed(client: S3Client) -> bytes:
     return await client.list("bucket", prefix="")
-
-
-async def headed(client: S3Client) -> ObjectRef:
-    return await client.head("bucket", "key")
 
 
 STRANGERS = [
@@ -135,28 +128,11 @@ async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve
     assert count[0] in (1, 4)
 
 
-@pytest.mark.parametrize(
-    ("serve", "shown"),
-    [
-        (lambda c: c.recv(1 << 16), "the connection was closed without an answer"),
-        (reply(b"220 mail.test ESMTP\r\n"), "it begins with '220 mail.test ESMTP'"),
-    ],
-    ids=["closes", "another protocol"],
-)
-async def test_a_head_of_what_is_not_s3_ends_soon_too(serve: Serve, shown: str) -> None:
-    with stranger(serve) as (config, count):
-        error = await use(config, headed)
-    assert "is not an S3 service" in str(error)
-    assert shown in str(error)
-    assert count[0] in (1, 4)
-
-
 async def test_so_does_the_question_for_a_region() -> None:
     with stranger(lambda c: c.recv(1 << 16)) as (config, count):
-        client = client_of(ConnectionConfig(endpoint_url=config.endpoint_url))
-        with pytest.raises(ServiceError, match="is not an S3 service: the connection was closed"):
-            await client.list("bucket", prefix="")
-        await client.aclose()
+        async with aclosing(client_of(ConnectionConfig(endpoint_url=config.endpoint_url))) as client:
+            with pytest.raises(ServiceError, match="is not an S3 service: the connection was closed"):
+                await client.list("bucket", prefix="")
     assert count[0] == 4
 
 
@@ -207,9 +183,8 @@ def in_turn(*serves: Serve) -> Serve:
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_a_service_in_trouble_is_waited_for(trouble: str) -> None:
     with stranger(in_turn(*[TROUBLES[trouble]] * 6, http("200 OK", LISTING))) as (config, count):
-        client = client_of(config)
-        assert await client.list("bucket", prefix="") == LISTING
-        await client.aclose()
+        async with aclosing(client_of(config)) as client:
+            assert await client.list("bucket", prefix="") == LISTING
     assert count[0] == 7
 
 
@@ -217,27 +192,24 @@ async def test_a_service_in_trouble_is_waited_for(trouble: str) -> None:
 async def test_once_s3_has_answered_it_is_waited_for_whatever_comes(serve: Serve) -> None:
     answer = http("200 OK", LISTING)
     with stranger(in_turn(answer, *[serve] * 6, answer)) as (config, count):
-        client = client_of(config)
-        for _ in range(2):
-            assert await client.list("bucket", prefix="") == LISTING
-        await client.aclose()
+        async with aclosing(client_of(config)) as client:
+            for _ in range(2):
+                assert await client.list("bucket", prefix="") == LISTING
     assert count[0] == 8
 
 
 async def test_a_read_waits_for_a_service_that_closes_connections() -> None:
     answer = http("206 Partial Content", b"01234", more='Content-Range: bytes 0-4/10\r\nETag: "e"\r\n')
     with stranger(in_turn(*[lambda c: c.recv(1 << 16)] * 6, answer)) as (config, count):
-        client = client_of(config)
-        assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
-        await client.aclose()
+        async with aclosing(client_of(config)) as client:
+            assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
     assert count[0] == 7
 
 
 async def test_the_page_of_a_gateway_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with stranger(in_turn(TROUBLES["the page of a gateway"], http("200 OK", LISTING))) as (config, _):
-        client = client_of(config)
-        await client.list("bucket", prefix="")
-        await client.aclose()
+        async with aclosing(client_of(config)) as client:
+            await client.list("bucket", prefix="")
     assert "502, text/html: '502 Bad Gateway'; trying again" in caplog.text
 
 

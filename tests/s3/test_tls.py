@@ -45,12 +45,17 @@ RECORD_BYTES_AT_LEAST = 5 + 16 + 1
 TLS1_2 = 0x0303  # <openssl/ssl.h>: TLS1_2_VERSION
 # More than a socket, OpenSSL's buffer and a record hold.
 BODY = random.Random(0).randbytes(3 << 20)
-VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+# Of a test's `server_context`.
+VERSIONS = pytest.mark.parametrize(
+    "server_context", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"], indirect=True
+)
 
 
 @pytest.fixture
-def server_context(server_file: Path) -> ssl.SSLContext:
-    return server_context_of(server_file)
+def server_context(server_file: Path, request: pytest.FixtureRequest) -> ssl.SSLContext:
+    made = server_context_of(server_file)
+    made.maximum_version = getattr(request, "param", ssl.TLSVersion.TLSv1_3)
+    return made
 
 
 @pytest.fixture
@@ -222,13 +227,11 @@ def test_a_client_certificate_is_shown(
     authority: str,
     server_context: ssl.SSLContext,
     has_key_beside_it: bool,
-    version: ssl.TLSVersion,
 ) -> None:
     client = issue("client.example.test", by=AUTHORITY, usage=ExtendedKeyUsageOID.CLIENT_AUTH)
     certificate = client.write(tmp_path, "client")
     key = tmp_path / "key.pem"
     write_key(key, client.key)
-    server_context.maximum_version = version
     server_context.verify_mode = ssl.CERT_REQUIRED
     server_context.load_verify_locations(authority)
     context = TlsContext(
@@ -298,12 +301,13 @@ def test_what_is_no_host_name_is_refused(context: TlsContext, host: str) -> None
 
 
 @VERSIONS
-def test_the_version_is_agreed_upon(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_the_version_is_agreed_upon(context: TlsContext, server_context: ssl.SSLContext) -> None:
     with connected(context, server_context) as ends:
-        assert ends.connection.version == ends.server.tls.version() == {771: "TLSv1.2", 772: "TLSv1.3"}[version]
+        assert (
+            ends.connection.version
+            == ends.server.tls.version()
+            == {771: "TLSv1.2", 772: "TLSv1.3"}[server_context.maximum_version]
+        )
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
@@ -333,10 +337,7 @@ def test_the_server_is_told_a_name_but_no_address_and_no_protocol(
 
 
 @VERSIONS
-def test_the_ciphers_are_those_of_python(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_the_ciphers_are_those_of_python(context: TlsContext, server_context: ssl.SSLContext) -> None:
     server_context.set_ciphers("ALL:@SECLEVEL=0")
     with connected(context, server_context) as ends:
         offered = {name for name, _, _ in ends.server.tls.shared_ciphers() or ()}
@@ -348,10 +349,7 @@ def test_the_ciphers_are_those_of_python(
 
 
 @VERSIONS
-def test_a_later_connection_resumes_the_session(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_a_later_connection_resumes_the_session(context: TlsContext, server_context: ssl.SSLContext) -> None:
     resumed = []
     for _ in range(3):
         with connected(context, server_context) as ends:
@@ -366,10 +364,10 @@ def test_a_later_connection_resumes_the_session(
 
 @VERSIONS
 def test_no_session_is_resumed_with_another_host_or_another_context(
-    tmp_path: Path, authority: str, version: ssl.TLSVersion
+    tmp_path: Path, authority: str, server_context: ssl.SSLContext
 ) -> None:
     server = server_context_of(issue(HOST, "s4.example.test", by=AUTHORITY).write(tmp_path, "server"))
-    server.maximum_version = version
+    server.maximum_version = server_context.maximum_version
     context = TlsContext(authorities=authority)
     hosts = [(context, HOST), (context, "s4.example.test"), (TlsContext(authorities=authority), HOST), (context, HOST)]
     resumed = []
@@ -403,10 +401,7 @@ def test_tickets_alone_are_nothing_that_came(ends: Ends) -> None:
 
 
 @VERSIONS
-def test_several_records_are_received_at_once(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion
-) -> None:
-    server_context.maximum_version = version
+def test_several_records_are_received_at_once(context: TlsContext, server_context: ssl.SSLContext) -> None:
     with connected(context, server_context) as ends:
         for piece in (b"he", b"l", b"lo"):
             ends.server.tls.write(piece)
@@ -447,9 +442,8 @@ def test_nothing_is_received_into_nothing(ends: Ends) -> None:
 @VERSIONS
 @pytest.mark.parametrize("record_bytes", [1 << 10, 1 << 14])
 def test_a_thread_receives_all_of_a_body_and_no_more(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion, record_bytes: int
+    context: TlsContext, server_context: ssl.SSLContext, record_bytes: int
 ) -> None:
-    server_context.maximum_version = version
     with connected(context, server_context) as ends:
         ends.server.tls.write(b"head" + BODY[:100])
         ends.server.flush()
@@ -477,23 +471,6 @@ def test_while_a_thread_receives_nobody_else_uses_the_connection_or_moves_the_me
         ends.server.send(b"hello")
         assert outcome.get(timeout=PATIENCE_S) == 5
     assert data == b"hello"
-
-
-def test_a_body_that_is_shut_down_ends_at_once(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        ends.server.send(b"hello")
-        while data[4] != b"o"[0]:
-            os.sched_yield()
-        ends.sock.shutdown(socket.SHUT_RDWR)
-        assert outcome.get(timeout=PATIENCE_S) == 5
-
-
-def test_a_body_that_stalls_ends_after_the_timeout(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data, silence_s=0.05) as outcome:
-        ends.server.send(b"hello")
-        assert isinstance(outcome.get(timeout=PATIENCE_S), BlockingIOError)
 
 
 def test_a_signal_in_a_body_is_outlived(ends: Ends) -> None:
@@ -609,9 +586,8 @@ def test_a_request_to_renegotiate_is_declined(context: TlsContext, server_file: 
 @VERSIONS
 @pytest.mark.parametrize("is_said", [True, False], ids=["close_notify", "EOF"])
 def test_the_end_is_seen_behind_the_last_bytes(
-    context: TlsContext, server_context: ssl.SSLContext, version: ssl.TLSVersion, is_said: bool
+    context: TlsContext, server_context: ssl.SSLContext, is_said: bool
 ) -> None:
-    server_context.maximum_version = version
     with connected(context, server_context) as ends:
         ends.server.send(b"hello")
         if is_said:
@@ -633,22 +609,39 @@ def test_an_end_that_came_with_the_reply_makes_the_connection_unquiet(ends: Ends
     assert not ends.connection.is_quiet
 
 
-@pytest.mark.parametrize("is_said", [True, False], ids=["close_notify", "EOF"])
-def test_a_body_that_ends_early_is_known_by_its_length(ends: Ends, is_said: bool) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        ends.server.send(b"hello")
-        if is_said:
-            ends.server.end()
-        else:
-            ends.server.sock.shutdown(socket.SHUT_WR)
-        assert outcome.get(timeout=PATIENCE_S) == 5
-    assert data.rstrip(b"\0") == b"hello"
-
-
 def reset(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
     sock.close()
+
+
+# A record of its own length, of which no key makes anything.
+BROKEN_RECORD = b"\x17\x03\x03\x40\x00" + bytes(1 << 14)
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (lambda ends: ends.sock.shutdown(socket.SHUT_RDWR), 5),
+        (lambda ends: ends.server.end(), 5),
+        (lambda ends: ends.server.sock.shutdown(socket.SHUT_WR), 5),
+        (lambda ends: reset(ends.server.sock), ConnectionResetError),
+        (lambda ends: ends.server.sock.sendall(BROKEN_RECORD), TlsError),
+        (lambda ends: None, BlockingIOError),
+    ],
+    ids=["shut down here", "close_notify", "EOF", "reset", "broken record", "silence"],
+)
+def test_a_body_that_does_not_come_whole_ends_with_what_came_or_says_why(
+    ends: Ends, end: Callable[[Ends], object], outcome: int | type[OSError]
+) -> None:
+    data = bytearray(100)
+    with receiving(ends, data, silence_s=0.05 if outcome is BlockingIOError else PATIENCE_S) as outcomes:
+        ends.server.send(b"hello")
+        while data[4] != b"o"[0]:
+            os.sched_yield()
+        end(ends)
+        found = outcomes.get(timeout=PATIENCE_S)
+    assert (found if isinstance(found, int) else type(found)) == outcome
+    assert data.rstrip(b"\0") == b"hello"
 
 
 def test_a_reset_is_told_by_its_number_each_time(ends: Ends) -> None:
@@ -662,13 +655,6 @@ def test_a_reset_is_told_by_its_number_each_time(ends: Ends) -> None:
         ends.connection.send(b"?")
 
 
-def test_a_reset_in_a_body_is_told_by_its_number(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        reset(ends.server.sock)
-        assert isinstance(outcome.get(timeout=PATIENCE_S), ConnectionResetError)
-
-
 def test_a_request_to_nobody_fails(ends: Ends) -> None:
     reset(ends.server.sock)
     ends.has_come()
@@ -678,8 +664,7 @@ def test_a_request_to_nobody_fails(ends: Ends) -> None:
 
 def test_bytes_before_a_broken_record_are_received_and_then_the_error_is_told(ends: Ends) -> None:
     ends.server.send(b"hello")
-    # A record of its own length, of which no key makes anything.
-    ends.server.sock.sendall(b"\x17\x03\x03\x40\x00" + bytes(1 << 14))
+    ends.server.sock.sendall(BROKEN_RECORD)
     assert ends.read(5) == b"hello"
     for _ in range(2):
         with pytest.raises(TlsError, match="bad record mac") as caught:
@@ -688,15 +673,6 @@ def test_bytes_before_a_broken_record_are_received_and_then_the_error_is_told(en
     assert not ends.connection.is_quiet
     with pytest.raises(TlsError, match="bad record mac"):
         ends.connection.send(b"?")
-
-
-def test_a_broken_record_in_a_body_is_an_error(ends: Ends) -> None:
-    data = bytearray(100)
-    with receiving(ends, data) as outcome:
-        ends.server.send(b"hello")
-        ends.server.sock.sendall(b"\x17\x03\x03\x40\x00" + bytes(1 << 14))
-        assert isinstance(outcome.get(timeout=PATIENCE_S), TlsError)
-    assert data.rstrip(b"\0") == b"hello"
 
 
 def test_what_is_no_tls_is_an_error_of_the_handshake(context: TlsContext) -> None:

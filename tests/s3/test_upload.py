@@ -16,7 +16,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import upload
-from fastfuse.s3.whole import read_small
+from fastfuse.s3.whole import read_into, read_small
 from fastfuse.testing import (
     ACCESS_DENIED,
     SLOW_DOWN,
@@ -46,6 +46,9 @@ async def test_what_was_written_is_listed_and_read(moto_server: S3Server, fd: in
         modified_ns = int(entry["LastModified"].timestamp()) * 10**9
         assert ref == ObjectRef("bucket", key, size_bytes, entry["ETag"], modified_ns)
         assert await read_small(client, ref, limit_bytes=size_bytes) == data
+        os.ftruncate(fd, 0)
+        await read_into(client, ref, fd)
+    assert os.pread(fd, size_bytes + 1, 0) == data
 
 
 async def test_a_large_object_goes_in_parts(moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:

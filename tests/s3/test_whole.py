@@ -7,7 +7,6 @@ import trio
 import trio.testing
 
 from fastfuse.errors import AccessError, ServiceError, SourceError
-from fastfuse.objects import ObjectRef
 from fastfuse.s3 import whole
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -15,22 +14,6 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.whole import read_into, read_small
 from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.s3.places import opened
-from tests.servers import S3Server
-
-KEYS = ["plain", "odd//key", "ü + %20"]
-
-
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("size_bytes", [0, 1, 100_000])
-async def test_what_is_listed_is_read_as_it_is(moto_server: S3Server, fd: int, key: str, size_bytes: int) -> None:
-    data = os.urandom(size_bytes)
-    listed = moto_server.put(key, data)
-    async with opened(moto_server.endpoint_url) as client:
-        ref = await client.head("bucket", key)
-        assert ref == ObjectRef("bucket", key, size_bytes, listed.etag, listed.modified_ns // 10**9 * 10**9)
-        assert await read_small(client, ref, limit_bytes=size_bytes) == data
-        await read_into(client, ref, fd)
-    assert os.pread(fd, size_bytes + 1, 0) == data
 
 
 async def test_a_large_object_comes_in_parts_a_few_at_a_time(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,24 +32,6 @@ async def test_a_large_object_comes_in_parts_a_few_at_a_time(fd: int, monkeypatc
                 server.faults.remove(rule)
         assert server.statistics().requests["GetObject"] == 11
     assert os.pread(fd, len(data) + 1, 0) == data
-
-
-async def test_the_storage_class_comes_along(moto_server: S3Server) -> None:
-    moto_server.put("cold", b"x", StorageClass="GLACIER")
-    async with opened(moto_server.endpoint_url) as client:
-        assert (await client.head("bucket", "cold")).storage_class == "GLACIER"
-
-
-async def test_a_busy_service_is_asked_again(fd: int) -> None:
-    faults = [FaultRule(action=SLOW_DOWN, times=2)]
-    with LoopbackServer({"bucket": MemoryObjects({"key": b"x" * 5})}, faults=faults) as server:
-        async with opened(server.endpoint_url) as client:
-            ref = await client.head("bucket", "key")
-            server.faults.add(FaultRule(action=SLOW_DOWN, times=2))
-            assert await read_small(client, ref, limit_bytes=5) == b"x" * 5
-            server.faults.add(FaultRule(action=SLOW_DOWN, times=2))
-            await read_into(client, ref, fd)
-    assert os.pread(fd, 6, 0) == b"x" * 5
 
 
 async def test_what_is_not_there_and_what_is_denied_is_said_by_its_name(fd: int) -> None:

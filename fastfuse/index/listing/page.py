@@ -26,7 +26,7 @@ from fastfuse.errors import ServiceError, ThrottledError
 from fastfuse.objects import MAX_KEY_BYTES, ObjectColumns, ObjectRef
 from fastfuse.s3.base import PageSource
 from fastfuse.s3.failures import Failure, Kind
-from fastfuse.s3.retries import UNTIL_DEADLINE, Retries, RetryableError
+from fastfuse.s3.retries import Retries, RetryableError
 
 __all__ = ["MAX_IN_FLIGHT", "Page", "Pager", "parse_page"]
 
@@ -296,7 +296,7 @@ class Pager:
                     self._shrink(begun_s)
                     last_refusal = error
                     failure = Failure(kind=Kind.THROTTLED, detail=error.detail)
-                    raise RetryableError(error, failure, attempts=UNTIL_DEADLINE) from error.__cause__
+                    raise RetryableError(error, failure) from error.__cause__
 
         with trio.move_on_after(_DEADLINE_S):
             name = f"page {self._taken_count + 1} of the listing of {f's3://{self._bucket}/{prefix}'!r}"

@@ -35,7 +35,6 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.concurrency import Pace
 from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.disk import Directory, Part, disk_errors, open_private, open_root, read_trust, settle
 from fastfuse.sagemaker.download.landing import Half, Job, Landing, Places, jobs
@@ -203,7 +202,7 @@ class _Download:
         # One part that is written fits beside one that is fetched.
         self._part_bytes = min(settings.part_size_bytes, max(memory_bytes // 2, 1))
         # Twice the GETs: as many writes may wait for the disk as GETs for the network.
-        self._room = Room(Pace(most_gets), most_fetches=2 * most_gets, memory_bytes=memory_bytes)
+        self._room = Room(most_gets=most_gets, most_fetches=2 * most_gets, memory_bytes=memory_bytes)
         self._threads = trio.CapacityLimiter(_DISK_THREADS)
         # The number of parts that are missing, by file.
         self._halves: dict[Half, int] = {}

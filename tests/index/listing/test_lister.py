@@ -22,7 +22,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, PageSource
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.memory import MemoryStore
 from fastfuse.testing import (
     ACCESS_DENIED,
     INTERNAL_ERROR,
@@ -39,6 +38,7 @@ from fastfuse.testing import (
 from fastfuse.testing.faults import Action
 from fastfuse.testing.synthetic import Layout
 from tests.index.indexes import columns
+from tests.store import MemoryStore
 from tests.tables import check_table
 
 

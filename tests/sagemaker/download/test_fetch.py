@@ -13,13 +13,12 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
-from fastfuse.s3.concurrency import Pace
-from fastfuse.s3.memory import MemoryStore
 from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from tests.descriptors import open_descriptors
 from tests.fakes import CountingReader, FailingReader, SlowReader
 from tests.sagemaker.download.channels import MEMORY_BYTES, PART_BYTES, files_below, settings_for, table_of
+from tests.store import MemoryStore
 
 
 @dataclass
@@ -160,7 +159,7 @@ async def is_let_in(room: Room, size_bytes: int) -> bool:
 
 
 async def test_a_get_waits_for_memory_that_a_write_still_holds() -> None:
-    room = Room(Pace(4), most_fetches=6, memory_bytes=100)
+    room = Room(most_gets=4, most_fetches=6, memory_bytes=100)
     await room.enter(60)
     assert not await is_let_in(room, 41)
     room.landed(0.0)
@@ -170,7 +169,7 @@ async def test_a_get_waits_for_memory_that_a_write_still_holds() -> None:
 
 
 async def test_what_is_larger_than_the_memory_goes_alone() -> None:
-    room = Room(Pace(4), most_fetches=6, memory_bytes=100)
+    room = Room(most_gets=4, most_fetches=6, memory_bytes=100)
     await room.enter(1000)
     assert not await is_let_in(room, 1)
     room.landed(0.0)
@@ -179,7 +178,7 @@ async def test_what_is_larger_than_the_memory_goes_alone() -> None:
 
 
 async def test_writes_that_are_not_through_hold_gets_back() -> None:
-    room = Room(Pace(4), most_fetches=6, memory_bytes=100)
+    room = Room(most_gets=4, most_fetches=6, memory_bytes=100)
     for _ in range(6):
         await room.enter(1)
         room.landed(trio.current_time())

@@ -24,9 +24,9 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.memory import MemoryStore
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode
 from fastfuse.sagemaker.pipe.sequence import File, sequence_of
+from tests.store import MemoryStore
 
 EPOCHS = 5
 HOSTS = (1, 3, 7)
