@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.processes import die_with_parent
 from bench.soak.data import Kind
-from bench.soak.mounting import SoakMount, soak_mount
+from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 from fastfuse.testing.faults import SLOW_DOWN, FaultRule
 
@@ -101,7 +101,7 @@ def _mounted(options: Sequence[str]) -> Iterator[tuple[SoakServer, SoakMount]]:
     with (
         tempfile.TemporaryDirectory(prefix="fastfuse-outages-", ignore_cleanup_errors=True) as place,
         SoakServer([_KIND]) as server,
-        soak_mount(Path(place), server, "512MiB", options) as mount,
+        SoakMount(Path(place), server, "512MiB", options) as mount,
     ):
         yield server, mount
 

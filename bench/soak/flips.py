@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.processes import die_with_parent
 from bench.soak.data import Kind, expected_bytes
-from bench.soak.mounting import soak_mount
+from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 from fastfuse.testing.faults import FaultRule, Flip
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="fastfuse-flips-", ignore_cleanup_errors=True) as place,
         SoakServer(_KINDS, has_checksums=True) as server,
-        soak_mount(Path(place), server, "256MiB", [] if options.without else ["--verify"]) as mount,
+        SoakMount(Path(place), server, "256MiB", [] if options.without else ["--verify"]) as mount,
         server.fault(FaultRule(action=Flip(flipped), operation="GetObject")),
     ):
         counts = _read(mount.root, options.seconds)

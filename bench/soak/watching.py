@@ -29,7 +29,7 @@ def is_alive(pid: int) -> bool:
 
 def holdings(mount: SoakMount) -> dict[str, float]:
     """Return what may not grow while nobody reads; connections to S3 are kept for the next reads, so are left out."""
-    tree = process_tree(mount.process.pid)
+    tree = process_tree(mount.pid)
     kinds: Counter[str] = Counter(
         f"descriptors: {kind}" for pid in tree for kind in _descriptor_kinds(pid) if kind != "TCP connection"
     )
@@ -45,10 +45,10 @@ def holdings(mount: SoakMount) -> dict[str, float]:
 
 def sample(mount: SoakMount) -> dict[str, float]:
     """Return what a long run has to keep flat."""
-    tree = process_tree(mount.process.pid)
+    tree = process_tree(mount.pid)
     kinds = [kind for pid in tree for kind in _descriptor_kinds(pid)]
     return {
-        "memory_bytes": pss_bytes(mount.process.pid),
+        "memory_bytes": pss_bytes(mount.pid),
         "descriptors": len(kinds),
         "connections": kinds.count("TCP connection"),
         "threads": sum(_threads(pid) for pid in tree),
