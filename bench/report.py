@@ -10,7 +10,7 @@ from bench.suite import Measured, Plan
 from bench.verdicts import Verdict, speed, verdicts
 from bench.workloads import WORKLOADS, Workload
 
-__all__ = ["as_json", "as_markdown", "line", "verdict_table"]
+__all__ = ["as_json", "as_markdown", "head", "line", "verdict_table"]
 
 _OURS = "fastfuse"
 _MIB = 1 << 20
@@ -98,8 +98,7 @@ def verdict_table(judged: Sequence[Verdict]) -> list[str]:
 
 def _table(results: Results, profile: str, workload: Workload) -> list[str]:
     columns = _BULK if workload.is_bulk else _ONE_BY_ONE
-    headings = ["", "runs", workload.unit, f"{_OURS} / it", *(heading for heading, _, _ in columns)]
-    lines = [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
+    lines = head(["", "runs", workload.unit, f"{_OURS} / it", *(heading for heading, _, _ in columns)])
     cell = (profile, workload.name)
     ours = speed(results, *cell, _OURS)
     for candidate in results.candidates(*cell):
@@ -113,6 +112,11 @@ def _table(results: Results, profile: str, workload: Workload) -> list[str]:
 
 def _text(value: float | None, write: Callable[[float], str]) -> str:
     return "–" if value is None else write(value)
+
+
+def head(headings: Sequence[str]) -> list[str]:
+    """Return the first two lines of a table, whose first column is text."""
+    return [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
 
 
 def line(cells: Sequence[str]) -> str:

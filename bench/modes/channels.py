@@ -75,7 +75,7 @@ def _while_read(server: Server, count: int) -> ChannelFigures:
         cpu_s=run.cpu_s,
         memory_target_bytes=target_bytes,
         peak_bytes=peak_bytes,
-        mb_per_s=run.size_bytes / (run.total_s - run.script_s) / 1e6,
+        mb_per_s=run.mb_per_s,
     )
 
 

@@ -18,27 +18,29 @@ _OVERHEAD_BYTES = 64 * _MIB
 class Figures:
     """One candidate on one workload, once. Seconds are from the start of ``fastfuse run``, of raw GETs from theirs."""
 
-    workload: str
-    candidate: str
+    workload: str = ""
+    candidate: str = ""
     size_bytes: int
     records: int
+    # Until the channels could be read, the script ran, and it had its first record.
+    ready_s: float = 0.0
+    script_s: float = 0.0
     first_s: float
     # Until the last record was read; until the job was gone.
     total_s: float
     over_s: float
-    # Of `total_s`, without the time before the script.
-    reading_s: float
     # CPU seconds of fastfuse or the raw client, of the script, of the server.
     cpu_s: float
     script_cpu_s: float = 0.0
     server_cpu_s: float = 0.0
     requests: int = 0
+    # How long each stage of the start took, by name; the last one is until the first record.
     stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def mb_per_s(self) -> float:
         """While it was read."""
-        return self.size_bytes / self.reading_s / 1e6
+        return self.size_bytes / (self.total_s - self.script_s) / 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

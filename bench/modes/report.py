@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from bench.modes.figures import ChannelFigures, Figures, median, median_stages, verdicts
-from bench.report import line, verdict_table
+from bench.report import head, line, verdict_table
 
 __all__ = ["Measured", "as_json", "as_markdown"]
 
@@ -69,7 +69,7 @@ def as_json(measured: Measured) -> str:
 
 
 def _table(runs: Sequence[Figures], workload: str, candidates: Sequence[str]) -> list[str]:
-    lines = _head(["", "runs", *(heading for heading, _, _ in _HEADINGS)])
+    lines = head(["", "runs", *(heading for heading, _, _ in _HEADINGS)])
     for candidate in candidates:
         count = sum((run.workload, run.candidate) == (workload, candidate) for run in runs)
         values = [(median(runs, workload, candidate, figure) or 0.0, digits) for _, figure, digits in _HEADINGS]
@@ -81,7 +81,7 @@ def _stages(runs: Sequence[Figures], workload: str, candidates: Sequence[str]) -
     stages = {candidate: median_stages(runs, workload, candidate) for candidate in candidates}
     names = list(dict.fromkeys(name for each in stages.values() for name in each))
     return [
-        *_head(["", *names]),
+        *head(["", *names]),
         *(
             line([candidate, *(f"{each[name] * 1e3:,.0f}" if name in each else "–" for name in names)])
             for candidate, each in stages.items()
@@ -91,7 +91,7 @@ def _stages(runs: Sequence[Figures], workload: str, candidates: Sequence[str]) -
 
 
 def _channels(channels: Sequence[ChannelFigures]) -> list[str]:
-    lines = _head(["channels", "runs", "ready s", "CPU s", "memory target MiB", "peak PSS MiB", "MB/s"])
+    lines = head(["channels", "runs", "ready s", "CPU s", "memory target MiB", "peak PSS MiB", "MB/s"])
     for count, is_read in dict.fromkeys((each.channels, each.peak_bytes > 0) for each in channels):
         runs = [each for each in channels if (each.channels, each.peak_bytes > 0) == (count, is_read)]
         cells = [f"{count}{' read at once' if is_read else ''}", str(len(runs))]
@@ -100,7 +100,3 @@ def _channels(channels: Sequence[ChannelFigures]) -> list[str]:
         held = [runs[0].memory_target_bytes / _MIB, max(each.peak_bytes for each in runs) / _MIB, runs[0].mb_per_s]
         lines.append(line([*cells, *(f"{value:,.0f}" if is_read else "–" for value in held)]))
     return lines
-
-
-def _head(headings: Sequence[str]) -> list[str]:
-    return [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
