@@ -8,7 +8,7 @@ import hashlib
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ __all__ = [
     "MemoryContent",
     "MemoryObjects",
     "ObjectSet",
+    "ObjectTable",
     "ObjectView",
     "StoredObject",
     "UploadedPart",
@@ -130,10 +131,10 @@ def key_bytes(key: str | bytes) -> bytes:
     return key.encode() if isinstance(key, str) else key
 
 
-class _Table:
-    """A view over objects in a list."""
+class ObjectTable:
+    """A view over objects in any order."""
 
-    def __init__(self, objects: list[StoredObject]) -> None:
+    def __init__(self, objects: Iterable[StoredObject]) -> None:
         self._objects = sorted(objects, key=lambda stored: stored.key)
         self._keys = [stored.key for stored in self._objects]
 
@@ -205,7 +206,7 @@ class MemoryObjects:
     def view(self) -> ObjectView:
         with self._lock:
             if self._view is None:
-                self._view = _Table(list(self._objects.values()))
+                self._view = ObjectTable(self._objects.values())
             return self._view
 
 
@@ -226,10 +227,10 @@ def _stat_object(root: bytes, key: bytes) -> StoredObject | None:
     )
 
 
-class _DirectoryTable(_Table):
+class _DirectoryTable(ObjectTable):
     """Lists the files of the scan, but looks at a file again before serving it: it may have been replaced."""
 
-    def __init__(self, root: bytes, objects: list[StoredObject]) -> None:
+    def __init__(self, root: bytes, objects: Iterable[StoredObject]) -> None:
         super().__init__(objects)
         self._root = root
 
@@ -256,7 +257,7 @@ class DirectoryObjects:
             for name in names
         )
         found = (_stat_object(self._root, key) for key in keys)
-        return _DirectoryTable(self._root, [stored for stored in found if stored is not None])
+        return _DirectoryTable(self._root, filter(None, found))
 
     def rescan(self) -> None:
         """List the directory again; requests under way keep what they saw."""
