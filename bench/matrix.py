@@ -2,26 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 
-from bench.candidates import LIMITED, MADE_UP
-from bench.peers import OTHERS, RCLONES
+from bench.candidates import LIMITED, MADE_UP, OTHERS, RCLONES
 from bench.profiles import PROFILES
 from bench.suite import Cell
 from bench.workloads import WORKLOADS
 
 __all__ = ["chosen", "default_matrix"]
 
-_RCLONES = tuple(RCLONES)
 _TUNED = "rclone-unchecked"
-_HEADLINE = ("raw", "fastfuse", *_RCLONES)
+_HEADLINE = ("raw", "fastfuse", *RCLONES)
 
 # Profile, workload, candidates, runs. The headline cells first: medians of five, everybody in turns; then what bounds
 # the mount from above, and what has a target of its own; then one run each to see that nothing falls off.
 _CELLS: tuple[tuple[str, str, tuple[str, ...], int], ...] = (
-    ("s3", "sequential-1", ("raw", "fastfuse", LIMITED, *_RCLONES), 5),
-    ("s3", "sequential-4", ("raw", "fastfuse", LIMITED, *_RCLONES), 5),
+    ("s3", "sequential-1", ("raw", "fastfuse", LIMITED, *RCLONES), 5),
+    ("s3", "sequential-4", ("raw", "fastfuse", LIMITED, *RCLONES), 5),
     ("fast-tls", "sequential-1", _HEADLINE, 5),
     ("fast-tls", "sequential-4", _HEADLINE, 5),
-    ("fast", "small-16-shuffled", ("raw", "fuse-only", "fastfuse", "fastfuse-hints", *_RCLONES), 3),
+    ("fast", "small-16-shuffled", ("raw", "fuse-only", "fastfuse", "fastfuse-hints", *RCLONES), 3),
     ("s3", "small-16-shuffled", ("raw", "fastfuse", "fastfuse-hints", _TUNED), 3),
     ("s3-tls", "small-16-shuffled", ("fastfuse", "fastfuse-hints", _TUNED), 3),
     ("fast-tls", "small-16-shuffled", ("fastfuse", "fastfuse-hints", _TUNED), 1),
@@ -39,8 +37,8 @@ _CELLS: tuple[tuple[str, str, tuple[str, ...], int], ...] = (
     *(("s3", f"sequential-{readers}-{size}", ("fastfuse",), 1) for size in ("64k", "4m") for readers in (1, 4, 16)),
     ("s3", "small-16", ("fastfuse", _TUNED), 1),
     # Whoever of the other peers is there: most are not, and slow ones would take a median's time.
-    ("s3", "sequential-1", tuple(OTHERS), 1),
-    ("s3", "small-16-shuffled", tuple(OTHERS), 1),
+    ("s3", "sequential-1", OTHERS, 1),
+    ("s3", "small-16-shuffled", OTHERS, 1),
 )
 
 

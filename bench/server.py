@@ -7,14 +7,13 @@ import multiprocessing
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from bench.certificates import create_chain
 from bench.processes import cpu_seconds
 from bench.profiles import PROFILES, Profile
 from fastfuse.testing.buckets import DirectoryObjects, ObjectSet
@@ -25,6 +24,7 @@ from fastfuse.testing.synthetic import parse_synthetic, synthetic_bytes
 __all__ = ["Server", "Traffic"]
 
 _BUCKET = "bench"
+_NEW = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
 # Ending takes milliseconds; a process that needs longer is killed.
 _STOP_S = 10.0
 
@@ -57,7 +57,7 @@ class Server:
         self._directory = Path(tempfile.mkdtemp(prefix="fastfuse-bench-"))
         tls = None
         if self._profile.is_tls:
-            self.ca_bundle, tls = create_chain(self._directory)
+            self.ca_bundle, tls = _create_chain(self._directory)
         context = multiprocessing.get_context("spawn")
         self._channels: list[Connection] = []
         self._processes = []
@@ -75,9 +75,7 @@ class Server:
             channel.recv()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for channel in self._channels:
             channel.close()
         for process in self._processes:
@@ -121,3 +119,18 @@ def _objects(source: Path | str) -> ObjectSet:
     # The block that all contents are slices of is made at the first use, which must not be a timed one.
     synthetic_bytes("", 0, 1)
     return parse_synthetic(source)
+
+
+def _create_chain(directory: Path) -> tuple[Path, TlsFiles]:
+    """Write an authority's certificate, and the chain and key of a server at 127.0.0.1, into `directory`.
+
+    `fastfuse.testing` has a self-signed one, which peers do not accept.
+    """
+    authority, authority_key = directory / "authority.pem", directory / "authority-key.pem"
+    issued = TlsFiles(directory / "issued.pem", directory / "issued-key.pem")
+    root = [*_NEW, "-subj", "/CN=fastfuse bench", "-addext", "keyUsage=keyCertSign"]
+    leaf = [*_NEW, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    leaf += ["-addext", "basicConstraints=critical,CA:FALSE", "-CA", str(authority), "-CAkey", str(authority_key)]
+    subprocess.run([*root, "-keyout", authority_key, "-out", authority], check=True, capture_output=True)
+    subprocess.run([*leaf, "-keyout", issued.key, "-out", issued.certificate], check=True, capture_output=True)
+    return authority, issued

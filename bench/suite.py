@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench import machine
-from bench.candidates import CANDIDATES, Limits, Target, UnavailableError
+from bench.candidates import CANDIDATES, Limits, Target
+from bench.mounting import UnavailableError
 from bench.profiles import Profile
 from bench.readers import Outcome
 from bench.results import Run

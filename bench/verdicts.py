@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from bench.candidates import LIMITED, LIMITED_BYTES
-from bench.peers import RCLONES
+from bench.candidates import LIMITED, LIMITED_BYTES, RCLONES
 from bench.profiles import PROFILES
 from bench.results import Results
 from bench.workloads import SMALL_FILE_BYTES, WORKLOADS
@@ -18,7 +17,6 @@ _MEMORY_OVERHEAD_BYTES = 64 * _MIB
 _RANDOM_READ_BYTES = 256 << 10
 _HINTED_FILES_PER_S = 4000
 _RAW = ("raw",)
-_RCLONE = tuple(RCLONES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,13 @@ class _Speed:
 
 
 _SPEEDS = (
-    _Speed("throughput", "s3", "sequential-1", _RCLONE, 4.0),
+    _Speed("throughput", "s3", "sequential-1", RCLONES, 4.0),
     _Speed("throughput", "s3", "sequential-1", _RAW, 0.5),
-    _Speed("throughput", "s3", "sequential-4", _RCLONE, 2.0),
+    _Speed("throughput", "s3", "sequential-4", RCLONES, 2.0),
     _Speed("throughput", "s3", "sequential-4", _RAW, 0.5),
-    _Speed("TLS", "fast-tls", "sequential-1", _RCLONE, 2.0),
+    _Speed("TLS", "fast-tls", "sequential-1", RCLONES, 2.0),
     _Speed("TLS", "fast-tls", "sequential-1", _RAW, 0.5),
-    _Speed("TLS", "fast-tls", "sequential-4", _RCLONE, 1.5),
+    _Speed("TLS", "fast-tls", "sequential-4", RCLONES, 1.5),
     _Speed("TLS", "fast-tls", "sequential-4", _RAW, 0.5),
     _Speed("memory", "s3", "sequential-1", (_OURS,), 0.9, ours=LIMITED),
     _Speed("memory", "s3", "sequential-4", (_OURS,), 0.9, ours=LIMITED),
@@ -158,7 +156,7 @@ def _hinted(results: Results) -> Verdict | None:
     if like_s3 is not None:
         shares.append(like_s3 / _HINTED_FILES_PER_S)
         said.append(f"s3 {workload} with hints, {like_s3:.0f} files/s / {_HINTED_FILES_PER_S}")
-    best = _best(results, "fast", workload, _RCLONE)
+    best = _best(results, "fast", workload, RCLONES)
     if fast is not None and best is not None:
         shares.append(fast / (2 * best[1]))
         cpu_s = results.median("fast", workload, ours, "cpu_s_per_span") or 0.0

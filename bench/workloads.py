@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bench.reading import Manner, Span
+from bench.readers import Manner, Span
 from fastfuse.testing.synthetic import SyntheticObjects
 
 __all__ = ["SMALL_FILE_BYTES", "WORKLOADS", "DataSet", "Scale", "Unit", "Workload"]

@@ -12,8 +12,7 @@ from bench import machine
 from bench.modes.figures import Figures
 from bench.modes.job import channel, run_job
 from bench.profiles import PROFILES
-from bench.readers import read_raw
-from bench.reading import RawAccess, Span
+from bench.readers import RawAccess, Span, read_raw
 from bench.server import Server
 from bench.workloads import SMALL_FILE_BYTES
 from fastfuse.demo.dataset import create_shards

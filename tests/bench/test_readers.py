@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from bench.profiles import PROFILES
-from bench.readers import in_turns, read_mount, read_raw
-from bench.reading import Manner, RawAccess, Span
+from bench.readers import Manner, RawAccess, Span, in_turns, read_mount, read_raw
 from bench.server import Server
 
 
