@@ -97,32 +97,23 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan:
     )
 
 
-class _Progress:
-    def __init__(self, plan: Plan) -> None:
-        self._left = sum(cell.runs * len(cell.candidates) for cell in plan.cells)
-        self._started_s = time.monotonic()
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s
-
-    def tell(self, run: Run) -> None:
-        self._left -= 1
-        sys.stderr.write(
-            f"{self.elapsed_s:4.0f} s, {self._left} to go: {run.profile} {run.workload} {run.candidate}: "
-            f"{run.mb_per_s:.0f} MB/s, {run.spans_per_s:.0f} reads/s\n"
-        )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write and print; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     plan = _plan(parser, options)
     facts = machine.describe()
-    progress = _Progress(plan)
-    measured = run_suite(plan, progress.tell)
-    elapsed_s = progress.elapsed_s
+    started_s = time.monotonic()
+    left = iter(range(sum(cell.runs * len(cell.candidates) for cell in plan.cells) - 1, -1, -1))
+
+    def tell(run: Run) -> None:
+        sys.stderr.write(
+            f"{time.monotonic() - started_s:4.0f} s, {next(left)} to go: {run.profile} {run.workload} {run.candidate}: "
+            f"{run.mb_per_s:.0f} MB/s, {run.spans_per_s:.0f} reads/s\n"
+        )
+
+    measured = run_suite(plan, tell)
+    elapsed_s = time.monotonic() - started_s
     results = Results(measured.runs)
     text = as_markdown(measured, plan, facts, elapsed_s)
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -159,7 +159,7 @@ def _hinted(results: Results) -> Verdict | None:
     best = _best(results, "fast", workload, RCLONES)
     if fast is not None and best is not None:
         shares.append(fast / (2 * best[1]))
-        cpu_s = results.median("fast", workload, ours, "cpu_s_per_span") or 0.0
+        cpu_s = results.median("fast", workload, ours, "cpu_s", per="spans") or 0.0
         said.append(f"fast with hints, {fast:.0f}, {cpu_s * 1e3:.2f} ms of CPU each / twice {best[0]} {best[1]:.0f}")
     return Verdict("small files", "; or ".join(said), max(shares), 1.0) if shares else None
 
@@ -171,7 +171,7 @@ def _warm_requests(results: Results) -> Verdict | None:
 
 def _cpu(results: Results) -> Iterator[Verdict | None]:
     for profile, workload in _SEQUENTIAL:
-        ours, raw = (results.median(profile, workload, name, "cpu_s_per_gb") for name in (_OURS, "raw"))
+        ours, raw = (results.median(profile, workload, name, "cpu_s", per="gb") for name in (_OURS, "raw"))
         if ours is not None and raw:
             text = f"{profile} {workload}: daemon {ours:.2f} s/GB / raw client {raw:.2f}"
             yield Verdict("CPU", text, ours / raw, 1.5, is_upper=True)

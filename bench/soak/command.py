@@ -14,12 +14,10 @@ from typing import Any
 
 from bench.soak.data import Kind
 from bench.soak.disturbances import DISTURBANCES, Scene, Window, disturb
-from bench.soak.judging import unexpected, unsettled
-from bench.soak.mounting import SoakMount
+from bench.soak.judging import as_text, failure_counts, latency_rows, percentiles, unexpected, unsettled
+from bench.soak.mounting import SoakMount, holdings, is_alive, sample, settled
 from bench.soak.readers import MANNERS, Readers, Share
-from bench.soak.report import as_text, failure_counts, latency_rows, percentiles
 from bench.soak.server import SoakServer
-from bench.soak.watching import holdings, is_alive, sample, settled
 from fastfuse.demo.processes import process_tree
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sizes import parse_size
