@@ -12,8 +12,8 @@ Or in processes of its own, fast enough to measure against::
     with ServerProcess("count=1000000,size=128KiB,layout=dirs,dirs=1000", workers=4) as server:
         ...  # server.endpoint_url, server.bucket
 
-Layers, each knowing only those after it: `process` → `server` → `service` (S3, pure) → `listing`, `faults`, `wire` →
-`objects`, `synthetic` → `xml`.
+Layers, each knowing only those after it: `process` → `server` → `service` (S3, pure) → `pages`, `faults`, `wire` →
+`synthetic` → `buckets` → `xml`.
 """
 
 from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject, UploadedPart
@@ -41,9 +41,8 @@ from fastfuse.testing.faults import (
 from fastfuse.testing.process import ServerProcess
 from fastfuse.testing.recording import RequestRecord, Statistics
 from fastfuse.testing.server import LoopbackServer
-from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
+from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles, create_certificate
 from fastfuse.testing.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
-from fastfuse.testing.tls import create_certificate
 
 __all__ = [
     "ACCESS_DENIED",

@@ -11,26 +11,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 __all__ = [
-    "ACCESS_DENIED",
-    "EXPIRED_TOKEN",
-    "INTERNAL_ERROR",
-    "SERVICE_UNAVAILABLE",
-    "SLOW_DOWN",
-    "Action",
-    "Answer",
-    "Delay",
-    "FaultRule",
-    "FaultSet",
-    "Flip",
-    "Limit",
-    "Replace",
-    "Reset",
-    "ShortPage",
-    "Stall",
-    "Truncate",
-    "WrongEtag",
-    "WrongLength",
-    "WrongRange",
+    *("ACCESS_DENIED", "EXPIRED_TOKEN", "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "Action", "Answer"),
+    *("Delay", "Fault", "FaultRule", "FaultSet", "Flip", "Limit", "Replace", "Reset", "ShortPage", "Stall"),
+    *("Truncate", "WrongEtag", "WrongLength", "WrongRange"),
 ]
 
 
@@ -174,8 +157,8 @@ class FaultRule:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A rule and its progress."""
+class Fault:
+    """A rule in force and its progress; `removed` is set when the rule is removed."""
 
     rule: FaultRule
     random: random.Random
@@ -186,6 +169,10 @@ class _Live:
     matched: int = 0
     hit: int = 0
     removed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def action(self) -> Action:
+        return self.rule.action
 
     def take(self) -> bool:
         rule = self.rule
@@ -211,21 +198,13 @@ class _Live:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One action on one request; `removed` is set when its rule is removed."""
-
-    action: Action
-    removed: threading.Event
-
-
 class FaultSet:
     """The rules in force. Safe from any thread."""
 
     def __init__(self, rules: Iterable[FaultRule] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Fault] = {}
         self._next_id = 0
         for rule in rules:
             self.add(rule)
@@ -234,7 +213,7 @@ class FaultSet:
         """Put `rule` in force after the others, and return the number to remove it by."""
         with self._lock:
             self._next_id += 1
-            self._live[self._next_id] = _Live(
+            self._live[self._next_id] = Fault(
                 rule, random.Random(rule.seed), self._clock, max(1.0, rule.spared_per_s), self._clock()
             )
             return self._next_id
@@ -261,8 +240,4 @@ class FaultSet:
         if not self._live:
             return []
         with self._lock:
-            return [
-                Fault(live.rule.action, live.removed)
-                for live in self._live.values()
-                if live.rule.is_match(operation, bucket, key) and live.take()
-            ]
+            return [live for live in self._live.values() if live.rule.is_match(operation, bucket, key) and live.take()]
