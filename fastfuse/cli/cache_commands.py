@@ -35,9 +35,8 @@ class Action(StrEnum):
 @options.takes(origin=index_options.origin, settings=options.cache, connection=options.connection, logs=options.logs)
 def cache(
     action: Annotated[Action, typer.Argument(help="What to do with the directory of --cache.")],
-    source: Annotated[
-        str | None, typer.Argument(metavar="S3_URI", help="The objects to pin or unpin; left out, unpin takes all.")
-    ] = None,
+    source: Annotated[str | None, typer.Argument(metavar="S3_URI",
+        help="The objects to pin or unpin; left out, unpin takes all.")] = None,
     *,
     as_json: Annotated[bool, option("--json", "Print the result as JSON.")] = False,
     origin: IndexOrigin,
@@ -72,9 +71,8 @@ def cache(
 
 @options.takes(origin=index_options.origin, cache=options.cache, connection=options.connection, logs=options.logs)
 def warm(
-    source: Annotated[
-        str, typer.Argument(metavar="S3_URI|MOUNTPOINT", help="What to fetch: a source, or what a mount shows.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="S3_URI|MOUNTPOINT",
+        help="What to fetch: a source, or what a mount shows.")],
     *,
     limit: Annotated[str | None, option("--limit SIZE/s", "Fetch no more in a second, such as 2GiB/s.")] = None,
     hints: Annotated[Path | None, option("--hints FILE",

@@ -105,10 +105,8 @@ def stats(
 
 
 def top(
-    mountpoint: Annotated[
-        Path | None,
-        typer.Argument(help="Where fastfuse is mounted; left out, the only one.", **_PLACE),
-    ] = None,
+    mountpoint: Annotated[Path | None, typer.Argument(
+        help="Where fastfuse is mounted; left out, the only one.", **_PLACE)] = None,
     *,
     interval: Annotated[float, option("--interval SECONDS", "Seconds between two looks.", min=0.1, max=3600)] = 1.0,
 ) -> int:  # fmt: skip
@@ -219,15 +217,9 @@ _STDOUT = "-"
 
 
 def report(
-    place: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="MOUNTPOINT|DIR|FILE",
-            parser=Path,
-            help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
-            "that --json printed.",
-        ),
-    ] = None,
+    place: Annotated[Path | None, typer.Argument(metavar="MOUNTPOINT|DIR|FILE", parser=Path,
+        help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
+        "that --json printed.")] = None,
     *,
     output: Annotated[Path, option("--output -o FILE",
         "Where to write the page; - is stdout.", parser=Path)] = Path("fastfuse-report.html"),

@@ -178,18 +178,15 @@ def _create_files(settings: DemoSettings, directory: Path, reporter: Reporter) -
 
 @contextmanager
 def _served(directory: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(directory, bucket=_BUCKET, workers=_SERVER_PROCESSES)
-    # Ctrl-C in a terminal would reach the server, too, which the mount needs until it is unmounted. A process inherits
-    # the blocked signals.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        server.__enter__()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
+    with ExitStack() as stack:
+        # Ctrl-C in a terminal would reach the server, too, which the mount needs until it is unmounted. A process
+        # inherits the blocked signals.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            server = stack.enter_context(ServerProcess(directory, bucket=_BUCKET, workers=_SERVER_PROCESSES))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield server
-    finally:
-        server.__exit__(None, None, None)
 
 
 def _isolated(environment: Mapping[str, str]) -> dict[str, str]:
