@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from fastfuse import log
-from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.cli.messages import say
 from fastfuse.cli.options import option
 from fastfuse.errors import ConfigurationError
 
@@ -98,10 +98,7 @@ def stats(
 
     if summary or as_json:
         return command.summary(mountpoint, as_json=as_json)
-    try:
-        return command.stats(mountpoint, every_s=interval, count=count)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return command.stats(mountpoint, every_s=interval, count=count)
 
 
 def top(
@@ -118,10 +115,7 @@ def top(
     """
     from fastfuse.cli import top_command as command
 
-    try:
-        return command.top(mountpoint, every_s=interval)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return command.top(mountpoint, every_s=interval)
 
 
 def trace(
@@ -142,11 +136,7 @@ def trace(
     """
     from fastfuse.cli import status_command as command
 
-    chosen = command.Choice(path, process, sample)
-    try:
-        return command.trace(mountpoint, chosen, count=count, as_json=as_json)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return command.trace(mountpoint, command.Choice(path, process, sample), count=count, as_json=as_json)
 
 
 def log_level(
@@ -178,11 +168,8 @@ def hint(
     """
     from fastfuse import hints
 
-    try:
-        with _opened(file) as listing:
-            hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    with _opened(file) as listing:
+        hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
     return 0
 
 
