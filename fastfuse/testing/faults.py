@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 __all__ = [
     *("ACCESS_DENIED", "EXPIRED_TOKEN", "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "Action", "Answer"),
@@ -17,22 +18,19 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+class Delay(NamedTuple):
     """Wait before the first byte of the reply."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """Send the body no faster than this."""
 
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An S3 error in place of the reply."""
 
     status: int
@@ -47,8 +45,7 @@ EXPIRED_TOKEN = Answer(400, "ExpiredToken", "The provided token has expired.")
 ACCESS_DENIED = Answer(403, "AccessDenied", "Access Denied")
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(NamedTuple):
     """Reset the connection after so many bytes of the body; None: instead of any reply.
 
     The client may see fewer: a reset discards what it has not read yet.
@@ -57,57 +54,49 @@ class Reset:
     after_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """Close the connection in good order after so many bytes of the body."""
 
     after_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
+class Stall(NamedTuple):
     """Stop after so many bytes of the body; go on when the rule is removed."""
 
     after_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WrongEtag:
+class WrongEtag(NamedTuple):
     """Send the right bytes under another ETag (with its quotes); ``If-Match`` is checked against the right one."""
 
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class WrongLength:
+class WrongLength(NamedTuple):
     """Send the right bytes under a Content-Length that is greater by so many (negative: smaller)."""
 
     extra_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WrongRange:
+class WrongRange(NamedTuple):
     """Send the right bytes of a range under a Content-Range that lies so many bytes later."""
 
     shift_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(NamedTuple):
     """Behave as if the object had been overwritten with `data` since it was listed."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Flip:
+class Flip(NamedTuple):
     """Flip a bit in some bytes, as a bad proxy does; `offsets` takes the range that is sent and returns which."""
 
     offsets: Callable[[int, int], Iterable[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class ShortPage:
+class ShortPage(NamedTuple):
     """Put at most so many entries on a page of a listing, although there are more; 0 makes it empty."""
 
     keys: int
