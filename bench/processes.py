@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fastfuse.demo.processes import process_tree
+from fastfuse.demo.mounting import process_tree
 
 __all__ = ["cpu_seconds", "fork_with_pipe", "peak_pss_bytes", "pss_bytes"]
 

@@ -30,7 +30,7 @@ from bench.candidates import CANDIDATES, Limits, fastfuse_mount
 from bench.machine import describe, forget_names
 from bench.mounting import Mounted
 from bench.server import Server
-from fastfuse.demo.processes import process_tree
+from fastfuse.demo.mounting import process_tree
 
 __all__ = ["Cost", "main", "measure"]
 

@@ -7,9 +7,8 @@ from bench import machine
 from bench.modes.figures import ChannelFigures
 from bench.modes.job import channel, is_script, run_job
 from bench.processes import pss_bytes
-from bench.profiles import PROFILES
-from bench.server import Server
-from fastfuse.demo.processes import process_tree
+from bench.server import PROFILES, Server
+from fastfuse.demo.mounting import process_tree
 from fastfuse.testing.synthetic import SyntheticObjects
 
 __all__ = ["measure_channels"]

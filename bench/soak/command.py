@@ -18,7 +18,7 @@ from bench.soak.judging import as_text, failure_counts, latency_rows, percentile
 from bench.soak.mounting import SoakMount, holdings, is_alive, sample, settled
 from bench.soak.readers import MANNERS, Readers, Share
 from bench.soak.server import SoakServer
-from fastfuse.demo.processes import process_tree
+from fastfuse.demo.mounting import process_tree
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sizes import parse_size
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from bench.mounting import ENVIRONMENT, make_mountpoint
 from bench.processes import pss_bytes
 from bench.soak.server import BUCKET, SoakServer
-from fastfuse.demo.mounting import MountProcess
-from fastfuse.demo.processes import process_tree
+from fastfuse.demo.mounting import MountProcess, process_tree
 
 __all__ = ["SoakMount", "holdings", "is_alive", "sample", "settled"]
 

@@ -1,4 +1,4 @@
-"""Runs ``fastfuse mount`` as a process of its own, as a user would start it."""
+"""Runs ``fastfuse mount`` as a process of its own, as a user would start it, and measures its memory (proc(5))."""
 
 import http.client
 import os
@@ -16,12 +16,11 @@ from typing import Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from fastfuse.demo.processes import peak_memory_bytes
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.mountpoint import find_mount, unmount
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["MountProcess", "connection_arguments"]
+__all__ = ["MountProcess", "connection_arguments", "peak_memory_bytes", "process_tree"]
 
 # The mount is detached if files are still open after this time.
 _GRACE_S = 5.0
@@ -29,6 +28,8 @@ _GRACE_S = 5.0
 _STOP_S = 15.0
 _LISTED = re.compile(r"listed .*: ([\d,]+) objects, .* ([\d,]+) objects/s")
 _METRICS = re.compile(r"metrics are served at http://(\S+)/metrics")
+_PROC = Path("/proc")
+_KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 _WARNING = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) ")
 
 
@@ -137,10 +138,6 @@ class MountProcess:
             connection.close()
         return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
 
-    def peak_memory_bytes(self) -> int:
-        """Return the peak memory of the mount's processes; see `fastfuse.demo.processes`."""
-        return peak_memory_bytes(self.pid)
-
     def _wait_ready(self) -> None:
         exited_fd = os.pidfd_open(self.process.pid)
         try:
@@ -178,3 +175,38 @@ class MountProcess:
                 self.process.kill()
         if find_mount(self.mountpoint) is not None:
             unmount(self.mountpoint, lazy=True)
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return `pid` and its descendants."""
+    tree = [pid]
+    for parent in tree:
+        for task in (_PROC / str(parent) / "task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or its process, has just ended
+                tree += map(int, task.read_text().split())
+    return tree
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """Return the peak resident memory of `pid` and its descendants: the largest one's peak, and the others' now.
+
+    The kernel keeps the peak (VmHWM), so no sample is missed. The others count with their proportional share (PSS):
+    forks of one process share most of their pages. Where an ordinary user may not see that share, because the processes
+    are not dumpable, their anonymous memory (RssAnon) counts; pages that they share count in each of them.
+    """
+    tree = process_tree(pid)
+    peaks = {process: _kib(_PROC / str(process) / "status", "VmHWM") for process in tree}
+    largest = max(peaks, key=lambda process: peaks[process])
+    others = sum(_share_kib(process) for process in tree if process != largest)
+    return 1024 * (peaks[largest] + others)
+
+
+def _share_kib(pid: int) -> int:
+    try:
+        return _kib(_PROC / str(pid) / "smaps_rollup", "Pss")
+    except PermissionError:
+        return _kib(_PROC / str(pid) / "status", "RssAnon")
+
+
+def _kib(path: Path, name: str) -> int:
+    return int(dict(_KIB_FIELD.findall(path.read_text()))[name])

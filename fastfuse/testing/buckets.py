@@ -232,26 +232,19 @@ class _DirectoryTable(ObjectTable):
 class DirectoryObjects:
     """The files below a directory; a key is the path below it.
 
-    Listings show the files of the last scan; a GET sees a file as it is now, so one that was changed has another
+    Listings show the files as they were at first; a GET sees a file as it is now, so one that was changed has another
     ETag than its listing, and one that was removed is gone.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = os.fsencode(root.absolute())
-        self._view = self._scan()
-
-    def _scan(self) -> ObjectView:
         keys = (
             os.path.relpath(os.path.join(folder, name), self._root)
             for folder, _, names in os.walk(self._root)
             for name in names
         )
         found = (_stat_object(self._root, key) for key in keys)
-        return _DirectoryTable(self._root, filter(None, found))
-
-    def rescan(self) -> None:
-        """List the directory again; requests under way keep what they saw."""
-        self._view = self._scan()
+        self._view = _DirectoryTable(self._root, filter(None, found))
 
     def view(self) -> ObjectView:
         return self._view
