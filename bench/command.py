@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bench import machine, matrix, plots
 from bench.candidates import CANDIDATES
-from bench.profiles import PROFILES
 from bench.report import as_json, as_markdown
 from bench.results import Results, Run
+from bench.server import PROFILES
 from bench.suite import Plan, run_suite
 from bench.verdicts import verdicts
 from bench.workloads import WORKLOADS, Scale

@@ -32,8 +32,7 @@ import numpy as np
 from bench.candidates import Limits, rclone
 from bench.machine import memory_directory
 from bench.mounting import ENVIRONMENT, make_mountpoint
-from bench.profiles import PROFILES
-from bench.server import Server
+from bench.server import PROFILES, Server
 from fastfuse.demo.mounting import MountProcess
 
 _TENSORS = 30

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from bench.candidates import LIMITED, MADE_UP, OTHERS, RCLONES
-from bench.profiles import PROFILES
+from bench.server import PROFILES
 from bench.suite import Cell
 from bench.workloads import WORKLOADS
 

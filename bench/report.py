@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from bench.profiles import PROFILES
 from bench.results import Results
+from bench.server import PROFILES
 from bench.suite import Measured, Plan
 from bench.verdicts import Verdict, speed, verdicts
 from bench.workloads import WORKLOADS, Workload

@@ -17,8 +17,7 @@ from typing import Any
 from bench import machine
 from bench.modes.figures import Figures
 from bench.modes.job import channel, run_job
-from bench.profiles import PROFILES
-from bench.server import Server
+from bench.server import PROFILES, Server
 from fastfuse.advise.model import Estimate, Job, Mode, Network, Shape, estimates, recommend
 from fastfuse.advise.probe import probe, shape_of
 from fastfuse.index.make import make_index

@@ -1,5 +1,7 @@
 """The loopback server in processes of its own, which tell what they were asked and what CPU time that took.
 
+It is as fast as the machine lets it be, or in the shape of S3; plain or over TLS.
+
 `fastfuse.testing.ServerProcess` is the same for those who need no figures from it.
 """
 
@@ -15,18 +17,47 @@ from pathlib import Path
 from typing import Self
 
 from bench.processes import cpu_seconds
-from bench.profiles import PROFILES, Profile
 from fastfuse.testing.buckets import DirectoryObjects, ObjectSet
 from fastfuse.testing.server import LoopbackServer, bind_loopback
-from fastfuse.testing.server_config import ServerConfig, TlsFiles
+from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
 from fastfuse.testing.synthetic import parse_synthetic, synthetic_bytes
 
-__all__ = ["Server", "Traffic"]
+__all__ = ["PROFILES", "Profile", "Server", "Traffic"]
 
 _BUCKET = "bench"
 _NEW = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
 # Ending takes milliseconds; a process that needs longer is killed.
 _STOP_S = 10.0
+
+
+# 10 to 30 ms to the first byte and about 90 MB/s for each connection is what S3 gives to a client in its region:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html
+_S3 = Pace(first_byte_delay_s=0.020, rate_bytes_per_s=90e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One kind of server."""
+
+    name: str
+    description: str
+    pace: Pace
+    is_tls: bool = False
+
+    def get_s(self, size_bytes: int) -> float:
+        """The least that one GET of so many bytes takes: the delay and the transfer."""
+        rate = self.pace.rate_bytes_per_s
+        return self.pace.first_byte_delay_s + (size_bytes / rate if rate else 0.0)
+
+
+_ALL = (
+    Profile(name="s3", description="20 ms to the first byte, 90 MB/s for each connection", pace=_S3),
+    Profile(name="s3-tls", description="20 ms to the first byte, 90 MB/s for each connection, TLS", pace=_S3,
+            is_tls=True),
+    Profile(name="fast", description="no delay, no limit", pace=Pace()),
+    Profile(name="fast-tls", description="no delay, no limit, TLS", pace=Pace(), is_tls=True),
+)  # fmt: skip
+PROFILES = {profile.name: profile for profile in _ALL}
 
 
 @dataclass(frozen=True, slots=True)

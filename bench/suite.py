@@ -10,10 +10,9 @@ from pathlib import Path
 from bench import machine
 from bench.candidates import CANDIDATES, Limits, Target
 from bench.mounting import UnavailableError
-from bench.profiles import Profile
 from bench.readers import Manner, Outcome, Span
 from bench.results import Run
-from bench.server import Server
+from bench.server import Profile, Server
 from bench.workloads import Scale, Workload
 
 __all__ = ["Cell", "Measured", "Plan", "read_once", "run_suite"]

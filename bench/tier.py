@@ -18,9 +18,8 @@ from pathlib import Path
 
 from bench.candidates import CANDIDATES, Limits, Target, fastfuse_mount
 from bench.machine import describe, drop_caches, touch_memory
-from bench.profiles import PROFILES
 from bench.results import Run
-from bench.server import Server
+from bench.server import PROFILES, Server
 from bench.suite import read_once
 from bench.workloads import WORKLOADS, Scale
 

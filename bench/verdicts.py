@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bench.candidates import LIMITED, LIMITED_BYTES, RCLONES
-from bench.profiles import PROFILES
 from bench.results import Results
+from bench.server import PROFILES
 from bench.workloads import SMALL_FILE_BYTES, WORKLOADS
 
 __all__ = ["Verdict", "speed", "verdicts"]

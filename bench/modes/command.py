@@ -12,7 +12,7 @@ from bench.modes.figures import ChannelFigures, Figures, median, verdicts
 from bench.modes.measure import CANDIDATES, WORKLOADS, Plan, measure
 from bench.modes.report import Measured, as_json, as_markdown
 from bench.plots import Bar, Panel, draw
-from bench.profiles import PROFILES
+from bench.server import PROFILES
 
 __all__ = ["main"]
 

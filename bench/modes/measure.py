@@ -11,9 +11,8 @@ from typing import Any
 from bench import machine
 from bench.modes.figures import Figures
 from bench.modes.job import channel, run_job
-from bench.profiles import PROFILES
 from bench.readers import RawAccess, Span, read_raw
-from bench.server import Server
+from bench.server import PROFILES, Server
 from bench.workloads import SMALL_FILE_BYTES
 from fastfuse.demo.dataset import create_shards
 from fastfuse.testing.synthetic import parse_synthetic
