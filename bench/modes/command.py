@@ -8,9 +8,8 @@ from pathlib import Path
 
 from bench import machine
 from bench.modes.channels import measure_channels
-from bench.modes.figures import ChannelFigures, Figures, median, verdicts
+from bench.modes.figures import ChannelFigures, Figures, Measured, as_json, as_markdown, median, verdicts
 from bench.modes.measure import CANDIDATES, WORKLOADS, Plan, measure
-from bench.modes.report import Measured, as_json, as_markdown
 from bench.plots import Bar, Panel, draw
 from bench.server import PROFILES
 

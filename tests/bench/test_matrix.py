@@ -1,5 +1,5 @@
 from bench.candidates import CANDIDATES
-from bench.matrix import chosen, default_matrix
+from bench.command import chosen, default_matrix
 from bench.server import PROFILES
 from bench.workloads import WORKLOADS
 
