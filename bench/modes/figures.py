@@ -2,11 +2,11 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from bench.report import head, line, verdict_table
-from bench.verdicts import Verdict
+from bench.verdicts import Verdict, ratio
 
 __all__ = ["ChannelFigures", "Figures", "Measured", "as_json", "as_markdown", "median", "median_stages", "verdicts"]
 
@@ -72,61 +72,46 @@ def median_stages(runs: Sequence[Figures], workload: str, candidate: str) -> dic
 
 def verdicts(runs: Sequence[Figures], channels: Sequence[ChannelFigures]) -> list[Verdict]:
     """Every target of which all was measured."""
-    judged = [
-        *(_first_record(runs, workload) for workload in ("tfrecords", "small")),
-        _total(runs, "tfrecords", "FastFile", "Pipe", 1.05),
-        _total(runs, "small", "FastFile", "File", 1.2),
-        *(_of_raw(runs, workload) for workload in ("tfrecords", "small")),
-        _side_by_side(channels),
-        _memory(channels),
-    ]
-    return [verdict for verdict in judged if verdict is not None]
+
+    def of(workload: str, candidate: str, figure: str) -> float | None:
+        return median(runs, workload, candidate, figure)
+
+    judged = []
+    for name in ("tfrecords", "small"):
+        text = f"{name}: FastFile's first record, s"
+        first_s = of(name, "FastFile", "first_s")
+        judged += ratio("first record", text, first_s, 1.0, _FIRST_RECORD_S, is_upper=True)
+    for name, other, most in (("tfrecords", "Pipe", 1.05), ("small", "File", 1.2)):
+        ours_s, other_s = of(name, "FastFile", "total_s"), of(name, other, "total_s")
+        text = f"{name}: FastFile {{:.2f}} s / {other} {{:.2f}} s"
+        judged += ratio("total", text, ours_s, other_s, most, is_upper=True)
+    for name in ("tfrecords", "small"):
+        text = f"{name}: Pipe {{:.0f}} MB/s from the script's start / raw GETs {{:.0f}} MB/s"
+        judged += ratio("Pipe", text, of(name, "Pipe", "mb_per_s"), of(name, "raw", "mb_per_s"), 0.6)
+    return [*judged, *_side_by_side(channels), *_memory(channels)]
 
 
-def _first_record(runs: Sequence[Figures], workload: str) -> Verdict | None:
-    value = median(runs, workload, "FastFile", "first_s")
-    text = f"{workload}: FastFile's first record, s"
-    return None if value is None else Verdict("first record", text, value, _FIRST_RECORD_S, is_upper=True)
-
-
-def _total(runs: Sequence[Figures], workload: str, ours: str, other: str, most: float) -> Verdict | None:
-    ours_s, other_s = (median(runs, workload, candidate, "total_s") for candidate in (ours, other))
-    if ours_s is None or other_s is None:
-        return None
-    text = f"{workload}: {ours} {ours_s:.2f} s / {other} {other_s:.2f} s"
-    return Verdict("total", text, ours_s / other_s, most, is_upper=True)
-
-
-def _of_raw(runs: Sequence[Figures], workload: str) -> Verdict | None:
-    ours, raw = (median(runs, workload, candidate, "mb_per_s") for candidate in ("Pipe", "raw"))
-    if ours is None or raw is None:
-        return None
-    text = f"{workload}: Pipe {ours:.0f} MB/s from the script's start / raw GETs {raw:.0f} MB/s"
-    return Verdict("Pipe", text, ours / raw, 0.6)
-
-
-def _side_by_side(channels: Sequence[ChannelFigures]) -> Verdict | None:
+def _side_by_side(channels: Sequence[ChannelFigures]) -> list[Verdict]:
     # What reads tells nothing of the start: its server has other objects.
     started = [each for each in channels if not each.peak_bytes]
     counts = sorted({each.channels for each in started})
     if len(counts) < 2:
-        return None
+        return []
     one_s, all_s = (
         statistics.median(each.ready_s for each in started if each.channels == count)
         for count in (counts[0], counts[-1])
     )
-    text = f"{counts[-1]} channels ready after {all_s:.2f} s / one alone after {one_s:.2f} s"
-    return Verdict("channels", text, all_s / one_s, 1.5, is_upper=True)
+    text = f"{counts[-1]} channels ready after {{:.2f}} s / one alone after {{:.2f}} s"
+    return ratio("channels", text, all_s, one_s, 1.5, is_upper=True)
 
 
-def _memory(channels: Sequence[ChannelFigures]) -> Verdict | None:
+def _memory(channels: Sequence[ChannelFigures]) -> Iterator[Verdict]:
     read = [each for each in channels if each.peak_bytes]
-    if not read:
-        return None
-    highest = max(read, key=lambda each: each.peak_bytes)
-    bound = (highest.memory_target_bytes + _OVERHEAD_BYTES) / _MIB
-    text = f"{highest.channels} channels read at once: the highest PSS of {len(read)} runs, MiB"
-    return Verdict("memory", text, highest.peak_bytes / _MIB, bound, is_upper=True)
+    if read:
+        highest = max(read, key=lambda each: each.peak_bytes)
+        bound = (highest.memory_target_bytes + _OVERHEAD_BYTES) / _MIB
+        text = f"{highest.channels} channels read at once: the highest PSS of {len(read)} runs, MiB"
+        yield Verdict("memory", text, highest.peak_bytes / _MIB, bound, is_upper=True)
 
 
 _DESCRIPTIONS = {
