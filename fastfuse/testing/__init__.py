@@ -16,7 +16,7 @@ Layers, each knowing only those after it: `process` → `server` → `service` (
 `synthetic` → `buckets` → `xml`.
 """
 
-from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject, UploadedPart
+from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, UploadedPart
 from fastfuse.testing.faults import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
@@ -26,7 +26,6 @@ from fastfuse.testing.faults import (
     Answer,
     Delay,
     FaultRule,
-    FaultSet,
     Flip,
     Limit,
     Replace,
@@ -36,10 +35,9 @@ from fastfuse.testing.faults import (
     Truncate,
     WrongEtag,
     WrongLength,
-    WrongRange,
 )
 from fastfuse.testing.process import ServerProcess
-from fastfuse.testing.recording import RequestRecord, Statistics
+from fastfuse.testing.recording import RequestRecord
 from fastfuse.testing.server import LoopbackServer
 from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles, create_certificate
 from fastfuse.testing.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
@@ -54,7 +52,6 @@ __all__ = [
     "Delay",
     "DirectoryObjects",
     "FaultRule",
-    "FaultSet",
     "Flip",
     "Limit",
     "LoopbackServer",
@@ -68,15 +65,12 @@ __all__ = [
     "ServerProcess",
     "ShortPage",
     "Stall",
-    "Statistics",
-    "StoredObject",
     "SyntheticObjects",
     "TlsFiles",
     "Truncate",
     "UploadedPart",
     "WrongEtag",
     "WrongLength",
-    "WrongRange",
     "create_certificate",
     "parse_synthetic",
     "synthetic_bytes",
