@@ -120,9 +120,13 @@ def settled(mount: SoakMount, before: dict[str, float]) -> dict[str, float]:
 
 
 def _threads(pid: int) -> int:
+    # Those that get small files are kept for the next reads, as connections are.
+    names = []
     with suppress(FileNotFoundError, ProcessLookupError):
-        return len(os.listdir(_PROC / str(pid) / "task"))
-    return 0
+        for entry in os.listdir(_PROC / str(pid) / "task"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                names.append((_PROC / str(pid) / "task" / entry / "comm").read_text().strip())
+    return sum(name != "fastfuse-get" for name in names)
 
 
 def _descriptor_kinds(pid: int) -> Iterator[str]:
