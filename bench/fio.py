@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 drop_caches()
                 reports = _run(job.absolute(), mounted.root, options.seconds)
         except (OSError, ValueError) as error:
-            parser.error(f"{job}: {error}")
+            parser.error(f"{job}: {getattr(error, 'strerror', None) or error}")
         for report in reports:
             print(_row(job, report), flush=True)
             is_fine &= not report["error"] and report["read"]["io_bytes"] > 0

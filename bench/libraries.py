@@ -79,8 +79,8 @@ def make(place: Path) -> None:
         database.execute("create table pairs (key blob primary key, value blob) without rowid")
         database.executemany("insert into pairs values (?, ?)", _pairs())
     database.close()
+    tensors = {f"weight{n:02}": rows.reshape(-1)[:_TENSOR_BYTES] ^ np.uint8(n) for n in range(_TENSORS)}
     if safetensors := _library("safetensors.numpy"):
-        tensors = {f"weight{n:02}": rows.reshape(-1)[:_TENSOR_BYTES] ^ np.uint8(n) for n in range(_TENSORS)}
         biases = {name: rows[n, :_BIAS_BYTES].copy() for n, name in enumerate(_BIASES)}
         # It sorts by type and name: each bias follows its weight.
         safetensors.save_file(tensors | biases, place / "tensors.safetensors")
@@ -92,7 +92,6 @@ def make(place: Path) -> None:
             chunks = {"chunks": (100, _ROW_BYTES), "shards": shards, "compressors": None}
             zarr.create_array(place / name, shape=rows.shape, dtype=rows.dtype, **chunks)[:] = rows
     if torch := _library("torch"):
-        tensors = {f"weight{n:02}": rows.reshape(-1)[:_TENSOR_BYTES] ^ np.uint8(n) for n in range(_TENSORS)}
         torch.save({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, place / "tensors.pt")
     _make_tables(place, rows)
     if lmdb := _library("lmdb"):
