@@ -1,21 +1,21 @@
 """Who reads: the mount, what bounds it from above, and its peers; each starts cold and is alone while it runs."""
 
-import importlib
 import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from bench import peers
 from bench.machine import memory_directory
 from bench.mounting import ENVIRONMENT, Mounted, UnavailableError, foreground, make_mountpoint
-from bench.readers import Outcome, in_turns, read_mount, read_raw
-from bench.reading import Manner, RawAccess, Span
+from bench.readers import Manner, Outcome, RawAccess, Span, in_turns, read_mount, read_raw
 from bench.server import Server
+from fastfuse import hints
 from fastfuse.demo.mounting import MountProcess
 
 __all__ = [
@@ -23,11 +23,13 @@ __all__ = [
     "LIMITED",
     "LIMITED_BYTES",
     "MADE_UP",
+    "OTHERS",
+    "RCLONES",
     "Candidate",
     "Limits",
     "Target",
-    "UnavailableError",
     "fastfuse_mount",
+    "rclone",
 ]
 
 # A memory target that a small container has.
@@ -36,6 +38,7 @@ LIMITED = "fastfuse-512MiB"
 # Those that make up what they serve, which no record reader takes.
 MADE_UP = ("fuse-only", "local")
 _BLOCK_BYTES = 1 << 20
+_REGION = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,33 +116,18 @@ def _limited(server: Server, place: Path, limits: Limits) -> AbstractContextMana
     return fastfuse_mount(server, place, limits, "--memory-target", str(LIMITED_BYTES))
 
 
-@dataclass(frozen=True, slots=True)
-class _Hinted:
-    mounted: Mounted
-    hints: Any
-
+class _Hinted(Mounted):
     def read(self, tasks: Sequence[Sequence[Span]], manner: Manner) -> list[Outcome]:
         # As the process does that draws the order of an epoch and deals it out to its workers.
-        names = [span.name for span in in_turns(tasks)]
-        with self.hints.order(names, self.mounted.root):
-            return self.mounted.read(tasks, manner)
-
-    def cpu_s(self) -> float:
-        return self.mounted.cpu_s()
-
-    def peak_bytes(self) -> int:
-        return self.mounted.peak_bytes()
+        with hints.order([span.name for span in in_turns(tasks)], self.root):
+            return super().read(tasks, manner)
 
 
 @contextmanager
 def _hinted(server: Server, place: Path, limits: Limits) -> Iterator[Target]:
     """The mount, told the order of the files beforehand."""
-    try:
-        hints = importlib.import_module("fastfuse.hints")
-    except ModuleNotFoundError as error:
-        raise UnavailableError("fastfuse.hints is not there") from error
     with fastfuse_mount(server, place, limits) as mounted:
-        yield _Hinted(mounted, hints)
+        yield _Hinted(mounted.root, mounted.pid)
 
 
 @contextmanager
@@ -149,7 +137,7 @@ def _fuse_only(server: Server, place: Path, _: Limits) -> Iterator[Target]:
     command = [sys.executable, "-m", "bench.fuse_only", server.endpoint_url, server.bucket, str(root)]
     if server.ca_bundle is not None:
         command.append(str(server.ca_bundle))
-    with foreground(command, root, ENVIRONMENT, place / "log") as mounted:
+    with foreground(command, root, server, place / "log") as mounted:
         yield mounted
 
 
@@ -189,14 +177,62 @@ def _local(_: Server, __: Path, ___: Limits) -> Iterator[Target]:
         yield _Local(root)
 
 
-def _without_limits(
-    peer: Callable[[Server, Path], AbstractContextManager[Mounted]],
-    server: Server,
-    place: Path,
-    _: Limits,
-) -> AbstractContextManager[Target]:
-    return peer(server, place)
+@contextmanager
+def rclone(server: Server, place: Path, _: Limits, *options: str) -> Iterator[Mounted]:
+    """``rclone mount``, tuned for streaming as all peers are."""
+    root = make_mountpoint(place)
+    remote = f":s3,provider=Other,list_version=2,env_auth,region={_REGION},endpoint='{server.endpoint_url}':"
+    command = [str(Path(sysconfig.get_path("scripts"), "rclone")), "mount", remote + server.bucket, str(root)]
+    command += ["--buffer-size", "64M", "--vfs-read-chunk-size", "8M", "--vfs-read-chunk-streams", "16"]
+    command += ["--vfs-read-ahead", "128M", "--read-only", "--no-modtime", "--dir-cache-time", "1h"]
+    command += ["--attr-timeout", "1h", "--config", "", *options]
+    if server.ca_bundle is not None:
+        command += ["--ca-cert", str(server.ca_bundle)]
+    with foreground(command, root, server, place / "log") as mounted:
+        yield mounted
 
+
+def _s3fs(server: Server, root: Path) -> list[str]:
+    options = [f"url={server.endpoint_url}", "use_path_request_style", f"endpoint={_REGION}", "ro", "kernel_cache"]
+    options += ["listobjectsv2", "dbglevel=err"]
+    options += ["parallel_count=16", "multipart_size=16", "multireq_max=64", "max_stat_cache_size=2000000"]
+    return ["s3fs", server.bucket, str(root), "-f", *(word for option in options for word in ("-o", option))]
+
+
+def _mount_s3(server: Server, root: Path) -> list[str]:
+    command = ["mount-s3", server.bucket, str(root), "--foreground", "--read-only", "--force-path-style"]
+    command += ["--endpoint-url", server.endpoint_url, "--region", _REGION]
+    # Its client opens connections for so much; the default knows the networks of EC2's instances only.
+    return [*command, "--maximum-throughput-gbps", "50", "--metadata-ttl", "indefinite"]
+
+
+def _goofys(server: Server, root: Path) -> list[str]:
+    command = ["goofys", "-f", "-o", "ro", "--endpoint", server.endpoint_url, "--region", _REGION]
+    return [*command, "--stat-cache-ttl", "1h", "--type-cache-ttl", "1h", server.bucket, str(root)]
+
+
+def _geesefs(server: Server, root: Path) -> list[str]:
+    command = ["geesefs", "-f", "-o", "ro", "--endpoint", server.endpoint_url, "--region", _REGION]
+    return [*command, "--memory-limit", "2000", "--stat-cache-ttl", "1h", server.bucket, str(root)]
+
+
+@contextmanager
+def _peer(name: str, server: Server, place: Path, _: Limits) -> Iterator[Target]:
+    if shutil.which(name) is None:
+        raise UnavailableError("is not on the PATH")
+    root = make_mountpoint(place)
+    with ExitStack() as stack:
+        try:
+            mounted = stack.enter_context(foreground(_COMMANDS[name](server, root), root, server, place / "log"))
+        except RuntimeError as error:
+            raise UnavailableError(str(error)) from error
+        yield mounted
+
+
+_COMMANDS = {"s3fs": _s3fs, "mount-s3": _mount_s3, "goofys": _goofys, "geesefs": _geesefs}
+OTHERS = tuple(_COMMANDS)
+# The second without the MD5 sum that rclone computes of a file read from its start: a good part of a core.
+RCLONES = ("rclone", "rclone-unchecked")
 
 CANDIDATES: dict[str, Candidate] = {
     "raw": _raw,
@@ -205,5 +241,7 @@ CANDIDATES: dict[str, Candidate] = {
     "fastfuse": fastfuse_mount,
     LIMITED: _limited,
     "fastfuse-hints": _hinted,
-    **{name: partial(_without_limits, peer) for name, peer in (peers.RCLONES | peers.OTHERS).items()},
+    "rclone": rclone,
+    "rclone-unchecked": lambda server, place, limits: rclone(server, place, limits, "--no-checksum"),
+    **{name: partial(_peer, name) for name in OTHERS},
 }

@@ -21,8 +21,7 @@ from typing import Any
 from bench.candidates import CANDIDATES, Limits
 from bench.machine import drop_caches
 from bench.mounting import Mounted
-from bench.profiles import PROFILES
-from bench.server import Server
+from bench.server import PROFILES, Server
 from fastfuse.sizes import parse_size
 
 __all__ = ["files_of", "main"]
@@ -121,8 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with _mounted(files_of(job.read_text()), options.candidate, options.profile) as mounted:
                 drop_caches()
                 reports = _run(job.absolute(), mounted.root, options.seconds)
-        except ValueError as error:
-            parser.error(f"{job}: {error}")
+        except (OSError, ValueError) as error:
+            parser.error(f"{job}: {getattr(error, 'strerror', None) or error}")
         for report in reports:
             print(_row(job, report), flush=True)
             is_fine &= not report["error"] and report["read"]["io_bytes"] > 0

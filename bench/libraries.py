@@ -22,20 +22,22 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import numpy as np
 
+from bench.candidates import Limits, rclone
 from bench.machine import memory_directory
 from bench.mounting import ENVIRONMENT, make_mountpoint
-from bench.peers import rclone
-from bench.profiles import PROFILES
-from bench.server import Server
+from bench.server import PROFILES, Server
 from fastfuse.demo.mounting import MountProcess
 
 _TENSORS = 30
+_SHUFFLED = random.Random(1).sample(range(_TENSORS), _TENSORS)
+_BIASES = [f"weight{number:02}.bias" for number in range(_TENSORS)]
 _TENSOR_BYTES = 10 << 20
 _BIAS_BYTES = 4096
 _ROW_BYTES = 8192
@@ -77,9 +79,9 @@ def make(place: Path) -> None:
         database.execute("create table pairs (key blob primary key, value blob) without rowid")
         database.executemany("insert into pairs values (?, ?)", _pairs())
     database.close()
+    tensors = {f"weight{n:02}": rows.reshape(-1)[:_TENSOR_BYTES] ^ np.uint8(n) for n in range(_TENSORS)}
     if safetensors := _library("safetensors.numpy"):
-        tensors = {f"weight{n:02}": rows.reshape(-1)[:_TENSOR_BYTES] ^ np.uint8(n) for n in range(_TENSORS)}
-        biases = {f"weight{n:02}.bias": rows[n, :_BIAS_BYTES].copy() for n in range(_TENSORS)}
+        biases = {name: rows[n, :_BIAS_BYTES].copy() for n, name in enumerate(_BIASES)}
         # It sorts by type and name: each bias follows its weight.
         safetensors.save_file(tensors | biases, place / "tensors.safetensors")
     if h5py := _library("h5py"):
@@ -90,7 +92,6 @@ def make(place: Path) -> None:
             chunks = {"chunks": (100, _ROW_BYTES), "shards": shards, "compressors": None}
             zarr.create_array(place / name, shape=rows.shape, dtype=rows.dtype, **chunks)[:] = rows
     if torch := _library("torch"):
-        tensors = {f"weight{n:02}": rows.reshape(-1)[:_TENSOR_BYTES] ^ np.uint8(n) for n in range(_TENSORS)}
         torch.save({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, place / "tensors.pt")
     _make_tables(place, rows)
     if lmdb := _library("lmdb"):
@@ -146,7 +147,7 @@ def _mapped_tensor(place: Path) -> Iterator[bytes]:
 
 def _mapped_tensors(place: Path) -> Iterator[bytes]:
     shard = np.memmap(place / "shard", mode="r")
-    for number in random.Random(1).sample(range(_TENSORS), _TENSORS):
+    for number in _SHUFFLED:
         yield shard[number * _TENSOR_BYTES : (number + 1) * _TENSOR_BYTES].tobytes()
 
 
@@ -178,14 +179,6 @@ def _zarr(place: Path, name: str) -> Iterator[bytes]:
         yield array[number : number + 100, :1024].tobytes()
 
 
-def _zarr_chunks(place: Path) -> Iterator[bytes]:
-    return _zarr(place, "chunks.zarr")
-
-
-def _zarr_shards(place: Path) -> Iterator[bytes]:
-    return _zarr(place, "shards.zarr")
-
-
 def _row_group(place: Path) -> Iterator[bytes]:
     table = importlib.import_module("pyarrow.parquet").ParquetFile(place / "rows.parquet").read_row_group(7)
     yield from (column.to_numpy().tobytes() for column in table.columns)
@@ -198,26 +191,10 @@ def _safetensors(place: Path, names: list[str]) -> Iterator[bytes]:
             yield file.get_tensor(name).tobytes()
 
 
-def _biases(place: Path) -> Iterator[bytes]:
-    return _safetensors(place, [f"weight{number:02}.bias" for number in range(_TENSORS)])
-
-
-def _one_tensor(place: Path) -> Iterator[bytes]:
-    return _safetensors(place, ["weight07"])
-
-
 def _torch(place: Path, numbers: Iterable[int]) -> Iterator[bytes]:
     tensors = importlib.import_module("torch").load(place / "tensors.pt", mmap=True)
     for number in numbers:
         yield tensors[f"weight{number:02}"].numpy().tobytes()
-
-
-def _one_torch_tensor(place: Path) -> Iterator[bytes]:
-    return _torch(place, [7])
-
-
-def _torch_tensors(place: Path) -> Iterator[bytes]:
-    return _torch(place, random.Random(1).sample(range(_TENSORS), _TENSORS))
 
 
 def _first_rows(place: Path) -> Iterator[bytes]:
@@ -275,15 +252,15 @@ _WORKLOADS: dict[str, tuple[Callable[[Path], Iterator[bytes]], str]] = {
     "numpy memmap, 1,000 random rows of 8 KiB": (_mapped_rows, ""),
     "numpy memmap, 1,000 crops of 1,025 tokens": (_mapped_crops, ""),
     "the same crops by pread": (_read_crops, ""),
-    "safetensors, 30 biases of 4 KiB": (_biases, "safetensors"),
-    "safetensors, 1 tensor of 10 MiB": (_one_tensor, "safetensors"),
-    "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": (_one_torch_tensor, "torch"),
-    "torch.load(mmap=True), all 30 tensors, shuffled": (_torch_tensors, "torch"),
+    "safetensors, 30 biases of 4 KiB": (partial(_safetensors, names=_BIASES), "safetensors"),
+    "safetensors, 1 tensor of 10 MiB": (partial(_safetensors, names=["weight07"]), "safetensors"),
+    "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": (partial(_torch, numbers=[7]), "torch"),
+    "torch.load(mmap=True), all 30 tensors, shuffled": (partial(_torch, numbers=_SHUFFLED), "torch"),
     "h5py, 1,000 random chunks of 8 KiB": (_hdf5, "h5py"),
     "lmdb, 1,000 random keys": (_lmdb, "lmdb"),
     "sqlite3, 1,000 random keys": (_sqlite, ""),
-    "zarr, 100 crops of chunks of 800 KiB": (_zarr_chunks, "zarr"),
-    "zarr, 100 crops of shards of 16 MiB": (_zarr_shards, "zarr"),
+    "zarr, 100 crops of chunks of 800 KiB": (partial(_zarr, name="chunks.zarr"), "zarr"),
+    "zarr, 100 crops of shards of 16 MiB": (partial(_zarr, name="shards.zarr"), "zarr"),
     "pyarrow, one of 20 row groups of Parquet": (_row_group, "pyarrow"),
     "polars, the first 1,000 rows of Parquet": (_first_rows, "polars"),
     "lance, 1,000 random rows of 8 KiB": (_taken_rows, "lance"),
@@ -315,7 +292,7 @@ def _read_apart(name: str, place: Path) -> tuple[float, int, int]:
 def _mounted(candidate: str, server: Server, place: Path) -> Iterator[Path]:
     if candidate == "rclone":
         # The server's ETags are no MD5 sums, which rclone would compare them with.
-        with rclone(server, place, "--no-checksum") as mounted:
+        with rclone(server, place, Limits(), "--no-checksum") as mounted:
             yield mounted.root
         return
     root = make_mountpoint(place)

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -46,20 +45,18 @@ def describe() -> dict[str, str]:
 def drop_caches() -> bool:
     """Empty the page cache; False where that is not permitted."""
     os.sync()
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-    except OSError:
-        return False
-    return True
+    return _drop("3")
 
 
 def forget_names() -> bool:
     """Have the kernel forget names and attributes, but no pages; False where that is not permitted."""
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("2")
-    except OSError:
-        return False
-    return True
+    return _drop("2")
+
+
+def _drop(what: str) -> bool:
+    with suppress(OSError):
+        return bool(Path("/proc/sys/vm/drop_caches").write_text(what))
+    return False
 
 
 def touch_memory(size_bytes: int) -> None:
@@ -109,12 +106,6 @@ class BackedMemory:
             self._freeing.join()
         while self._slices:
             self._slices.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _touch(memory: mmap.mmap) -> None:

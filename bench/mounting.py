@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.processes import cpu_seconds, peak_pss_bytes
-from bench.readers import Outcome, read_mount
-from bench.reading import Manner, Span
+from bench.readers import Manner, Outcome, Span, read_mount
 from bench.server import Server
 from fastfuse.filesystem.mountpoint import find_mount
 
-__all__ = ["ENVIRONMENT", "Mounted", "UnavailableError", "environment_for", "foreground", "make_mountpoint"]
+__all__ = ["ENVIRONMENT", "Mounted", "UnavailableError", "foreground", "make_mountpoint"]
 
 # Nothing of the user's own configuration or proxies; keys of a length that rclone takes. Compiled modules are kept, as
 # they are where the package is installed.
@@ -40,7 +39,7 @@ class UnavailableError(Exception):
     """A candidate cannot be measured here, and that is no failure of it."""
 
 
-def environment_for(server: Server) -> Mapping[str, str]:
+def _environment_for(server: Server) -> Mapping[str, str]:
     """`ENVIRONMENT`, and the authority to trust for what can be told so by the variables of OpenSSL, Go and curl."""
     if server.ca_bundle is None:
         return ENVIRONMENT
@@ -71,11 +70,13 @@ def make_mountpoint(place: Path) -> Path:
 
 
 @contextmanager
-def foreground(command: Sequence[str], root: Path, environment: Mapping[str, str], log_path: Path) -> Iterator[Mounted]:
+def foreground(command: Sequence[str], root: Path, server: Server, log_path: Path) -> Iterator[Mounted]:
     """Run a command that mounts at `root` and serves until it is unmounted; `RuntimeError` if it does not."""
     with (
         log_path.open("ab") as log,
-        subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
+        subprocess.Popen(
+            command, env=_environment_for(server), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        ) as process,
     ):
         try:
             deadline_s = time.monotonic() + _START_S

@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.processes import die_with_parent
+from bench.processes import fork_with_pipe
 from bench.soak.data import Kind
-from bench.soak.mounting import SoakMount, soak_mount
+from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 from fastfuse.testing.faults import SLOW_DOWN, FaultRule
 
@@ -51,18 +51,13 @@ class _Reads:
     """Reader processes, each with files of its own, that read until they are told to end."""
 
     def __init__(self, root: Path, readers: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self._is_over = context.RawValue("b", 0)
-        self._pipes = []
+        self._is_over = multiprocessing.RawValue("b", 0)
         keys = _KIND.keys()
-        for index in range(readers):
-            ours, theirs = context.Pipe(duplex=False)
-            # Of a buffered read that fails the kernel asks again, so every other reader goes past the page cache.
-            flags = os.O_DIRECT if index % 2 else 0
-            arguments = (root, keys[index::readers], flags, self._is_over, theirs)
-            context.Process(target=_read_all, args=arguments, daemon=True).start()
-            theirs.close()
-            self._pipes.append(ours)
+        # Of a buffered read that fails the kernel asks again, so every other reader goes past the page cache.
+        self._pipes = [
+            fork_with_pipe(_read_all, root, keys[index::readers], os.O_DIRECT if index % 2 else 0, self._is_over)[1]
+            for index in range(readers)
+        ]
 
     def end(self) -> list[Read]:
         """Return all reads; `TimeoutError` if one does not end."""
@@ -76,7 +71,6 @@ class _Reads:
 
 
 def _read_all(root: Path, keys: Sequence[str], flags: int, is_over: Any, result: Connection) -> None:  # noqa: ANN401 - ctypes'
-    die_with_parent()
     reads = []
     page = mmap.mmap(-1, _KIND.most_bytes)
     for key in keys:
@@ -101,7 +95,7 @@ def _mounted(options: Sequence[str]) -> Iterator[tuple[SoakServer, SoakMount]]:
     with (
         tempfile.TemporaryDirectory(prefix="fastfuse-outages-", ignore_cleanup_errors=True) as place,
         SoakServer([_KIND]) as server,
-        soak_mount(Path(place), server, "512MiB", options) as mount,
+        SoakMount(Path(place), server, "512MiB", options) as mount,
     ):
         yield server, mount
 

@@ -1,26 +1,42 @@
-"""What processes take of the machine, from proc(5)."""
+"""Processes of a bench, and what processes take of the machine, from proc(5)."""
 
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fastfuse.demo.processes import process_tree
+from fastfuse.demo.mounting import process_tree
 
-__all__ = ["cpu_seconds", "die_with_parent", "peak_pss_bytes", "pss_bytes"]
+__all__ = ["cpu_seconds", "fork_with_pipe", "peak_pss_bytes", "pss_bytes"]
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
-
-
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however that happens."""
+def fork_with_pipe(work: Callable[..., object], *arguments: object) -> tuple[BaseProcess, Connection]:
+    """Fork a process that calls `work` with `arguments` and one end of a pipe; return it and the other end.
+
+    It dies with this process, and leaves Ctrl-C to it.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(work, *arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _work(work: Callable[..., object], *arguments: object) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work(*arguments)
 
 
 def cpu_seconds(pid: int) -> float:

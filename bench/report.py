@@ -4,19 +4,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from bench.profiles import PROFILES
 from bench.results import Results
+from bench.server import PROFILES
 from bench.suite import Measured, Plan
 from bench.verdicts import Verdict, speed, verdicts
 from bench.workloads import WORKLOADS, Workload
 
-__all__ = ["as_json", "as_markdown", "line", "verdict_table"]
+__all__ = ["as_json", "as_markdown", "head", "line", "verdict_table"]
 
 _OURS = "fastfuse"
 _MIB = 1 << 20
 
-# Heading, figure of `bench.results.Run`, and how it is written.
-_Column = tuple[str, str, Callable[[float], str]]
+# Heading, figure of `bench.results.Run`, by which other one it is divided, and how it is written.
+_Column = tuple[str, str, str, Callable[[float], str]]
 
 
 def _fixed(digits: int, factor: float = 1.0) -> Callable[[float], str]:
@@ -24,25 +24,25 @@ def _fixed(digits: int, factor: float = 1.0) -> Callable[[float], str]:
 
 
 _COMMON: tuple[_Column, ...] = (
-    ("cores busy", "busy_cores", _fixed(1)),
-    ("peak MiB", "peak_bytes", _fixed(0, 1 / _MIB)),
-    ("requests", "requests", _fixed(0)),
-    ("fetched / asked", "fetched_share", _fixed(2)),
+    ("cores busy", "busy_cores", "", _fixed(1)),
+    ("peak MiB", "peak_bytes", "", _fixed(0, 1 / _MIB)),
+    ("requests", "requests", "", _fixed(0)),
+    ("fetched / asked", "fetched_share", "", _fixed(2)),
 )
 _BULK: tuple[_Column, ...] = (
-    ("first byte ms", "first_byte_s", _fixed(1, 1e3)),
-    ("CPU s/GB", "cpu_s_per_gb", _fixed(2)),
-    ("readers' CPU s/GB", "readers_cpu_s_per_gb", _fixed(2)),
-    ("server's CPU s/GB", "server_cpu_s_per_gb", _fixed(2)),
+    ("first byte ms", "first_byte_s", "", _fixed(1, 1e3)),
+    ("CPU s/GB", "cpu_s", "gb", _fixed(2)),
+    ("readers' CPU s/GB", "readers_cpu_s", "gb", _fixed(2)),
+    ("server's CPU s/GB", "server_cpu_s", "gb", _fixed(2)),
     *_COMMON,
 )
 _ONE_BY_ONE: tuple[_Column, ...] = (
-    ("first byte ms", "first_byte_s", _fixed(2, 1e3)),
-    ("median ms", "span_s", _fixed(2, 1e3)),
-    ("p99 ms", "span_p99_s", _fixed(1, 1e3)),
-    ("CPU ms each", "cpu_s_per_span", _fixed(2, 1e3)),
-    ("readers' CPU ms each", "readers_cpu_s_per_span", _fixed(2, 1e3)),
-    ("server's CPU ms each", "server_cpu_s_per_span", _fixed(2, 1e3)),
+    ("first byte ms", "first_byte_s", "", _fixed(2, 1e3)),
+    ("median ms", "span_s", "", _fixed(2, 1e3)),
+    ("p99 ms", "span_p99_s", "", _fixed(1, 1e3)),
+    ("CPU ms each", "cpu_s", "spans", _fixed(2, 1e3)),
+    ("readers' CPU ms each", "readers_cpu_s", "spans", _fixed(2, 1e3)),
+    ("server's CPU ms each", "server_cpu_s", "spans", _fixed(2, 1e3)),
     *_COMMON,
 )
 
@@ -98,21 +98,25 @@ def verdict_table(judged: Sequence[Verdict]) -> list[str]:
 
 def _table(results: Results, profile: str, workload: Workload) -> list[str]:
     columns = _BULK if workload.is_bulk else _ONE_BY_ONE
-    headings = ["", "runs", workload.unit, f"{_OURS} / it", *(heading for heading, _, _ in columns)]
-    lines = [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
+    lines = head(["", "runs", workload.unit, f"{_OURS} / it", *(heading for heading, *_ in columns)])
     cell = (profile, workload.name)
     ours = speed(results, *cell, _OURS)
     for candidate in results.candidates(*cell):
         its = speed(results, *cell, candidate)
         cells = [candidate, str(len(results.of(*cell, candidate))), _text(its, _fixed(0))]
         cells.append(_text(ours / its if ours and its else None, _fixed(2)))
-        cells += [_text(results.median(*cell, candidate, figure), write) for _, figure, write in columns]
+        cells += [_text(results.median(*cell, candidate, figure, per), write) for _, figure, per, write in columns]
         lines.append(line(cells))
     return lines
 
 
 def _text(value: float | None, write: Callable[[float], str]) -> str:
     return "–" if value is None else write(value)
+
+
+def head(headings: Sequence[str]) -> list[str]:
+    """Return the first two lines of a table, whose first column is text."""
+    return [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
 
 
 def line(cells: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from bench.candidates import CANDIDATES, Limits, fastfuse_mount
 from bench.machine import describe, forget_names
 from bench.mounting import Mounted
 from bench.server import Server
-from fastfuse.demo.processes import process_tree
+from fastfuse.demo.mounting import process_tree
 
 __all__ = ["Cost", "main", "measure"]
 
@@ -166,17 +166,6 @@ def _watched(count: int, runs: int) -> dict[str, list[Cost]]:
         return costs
 
 
-@contextmanager
-def _mounted(count: int) -> Iterator[tuple[Mounted, list[str]]]:
-    with (
-        Server(f"count={count},size={_FILE_BYTES}", workers=1) as server,
-        tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place,
-        CANDIDATES["fuse-only"](server, Path(place), Limits()) as mounted,
-    ):
-        assert isinstance(mounted, Mounted)
-        yield mounted, os.listdir(mounted.root)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.requests", description=__doc__)
@@ -199,7 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measured(count: int, runs: int) -> dict[str, list[Cost]]:
     costs: dict[str, list[Cost]] = {name: [] for name in _REQUESTS}
-    with _mounted(count) as (mounted, names):
+    with (
+        Server(f"count={count},size={_FILE_BYTES}", workers=1) as server,
+        tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place,
+        CANDIDATES["fuse-only"](server, Path(place), Limits()) as mounted,
+    ):
+        assert isinstance(mounted, Mounted)
+        names = os.listdir(mounted.root)
         for _ in range(runs):
             for name, (cost_of, share) in _REQUESTS.items():
                 costs[name].append(cost_of(mounted, names, max(1, int(count * share))))

@@ -41,28 +41,8 @@ class Run:
         return self.spans / self.elapsed_s
 
     @property
-    def cpu_s_per_gb(self) -> float:
-        return self.cpu_s / (self.size_bytes / 1e9)
-
-    @property
-    def readers_cpu_s_per_gb(self) -> float:
-        return self.readers_cpu_s / (self.size_bytes / 1e9)
-
-    @property
-    def server_cpu_s_per_gb(self) -> float:
-        return self.server_cpu_s / (self.size_bytes / 1e9)
-
-    @property
-    def cpu_s_per_span(self) -> float:
-        return self.cpu_s / self.spans
-
-    @property
-    def readers_cpu_s_per_span(self) -> float:
-        return self.readers_cpu_s / self.spans
-
-    @property
-    def server_cpu_s_per_span(self) -> float:
-        return self.server_cpu_s / self.spans
+    def gb(self) -> float:
+        return self.size_bytes / 1e9
 
     @property
     def busy_cores(self) -> float:
@@ -85,9 +65,10 @@ class Results:
         wanted = (profile, workload, candidate)
         return [run for run in self.runs if (run.profile, run.workload, run.candidate) == wanted]
 
-    def median(self, profile: str, workload: str, candidate: str, figure: str) -> float | None:
-        """The median of a field or property of `Run`; None if that was not measured."""
-        values = [float(getattr(run, figure)) for run in self.of(profile, workload, candidate)]
+    def median(self, profile: str, workload: str, candidate: str, figure: str, per: str = "") -> float | None:
+        """The median of a field or property of `Run`, or of its share of another; None if that was not measured."""
+        runs = self.of(profile, workload, candidate)
+        values = [float(getattr(run, figure)) / (getattr(run, per) if per else 1) for run in runs]
         return statistics.median(values) if values else None
 
     def cells(self) -> list[tuple[str, str]]:

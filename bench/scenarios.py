@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.modes.job import JobRun, channel, run_job
-from bench.profiles import PROFILES
-from bench.server import Server
+from bench.modes.figures import Figures
+from bench.modes.job import channel, run_job
+from bench.server import PROFILES, Server
 from fastfuse.advise.model import Estimate, Job, Mode, Network, Shape, estimates, recommend
 from fastfuse.advise.probe import probe, shape_of
 from fastfuse.index.make import make_index
@@ -85,7 +85,7 @@ def _listed(server: Server) -> tuple[Shape, Network]:
     return shape_of(table), probe(table, connection).network
 
 
-def _run(server: Server, mode: Mode) -> JobRun:
+def _run(server: Server, mode: Mode) -> Figures:
     name, manner = _MODES[mode]
     machine.drop_caches()
     machine.touch_memory(2 << 30)
@@ -93,17 +93,17 @@ def _run(server: Server, mode: Mode) -> JobRun:
         return run_job(server, place, [channel("train", server, name)], manner, "--memory-target", _MEMORY_TARGET)
 
 
-def _measure(scenario: Scenario, runs: int) -> tuple[Shape, list[Estimate], dict[Mode, list[JobRun]]]:
+def _measure(scenario: Scenario, runs: int) -> tuple[Shape, list[Estimate], dict[Mode, list[Figures]]]:
     with _source(scenario) as source, Server(source, profile=PROFILES["s3"]) as server:
         shape, network = _listed(server)
-        done: dict[Mode, list[JobRun]] = {}
+        done: dict[Mode, list[Figures]] = {}
         for _ in range(runs if scenario.is_run else 0):
             for mode in _MODES:
                 done.setdefault(mode, []).append(_run(server, mode))
     return shape, [each for each in estimates(shape, network, _JOB) if each.mode in _MODES], done
 
 
-def _print(name: str, shape: Shape, found: list[Estimate], done: dict[Mode, list[JobRun]]) -> None:
+def _print(name: str, shape: Shape, found: list[Estimate], done: dict[Mode, list[Figures]]) -> None:
     advised = recommend(shape, found, _JOB).mode
     measured_s = {mode: statistics.median(run.total_s for run in runs) for mode, runs in done.items()}
     fastest = min(measured_s, key=lambda mode: measured_s[mode]) if measured_s else None

@@ -1,5 +1,7 @@
 """The loopback server in processes of its own, which tell what they were asked and what CPU time that took.
 
+It is as fast as the machine lets it be, or in the shape of S3; plain or over TLS.
+
 `fastfuse.testing.ServerProcess` is the same for those who need no figures from it.
 """
 
@@ -7,26 +9,55 @@ import multiprocessing
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from bench.certificates import create_chain
 from bench.processes import cpu_seconds
-from bench.profiles import PROFILES, Profile
 from fastfuse.testing.buckets import DirectoryObjects, ObjectSet
 from fastfuse.testing.server import LoopbackServer, bind_loopback
-from fastfuse.testing.server_config import ServerConfig, TlsFiles
+from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
 from fastfuse.testing.synthetic import parse_synthetic, synthetic_bytes
 
-__all__ = ["Server", "Traffic"]
+__all__ = ["PROFILES", "Profile", "Server", "Traffic"]
 
 _BUCKET = "bench"
+_NEW = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
 # Ending takes milliseconds; a process that needs longer is killed.
 _STOP_S = 10.0
+
+
+# 10 to 30 ms to the first byte and about 90 MB/s for each connection is what S3 gives to a client in its region:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html
+_S3 = Pace(first_byte_delay_s=0.020, rate_bytes_per_s=90e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One kind of server."""
+
+    name: str
+    description: str
+    pace: Pace
+    is_tls: bool = False
+
+    def get_s(self, size_bytes: int) -> float:
+        """The least that one GET of so many bytes takes: the delay and the transfer."""
+        rate = self.pace.rate_bytes_per_s
+        return self.pace.first_byte_delay_s + (size_bytes / rate if rate else 0.0)
+
+
+_ALL = (
+    Profile(name="s3", description="20 ms to the first byte, 90 MB/s for each connection", pace=_S3),
+    Profile(name="s3-tls", description="20 ms to the first byte, 90 MB/s for each connection, TLS", pace=_S3,
+            is_tls=True),
+    Profile(name="fast", description="no delay, no limit", pace=Pace()),
+    Profile(name="fast-tls", description="no delay, no limit, TLS", pace=Pace(), is_tls=True),
+)  # fmt: skip
+PROFILES = {profile.name: profile for profile in _ALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +88,7 @@ class Server:
         self._directory = Path(tempfile.mkdtemp(prefix="fastfuse-bench-"))
         tls = None
         if self._profile.is_tls:
-            self.ca_bundle, tls = create_chain(self._directory)
+            self.ca_bundle, tls = _create_chain(self._directory)
         context = multiprocessing.get_context("spawn")
         self._channels: list[Connection] = []
         self._processes = []
@@ -75,9 +106,7 @@ class Server:
             channel.recv()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for channel in self._channels:
             channel.close()
         for process in self._processes:
@@ -121,3 +150,18 @@ def _objects(source: Path | str) -> ObjectSet:
     # The block that all contents are slices of is made at the first use, which must not be a timed one.
     synthetic_bytes("", 0, 1)
     return parse_synthetic(source)
+
+
+def _create_chain(directory: Path) -> tuple[Path, TlsFiles]:
+    """Write an authority's certificate, and the chain and key of a server at 127.0.0.1, into `directory`.
+
+    `fastfuse.testing` has a self-signed one, which peers do not accept.
+    """
+    authority, authority_key = directory / "authority.pem", directory / "authority-key.pem"
+    issued = TlsFiles(directory / "issued.pem", directory / "issued-key.pem")
+    root = [*_NEW, "-subj", "/CN=fastfuse bench", "-addext", "keyUsage=keyCertSign"]
+    leaf = [*_NEW, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    leaf += ["-addext", "basicConstraints=critical,CA:FALSE", "-CA", str(authority), "-CAkey", str(authority_key)]
+    subprocess.run([*root, "-keyout", authority_key, "-out", authority], check=True, capture_output=True)
+    subprocess.run([*leaf, "-keyout", issued.key, "-out", issued.certificate], check=True, capture_output=True)
+    return authority, issued

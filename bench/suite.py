@@ -8,14 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench import machine
-from bench.candidates import CANDIDATES, Limits, Target, UnavailableError
-from bench.profiles import Profile
-from bench.readers import Outcome
+from bench.candidates import CANDIDATES, Limits, Target
+from bench.mounting import UnavailableError
+from bench.readers import Manner, Outcome, Span
 from bench.results import Run
-from bench.server import Server
-from bench.workloads import DataSet, Scale, Workload
+from bench.server import Profile, Server
+from bench.workloads import Scale, Workload
 
-__all__ = ["Cell", "Measured", "Plan", "run_suite"]
+__all__ = ["Cell", "Measured", "Plan", "read_once", "run_suite"]
+
+Tasks = Sequence[Sequence[Span]]
 
 # No candidate held more of what it read in any run, the page cache apart.
 _HELD_BYTES = 1 << 30
@@ -62,72 +64,64 @@ def run_suite(plan: Plan, on_run: Callable[[Run], None]) -> Measured:
         if needs and find_spec(needs) is None:
             measured.notes[cell.workload.name] = f"needs the library {needs} (extra `bench`)"
             continue
-        for run in _Measurement(plan, cell, measured.notes).runs():
+        for run in _runs(plan, cell, measured.notes):
             on_run(run)
             measured.runs.append(run)
     return measured
 
 
-class _Measurement:
-    """Of one cell."""
+def _runs(plan: Plan, cell: Cell, notes: dict[str, str]) -> Iterator[Run]:
+    workload, scale = cell.workload, plan.scale
+    limits = plan.limits if workload.is_bulk else replace(plan.limits, raw_requests=workload.readers)
+    with machine.memory_directory(scale.shard_bytes) as data_place:
+        data = workload.data_set(scale, data_place)
+        tasks = workload.share(data, workload.readers, scale)
+        with Server(data.source, profile=cell.profile, workers=plan.server_processes) as server:
+            for candidate in [name for _ in range(cell.runs) for name in cell.candidates]:
+                if candidate in notes:
+                    continue
+                with tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place, ExitStack() as stack:
+                    try:
+                        target = stack.enter_context(CANDIDATES[candidate](server, Path(place), limits))
+                    except UnavailableError as error:
+                        notes[candidate] = str(error)
+                        continue
+                    _get_ready(workload, target, tasks)
+                    run = read_once(target, tasks, workload.manner, server)
+                    yield replace(
+                        run,
+                        profile=cell.profile.name,
+                        workload=workload.name,
+                        candidate=candidate,
+                        # The raw client is what its reader does.
+                        readers_cpu_s=0.0 if candidate == "raw" else run.readers_cpu_s,
+                    )
 
-    def __init__(self, plan: Plan, cell: Cell, notes: dict[str, str]) -> None:
-        self._plan = plan
-        self._cell = cell
-        self._notes = notes
 
-    def runs(self) -> Iterator[Run]:
-        cell, scale = self._cell, self._plan.scale
-        with ExitStack() as stack:
-            place = stack.enter_context(machine.memory_directory(scale.shard_bytes))
-            data = cell.workload.data_set(scale, place)
-            server = Server(data.source, profile=cell.profile, workers=self._plan.server_processes)
-            stack.enter_context(server)
-            for _ in range(cell.runs):
-                for candidate in cell.candidates:
-                    if candidate not in self._notes:
-                        yield from self._run(candidate, data, server)
-
-    def _run(self, candidate: str, data: DataSet, server: Server) -> Iterator[Run]:
-        limits = self._plan.limits
-        if not self._cell.workload.is_bulk:
-            limits = replace(limits, raw_requests=self._cell.workload.readers)
-        with tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place, ExitStack() as stack:
-            try:
-                target = stack.enter_context(CANDIDATES[candidate](server, Path(place), limits))
-            except UnavailableError as error:
-                self._notes[candidate] = str(error)
-                return
-            yield self._read(candidate, target, data, server)
-
-    def _read(self, candidate: str, target: Target, data: DataSet, server: Server) -> Run:
-        workload = self._cell.workload
-        tasks = workload.share(data, workload.readers, self._plan.scale)
+def _get_ready(workload: Workload, target: Target, tasks: Tasks) -> None:
+    if workload.is_warm:
+        for _ in range(_WARMING_READS):
+            target.read(tasks, workload.manner)
+    else:
         total_bytes = sum(span.end - span.start for spans in tasks for span in spans)
-        if workload.is_warm:
-            for _ in range(_WARMING_READS):
-                target.read(tasks, workload.manner)
-        else:
-            machine.drop_caches()
-            # What the run will fill: the page cache, and the candidate's own memory.
-            machine.touch_memory(total_bytes + min(total_bytes, _HELD_BYTES))
-        cpu_before_s, server_before_s, before = target.cpu_s(), server.cpu_s(), server.traffic()
-        outcomes = target.read(tasks, workload.manner)
-        after = server.traffic()
-        run = _run_of(outcomes)
-        return replace(
-            run,
-            profile=self._cell.profile.name,
-            workload=workload.name,
-            candidate=candidate,
-            cpu_s=target.cpu_s() - cpu_before_s,
-            # The raw client is what its reader does.
-            readers_cpu_s=0.0 if candidate == "raw" else run.readers_cpu_s,
-            server_cpu_s=server.cpu_s() - server_before_s,
-            peak_bytes=target.peak_bytes(),
-            requests=after.requests - before.requests,
-            fetched_bytes=after.sent_bytes - before.sent_bytes,
-        )
+        machine.drop_caches()
+        # What the run will fill: the page cache, and the candidate's own memory.
+        machine.touch_memory(total_bytes + min(total_bytes, _HELD_BYTES))
+
+
+def read_once(target: Target, tasks: Tasks, manner: Manner, server: Server) -> Run:
+    """Have a candidate read `tasks`, and return the figures of the run."""
+    cpu_before_s, server_before_s, before = target.cpu_s(), server.cpu_s(), server.traffic()
+    outcomes = target.read(tasks, manner)
+    after = server.traffic()
+    return replace(
+        _run_of(outcomes),
+        cpu_s=target.cpu_s() - cpu_before_s,
+        server_cpu_s=server.cpu_s() - server_before_s,
+        peak_bytes=target.peak_bytes(),
+        requests=after.requests - before.requests,
+        fetched_bytes=after.sent_bytes - before.sent_bytes,
+    )
 
 
 def _run_of(outcomes: Sequence[Outcome]) -> Run:

@@ -12,14 +12,15 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from bench.candidates import CANDIDATES, Limits, Target, fastfuse_mount
 from bench.machine import describe, drop_caches, touch_memory
-from bench.profiles import PROFILES
-from bench.server import Server
+from bench.results import Run
+from bench.server import PROFILES, Server
+from bench.suite import read_once
 from bench.workloads import WORKLOADS, Scale
 
 __all__ = ["main"]
@@ -31,21 +32,12 @@ _FIO = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """One epoch: its rate in the unit of the workload, the daemon's CPU seconds a GB, and its GETs."""
-
-    rate: float
-    cpu_s_per_gb: float
-    requests: int
-
-
-def _epoch(server: Server, name: str, scale: Scale, cache: Path | None, limits: Limits) -> _Epoch:
+def _epoch(server: Server, name: str, scale: Scale, cache: Path | None, limits: Limits) -> Run:
     options = ["--cache", str(cache), "--cache-size", "60%", "--cache-min-free", "1%"] if cache else []
     return _read(server, name, scale, lambda place: fastfuse_mount(server, place, limits, *options))
 
 
-def _read(server: Server, name: str, scale: Scale, mount: Callable[[Path], AbstractContextManager[Target]]) -> _Epoch:
+def _read(server: Server, name: str, scale: Scale, mount: Callable[[Path], AbstractContextManager[Target]]) -> Run:
     workload = WORKLOADS[name]
     with tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as directory:
         place = Path(directory)
@@ -54,14 +46,7 @@ def _read(server: Server, name: str, scale: Scale, mount: Callable[[Path], Abstr
         with mount(place) as mounted:
             drop_caches()
             touch_memory(_TOUCHED_BYTES)
-            before, cpu_before_s = server.traffic(), mounted.cpu_s()
-            outcomes = mounted.read(tasks, workload.manner)
-            seconds = max(one.ended_s for one in outcomes) - min(one.started_s for one in outcomes)
-            size_bytes = sum(one.size_bytes for one in outcomes)
-            cpu_s = mounted.cpu_s() - cpu_before_s
-            requests = server.traffic().requests - before.requests
-    amount = size_bytes / 1e6 if workload.is_bulk else sum(map(len, tasks))
-    return _Epoch(amount / seconds, cpu_s / (size_bytes / 1e9), requests)
+            return read_once(mounted, tasks, workload.manner, server)
 
 
 def _fuse_only(server: Server, place: Path) -> AbstractContextManager[Target]:
@@ -80,7 +65,8 @@ def _fio(cache: Path, unit: str) -> float:
 
 
 def _measure(profile: str, name: str, scale: Scale, runs: int, room: Path, limits: Limits) -> None:
-    workload, epochs, fio = WORKLOADS[name], defaultdict[str, list[_Epoch]](list), []
+    workload, epochs, fio = WORKLOADS[name], defaultdict[str, list[Run]](list), []
+    rate_of = attrgetter("mb_per_s" if workload.is_bulk else "spans_per_s")
     with tempfile.TemporaryDirectory() as made:
         source = workload.data_set(scale, Path(made)).source
         for _ in range(runs):
@@ -96,10 +82,10 @@ def _measure(profile: str, name: str, scale: Scale, runs: int, room: Path, limit
                 fio.append(_fio(cache, workload.unit))
                 epochs["FUSE only"].append(_read(server, name, scale, partial(_fuse_only, server)))
     for kind, seen in epochs.items():
-        rate, cpu_s = (statistics.median(getattr(one, field) for one in seen) for field in ("rate", "cpu_s_per_gb"))
+        rate, cpu_s = statistics.median(map(rate_of, seen)), statistics.median(one.cpu_s / one.gb for one in seen)
         requests = [one.requests for one in seen]
         print(f"| {profile} {name} | {kind} | {rate:,.0f} {workload.unit} | {cpu_s:.2f} | {requests} |", flush=True)
-    rates = {kind: [one.rate for one in seen] for kind, seen in epochs.items()} | {"fio": fio}
+    rates = {kind: [*map(rate_of, seen)] for kind, seen in epochs.items()} | {"fio": fio}
     print(f"| {profile} {name} | fio | {statistics.median(fio):,.0f} {workload.unit} | | |")
     for one, other in (("cold", "without"), ("later", "fio"), ("later", "FUSE only")):
         ratios = [mine / theirs for mine, theirs in zip(rates[one], rates[other], strict=True)]

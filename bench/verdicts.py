@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from bench.candidates import LIMITED, LIMITED_BYTES
-from bench.peers import RCLONES
-from bench.profiles import PROFILES
+from bench.candidates import LIMITED, LIMITED_BYTES, RCLONES
 from bench.results import Results
+from bench.server import PROFILES
 from bench.workloads import SMALL_FILE_BYTES, WORKLOADS
 
-__all__ = ["Verdict", "speed", "verdicts"]
+__all__ = ["Verdict", "ratio", "speed", "verdicts"]
 
 _OURS = "fastfuse"
 _MIB = 1 << 20
@@ -18,7 +17,6 @@ _MEMORY_OVERHEAD_BYTES = 64 * _MIB
 _RANDOM_READ_BYTES = 256 << 10
 _HINTED_FILES_PER_S = 4000
 _RAW = ("raw",)
-_RCLONE = tuple(RCLONES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,13 @@ class _Speed:
 
 
 _SPEEDS = (
-    _Speed("throughput", "s3", "sequential-1", _RCLONE, 4.0),
+    _Speed("throughput", "s3", "sequential-1", RCLONES, 4.0),
     _Speed("throughput", "s3", "sequential-1", _RAW, 0.5),
-    _Speed("throughput", "s3", "sequential-4", _RCLONE, 2.0),
+    _Speed("throughput", "s3", "sequential-4", RCLONES, 2.0),
     _Speed("throughput", "s3", "sequential-4", _RAW, 0.5),
-    _Speed("TLS", "fast-tls", "sequential-1", _RCLONE, 2.0),
+    _Speed("TLS", "fast-tls", "sequential-1", RCLONES, 2.0),
     _Speed("TLS", "fast-tls", "sequential-1", _RAW, 0.5),
-    _Speed("TLS", "fast-tls", "sequential-4", _RCLONE, 1.5),
+    _Speed("TLS", "fast-tls", "sequential-4", RCLONES, 1.5),
     _Speed("TLS", "fast-tls", "sequential-4", _RAW, 0.5),
     _Speed("memory", "s3", "sequential-1", (_OURS,), 0.9, ours=LIMITED),
     _Speed("memory", "s3", "sequential-4", (_OURS,), 0.9, ours=LIMITED),
@@ -67,18 +65,25 @@ _SEQUENTIAL = tuple((profile, f"sequential-{readers}") for profile in ("s3", "fa
 def verdicts(results: Results) -> list[Verdict]:
     """Every target of which all was measured."""
     judged = [
-        *(_speed(results, target) for target in _SPEEDS),
-        _memory(results),
-        _first_byte(results),
-        _random(results),
-        *_fetched(results),
+        *(verdict for target in _SPEEDS for verdict in _speed(results, target)),
+        *_memory(results),
+        *_latency(results),
         *_small_files(results),
-        _hinted(results),
-        _warm_requests(results),
+        *_hinted(results),
+        *_warm_requests(results),
         *_cpu(results),
     ]
-    topics = list(dict.fromkeys(verdict.topic for verdict in judged if verdict))
-    return sorted((verdict for verdict in judged if verdict), key=lambda verdict: topics.index(verdict.topic))
+    topics = list(dict.fromkeys(verdict.topic for verdict in judged))
+    return sorted(judged, key=lambda verdict: topics.index(verdict.topic))
+
+
+def ratio(
+    topic: str, text: str, ours: float | None, theirs: float | None, bound: float, *, is_upper: bool = False
+) -> list[Verdict]:
+    """Judge `ours` / `theirs`, which `text` has both in it; return nothing where one was not measured."""
+    if ours is None or not theirs:
+        return []
+    return [Verdict(topic, text.format(ours, theirs), ours / theirs, bound, is_upper)]
 
 
 def speed(results: Results, profile: str, workload: str, candidate: str) -> float | None:
@@ -93,87 +98,72 @@ def _best(results: Results, profile: str, workload: str, candidates: Iterable[st
     return max(known.items(), key=lambda item: item[1]) if known else None
 
 
-def _speed(results: Results, target: _Speed) -> Verdict | None:
-    ours = speed(results, target.profile, target.workload, target.ours)
-    best = _best(results, target.profile, target.workload, target.rivals)
-    if ours is None or best is None:
-        return None
-    name, rival = best
+def _speed(results: Results, target: _Speed) -> list[Verdict]:
+    name, rival = _best(results, target.profile, target.workload, target.rivals) or ("", None)
     unit = WORKLOADS[target.workload].unit
-    text = f"{target.profile} {target.workload}: {target.ours} {ours:.0f} {unit} / {name} {rival:.0f}"
-    return Verdict(target.topic, text, ours / rival, target.least)
+    text = f"{target.profile} {target.workload}: {target.ours} {{:.0f}} {unit} / {name} {{:.0f}}"
+    ours = speed(results, target.profile, target.workload, target.ours)
+    return ratio(target.topic, text, ours, rival, target.least)
 
 
-def _memory(results: Results) -> Verdict | None:
+def _memory(results: Results) -> Iterator[Verdict]:
     peaks = [run.peak_bytes for run in results.runs if run.candidate == LIMITED]
-    if not peaks:
-        return None
-    bound = (LIMITED_BYTES + _MEMORY_OVERHEAD_BYTES) / _MIB
-    has_many = any(run.workload == "open-64" for run in results.runs if run.candidate == LIMITED)
-    text = f"the highest peak of {len(peaks)} runs of {LIMITED}, MiB{'; 64 files open' if has_many else ''}"
-    return Verdict("memory", text, max(peaks) / _MIB, bound, is_upper=True)
+    if peaks:
+        bound = (LIMITED_BYTES + _MEMORY_OVERHEAD_BYTES) / _MIB
+        has_many = any(run.workload == "open-64" for run in results.runs if run.candidate == LIMITED)
+        text = f"the highest peak of {len(peaks)} runs of {LIMITED}, MiB{'; 64 files open' if has_many else ''}"
+        yield Verdict("memory", text, max(peaks) / _MIB, bound, is_upper=True)
 
 
-def _first_byte(results: Results) -> Verdict | None:
-    ours = results.median("s3", "first-byte", _OURS, "first_byte_s")
-    bare = results.median("s3", "first-byte", "raw", "span_s")
-    if ours is None or bare is None:
-        return None
-    text = f"first byte of an open file {ours * 1e3:.1f} ms / bare GET of the same range {bare * 1e3:.1f} ms"
-    return Verdict("latency", text, ours / bare, 1.3, is_upper=True)
-
-
-def _bound(results: Results, topic: str, workload: str, size_bytes: int, least: float) -> Verdict | None:
-    """Beside what as many readers get that wait for one GET after the other."""
-    ours = speed(results, "s3", workload, _OURS)
-    if ours is None:
-        return None
+def _bound(results: Results, topic: str, workload: str, size_bytes: int, least: float) -> list[Verdict]:
+    """Judge beside what as many readers get that wait for one GET after the other."""
     known = WORKLOADS[workload]
     bound = known.readers / PROFILES["s3"].get_s(size_bytes)
-    text = f"s3 {workload}: {ours:.0f} {known.unit} / {bound:.0f}, a GET at a time for each reader"
-    return Verdict(topic, text, ours / bound, least)
+    text = f"s3 {workload}: {{:.0f}} {known.unit} / {{:.0f}}, a GET at a time for each reader"
+    return ratio(topic, text, speed(results, "s3", workload, _OURS), bound, least)
 
 
-def _random(results: Results) -> Verdict | None:
-    return _bound(results, "latency", "random-4-256k", _RANDOM_READ_BYTES, 0.85)
-
-
-def _small_files(results: Results) -> Iterator[Verdict | None]:
-    yield _bound(results, "small files", "small-16-shuffled", SMALL_FILE_BYTES, 0.8)
-    yield _bound(results, "small files", "small-1", SMALL_FILE_BYTES, 20.0)
-
-
-def _fetched(results: Results) -> Iterator[Verdict | None]:
+def _latency(results: Results) -> Iterator[Verdict]:
+    text = "first byte of an open file {:.1f} ms / bare GET of the same range {:.1f} ms"
+    taken_s = [results.median("s3", "first-byte", *of) for of in ((_OURS, "first_byte_s"), ("raw", "span_s"))]
+    ours_ms, bare_ms = (None if one_s is None else one_s * 1e3 for one_s in taken_s)
+    yield from ratio("latency", text, ours_ms, bare_ms, 1.3, is_upper=True)
+    yield from _bound(results, "latency", "random-4-256k", _RANDOM_READ_BYTES, 0.85)
     for workload, most in (("random-4-256k", 1.15), ("sequential-1", 1.05), ("sequential-4", 1.05)):
         share = results.median("s3", workload, _OURS, "fetched_share")
-        if share is not None:
-            yield Verdict("latency", f"s3 {workload}: bytes fetched / bytes asked for", share, most, is_upper=True)
+        yield from ratio("latency", f"s3 {workload}: bytes fetched / bytes asked for", share, 1.0, most, is_upper=True)
 
 
-def _hinted(results: Results) -> Verdict | None:
-    """A rate, or twice the rival where the machine is busy: the better of the two, as a share of its target."""
+def _small_files(results: Results) -> Iterator[Verdict]:
+    yield from _bound(results, "small files", "small-16-shuffled", SMALL_FILE_BYTES, 0.8)
+    yield from _bound(results, "small files", "small-1", SMALL_FILE_BYTES, 20.0)
+
+
+def _hinted(results: Results) -> Iterator[Verdict]:
+    """Judge a rate, or twice the rival where the machine is busy: the better of the two, as a share of its target."""
     workload, ours = "small-16-shuffled", "fastfuse-hints"
     said, shares = [], []
     like_s3, fast = (speed(results, profile, workload, ours) for profile in ("s3", "fast"))
     if like_s3 is not None:
         shares.append(like_s3 / _HINTED_FILES_PER_S)
         said.append(f"s3 {workload} with hints, {like_s3:.0f} files/s / {_HINTED_FILES_PER_S}")
-    best = _best(results, "fast", workload, _RCLONE)
+    best = _best(results, "fast", workload, RCLONES)
     if fast is not None and best is not None:
         shares.append(fast / (2 * best[1]))
-        cpu_s = results.median("fast", workload, ours, "cpu_s_per_span") or 0.0
+        cpu_s = results.median("fast", workload, ours, "cpu_s", per="spans") or 0.0
         said.append(f"fast with hints, {fast:.0f}, {cpu_s * 1e3:.2f} ms of CPU each / twice {best[0]} {best[1]:.0f}")
-    return Verdict("small files", "; or ".join(said), max(shares), 1.0) if shares else None
+    if shares:
+        yield Verdict("small files", "; or ".join(said), max(shares), 1.0)
 
 
-def _warm_requests(results: Results) -> Verdict | None:
+def _warm_requests(results: Results) -> Iterator[Verdict]:
     requests = [run.requests for run in results.of("s3", "warm-4", _OURS)]
-    return Verdict("later epochs", "requests to S3", max(requests), 0, is_upper=True) if requests else None
+    if requests:
+        yield Verdict("later epochs", "requests to S3", max(requests), 0, is_upper=True)
 
 
-def _cpu(results: Results) -> Iterator[Verdict | None]:
+def _cpu(results: Results) -> Iterator[Verdict]:
     for profile, workload in _SEQUENTIAL:
-        ours, raw = (results.median(profile, workload, name, "cpu_s_per_gb") for name in (_OURS, "raw"))
-        if ours is not None and raw:
-            text = f"{profile} {workload}: daemon {ours:.2f} s/GB / raw client {raw:.2f}"
-            yield Verdict("CPU", text, ours / raw, 1.5, is_upper=True)
+        ours, raw = (results.median(profile, workload, name, "cpu_s", per="gb") for name in (_OURS, "raw"))
+        text = f"{profile} {workload}: daemon {{:.2f}} s/GB / raw client {{:.2f}}"
+        yield from ratio("CPU", text, ours, raw, 1.5, is_upper=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bench.reading import Manner, Span
-from fastfuse.testing.synthetic import SyntheticObjects
+from bench.readers import Manner, Span
+from fastfuse.testing.synthetic import parse_synthetic
 
 __all__ = ["SMALL_FILE_BYTES", "WORKLOADS", "DataSet", "Scale", "Unit", "Workload"]
 
@@ -69,11 +69,8 @@ class Workload:
         return self.unit == "MB/s"
 
 
-def _synthetic(objects: SyntheticObjects) -> DataSet:
-    source = (
-        f"count={objects.count},size={objects.size_bytes},layout={objects.layout},dirs={objects.directories},"
-        f"suffix={objects.suffix}"
-    )
+def _synthetic(source: str) -> DataSet:
+    objects = parse_synthetic(source)
     return DataSet(source, [(objects.key_at(index).decode(), objects.size_bytes) for index in range(objects.count)])
 
 
@@ -82,28 +79,21 @@ def _shard_bytes(count: int, scale: Scale) -> int:
 
 
 def _shards(count: int) -> Callable[[Scale, Path], DataSet]:
-    return lambda scale, _: _synthetic(
-        SyntheticObjects(count=count, size_bytes=_shard_bytes(count, scale), suffix=".tfrecord")
-    )
+    return lambda scale, _: _synthetic(f"count={count},size={_shard_bytes(count, scale)},suffix=.tfrecord")
 
 
 def _large(count: int) -> Callable[[Scale, Path], DataSet]:
     """Files that are not read whole cost nothing, whatever their size."""
-    return lambda scale, _: _synthetic(SyntheticObjects(count=count, size_bytes=scale.shard_bytes, suffix=".bin"))
+    return lambda scale, _: _synthetic(f"count={count},size={scale.shard_bytes},suffix=.bin")
 
 
 def _open_files(scale: Scale, _: Path) -> DataSet:
-    size_bytes = scale.shard_bytes // (_OPEN_FILES // 2)
-    return _synthetic(SyntheticObjects(count=_OPEN_FILES, size_bytes=size_bytes, suffix=".bin"))
+    return _synthetic(f"count={_OPEN_FILES},size={scale.shard_bytes // (_OPEN_FILES // 2)},suffix=.bin")
 
 
 def _small_files(scale: Scale, _: Path) -> DataSet:
     folders = -(-scale.small_files // 1000)
-    return _synthetic(
-        SyntheticObjects(
-            count=scale.small_files, size_bytes=SMALL_FILE_BYTES, layout="dirs", directories=folders, suffix=".jpg"
-        )
-    )
+    return _synthetic(f"count={scale.small_files},size={SMALL_FILE_BYTES},layout=dirs,dirs={folders},suffix=.jpg")
 
 
 def _records(count: int) -> Callable[[Scale, Path], DataSet]:
@@ -120,20 +110,22 @@ def _whole(data: DataSet) -> list[Span]:
     return [Span(name, 0, size_bytes) for name, size_bytes in data.files]
 
 
-def _in_order(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
-    spans = _whole(data)
+def _dealt(spans: list[Span], readers: int) -> list[list[Span]]:
     return [spans[reader::readers] for reader in range(readers)]
+
+
+def _in_order(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
+    return _dealt(_whole(data), readers)
 
 
 def _shuffled(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
     spans = _whole(data)
     random.Random(1).shuffle(spans)
-    return [spans[reader::readers] for reader in range(readers)]
+    return _dealt(spans, readers)
 
 
 def _beginnings(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
-    spans = [Span(name, 0, min(_FIRST_BYTES, size_bytes)) for name, size_bytes in data.files]
-    return [spans[reader::readers] for reader in range(readers)]
+    return _dealt([Span(name, 0, min(_FIRST_BYTES, size_bytes)) for name, size_bytes in data.files], readers)
 
 
 def _random_ranges(read_bytes: int) -> Callable[[DataSet, int, Scale], list[list[Span]]]:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
@@ -43,9 +42,7 @@ class Mount:
     def __enter__(self) -> "Mount":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.unmount()
 
     def __fspath__(self) -> str:

@@ -72,7 +72,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "aiobotocore": "s3",
         "anycrc": "s3.checksums",
         "botocore": "s3",
-        "google_crc32c": "demo testing",
+        "google_crc32c": "demo",
         "httpx2": "s3",
         "numpy": "advise cache cli demo hints index filesystem readahead s3 sagemaker testing",
         "prometheus_client": "metrics demo",

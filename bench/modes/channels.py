@@ -7,9 +7,8 @@ from bench import machine
 from bench.modes.figures import ChannelFigures
 from bench.modes.job import channel, is_script, run_job
 from bench.processes import pss_bytes
-from bench.profiles import PROFILES
-from bench.server import Server
-from fastfuse.demo.processes import process_tree
+from bench.server import PROFILES, Server
+from fastfuse.demo.mounting import process_tree
 from fastfuse.testing.synthetic import SyntheticObjects
 
 __all__ = ["measure_channels"]
@@ -75,7 +74,7 @@ def _while_read(server: Server, count: int) -> ChannelFigures:
         cpu_s=run.cpu_s,
         memory_target_bytes=target_bytes,
         peak_bytes=peak_bytes,
-        mb_per_s=run.size_bytes / (run.total_s - run.script_s) / 1e6,
+        mb_per_s=run.mb_per_s,
     )
 
 

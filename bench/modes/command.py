@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import machine
-from bench.modes import plot
 from bench.modes.channels import measure_channels
-from bench.modes.figures import ChannelFigures, Figures, verdicts
+from bench.modes.figures import ChannelFigures, Figures, Measured, as_json, as_markdown, median, verdicts
 from bench.modes.measure import CANDIDATES, WORKLOADS, Plan, measure
-from bench.modes.report import Measured, as_json, as_markdown
-from bench.profiles import PROFILES
+from bench.plots import Bar, Panel, draw
+from bench.server import PROFILES
 
 __all__ = ["main"]
 
@@ -61,8 +60,20 @@ def _publish(measured: Measured, output: Path, *, is_checked: bool) -> int:
     output.with_suffix(".md").write_text(text)
     print(text)
     if measured.runs:
-        print(plot.write(measured.runs, output.with_suffix(".png")))
+        title = "A training job in each mode, seconds from its start (less is better)"
+        print(draw(output.with_suffix(".png"), title, _panels(measured.runs), columns=2, number="{:.2f}"))
     return 1 if is_checked and not all(each.is_met for each in verdicts(measured.runs, measured.channels)) else 0
+
+
+def _panels(runs: Sequence[Figures]) -> list[Panel]:
+    """Return two for each workload: the time of the first record, and of all."""
+    shown = []
+    for workload in dict.fromkeys(run.workload for run in runs):
+        names = dict.fromkeys(run.candidate for run in runs if run.workload == workload)
+        for figure, what in (("first_s", "first record"), ("total_s", "all records")):
+            bars = [Bar(name, name, median(runs, workload, name, figure) or 0.0) for name in names]
+            shown.append(Panel(f"{workload}: {what}", "s", bars))
+    return shown
 
 
 def _tell(text: str) -> None:

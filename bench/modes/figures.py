@@ -1,12 +1,14 @@
-"""The figures of single runs, their medians, and what they are to be. Pure."""
+"""The figures of single runs, their medians, what they are to be, and how they are shown. Pure."""
 
+import json
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
-from bench.verdicts import Verdict
+from bench.report import head, line, verdict_table
+from bench.verdicts import Verdict, ratio
 
-__all__ = ["ChannelFigures", "Figures", "median", "median_stages", "verdicts"]
+__all__ = ["ChannelFigures", "Figures", "Measured", "as_json", "as_markdown", "median", "median_stages", "verdicts"]
 
 _FIRST_RECORD_S = 2.0
 _MIB = 1 << 20
@@ -18,27 +20,29 @@ _OVERHEAD_BYTES = 64 * _MIB
 class Figures:
     """One candidate on one workload, once. Seconds are from the start of ``fastfuse run``, of raw GETs from theirs."""
 
-    workload: str
-    candidate: str
+    workload: str = ""
+    candidate: str = ""
     size_bytes: int
     records: int
+    # Until the channels could be read, the script ran, and it had its first record.
+    ready_s: float = 0.0
+    script_s: float = 0.0
     first_s: float
     # Until the last record was read; until the job was gone.
     total_s: float
     over_s: float
-    # Of `total_s`, without the time before the script.
-    reading_s: float
     # CPU seconds of fastfuse or the raw client, of the script, of the server.
     cpu_s: float
     script_cpu_s: float = 0.0
     server_cpu_s: float = 0.0
     requests: int = 0
+    # How long each stage of the start took, by name; the last one is until the first record.
     stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def mb_per_s(self) -> float:
         """While it was read."""
-        return self.size_bytes / self.reading_s / 1e6
+        return self.size_bytes / (self.total_s - self.script_s) / 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,58 +72,134 @@ def median_stages(runs: Sequence[Figures], workload: str, candidate: str) -> dic
 
 def verdicts(runs: Sequence[Figures], channels: Sequence[ChannelFigures]) -> list[Verdict]:
     """Every target of which all was measured."""
-    judged = [
-        *(_first_record(runs, workload) for workload in ("tfrecords", "small")),
-        _total(runs, "tfrecords", "FastFile", "Pipe", 1.05),
-        _total(runs, "small", "FastFile", "File", 1.2),
-        *(_of_raw(runs, workload) for workload in ("tfrecords", "small")),
-        _side_by_side(channels),
-        _memory(channels),
-    ]
-    return [verdict for verdict in judged if verdict is not None]
+
+    def of(workload: str, candidate: str, figure: str) -> float | None:
+        return median(runs, workload, candidate, figure)
+
+    judged = []
+    for name in ("tfrecords", "small"):
+        text = f"{name}: FastFile's first record, s"
+        first_s = of(name, "FastFile", "first_s")
+        judged += ratio("first record", text, first_s, 1.0, _FIRST_RECORD_S, is_upper=True)
+    for name, other, most in (("tfrecords", "Pipe", 1.05), ("small", "File", 1.2)):
+        ours_s, other_s = of(name, "FastFile", "total_s"), of(name, other, "total_s")
+        text = f"{name}: FastFile {{:.2f}} s / {other} {{:.2f}} s"
+        judged += ratio("total", text, ours_s, other_s, most, is_upper=True)
+    for name in ("tfrecords", "small"):
+        text = f"{name}: Pipe {{:.0f}} MB/s from the script's start / raw GETs {{:.0f}} MB/s"
+        judged += ratio("Pipe", text, of(name, "Pipe", "mb_per_s"), of(name, "raw", "mb_per_s"), 0.6)
+    return [*judged, *_side_by_side(channels), *_memory(channels)]
 
 
-def _first_record(runs: Sequence[Figures], workload: str) -> Verdict | None:
-    value = median(runs, workload, "FastFile", "first_s")
-    text = f"{workload}: FastFile's first record, s"
-    return None if value is None else Verdict("first record", text, value, _FIRST_RECORD_S, is_upper=True)
-
-
-def _total(runs: Sequence[Figures], workload: str, ours: str, other: str, most: float) -> Verdict | None:
-    ours_s, other_s = (median(runs, workload, candidate, "total_s") for candidate in (ours, other))
-    if ours_s is None or other_s is None:
-        return None
-    text = f"{workload}: {ours} {ours_s:.2f} s / {other} {other_s:.2f} s"
-    return Verdict("total", text, ours_s / other_s, most, is_upper=True)
-
-
-def _of_raw(runs: Sequence[Figures], workload: str) -> Verdict | None:
-    ours, raw = (median(runs, workload, candidate, "mb_per_s") for candidate in ("Pipe", "raw"))
-    if ours is None or raw is None:
-        return None
-    text = f"{workload}: Pipe {ours:.0f} MB/s from the script's start / raw GETs {raw:.0f} MB/s"
-    return Verdict("Pipe", text, ours / raw, 0.6)
-
-
-def _side_by_side(channels: Sequence[ChannelFigures]) -> Verdict | None:
+def _side_by_side(channels: Sequence[ChannelFigures]) -> list[Verdict]:
     # What reads tells nothing of the start: its server has other objects.
     started = [each for each in channels if not each.peak_bytes]
     counts = sorted({each.channels for each in started})
     if len(counts) < 2:
-        return None
+        return []
     one_s, all_s = (
         statistics.median(each.ready_s for each in started if each.channels == count)
         for count in (counts[0], counts[-1])
     )
-    text = f"{counts[-1]} channels ready after {all_s:.2f} s / one alone after {one_s:.2f} s"
-    return Verdict("channels", text, all_s / one_s, 1.5, is_upper=True)
+    text = f"{counts[-1]} channels ready after {{:.2f}} s / one alone after {{:.2f}} s"
+    return ratio("channels", text, all_s, one_s, 1.5, is_upper=True)
 
 
-def _memory(channels: Sequence[ChannelFigures]) -> Verdict | None:
+def _memory(channels: Sequence[ChannelFigures]) -> Iterator[Verdict]:
     read = [each for each in channels if each.peak_bytes]
-    if not read:
-        return None
-    highest = max(read, key=lambda each: each.peak_bytes)
-    bound = (highest.memory_target_bytes + _OVERHEAD_BYTES) / _MIB
-    text = f"{highest.channels} channels read at once: the highest PSS of {len(read)} runs, MiB"
-    return Verdict("memory", text, highest.peak_bytes / _MIB, bound, is_upper=True)
+    if read:
+        highest = max(read, key=lambda each: each.peak_bytes)
+        bound = (highest.memory_target_bytes + _OVERHEAD_BYTES) / _MIB
+        text = f"{highest.channels} channels read at once: the highest PSS of {len(read)} runs, MiB"
+        yield Verdict("memory", text, highest.peak_bytes / _MIB, bound, is_upper=True)
+
+
+_DESCRIPTIONS = {
+    "tfrecords": "one reader of all TFRecords, file after file",
+    "small": "all files by sixteen processes, shuffled; of a stream, records by one reader",
+}
+_HEADINGS = (
+    ("first record s", "first_s", 2),
+    ("total s", "total_s", 2),
+    ("gone s", "over_s", 2),
+    ("MB/s while reading", "mb_per_s", 0),
+    ("CPU s", "cpu_s", 2),
+    ("script's CPU s", "script_cpu_s", 2),
+    ("server's CPU s", "server_cpu_s", 2),
+    ("requests", "requests", 0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All runs, and what they depend on."""
+
+    facts: Mapping[str, str]
+    runs: Sequence[Figures]
+    channels: Sequence[ChannelFigures]
+
+
+def as_markdown(measured: Measured) -> str:
+    """Verdicts, a table for each workload, the stages of the start, and many channels."""
+    runs = measured.runs
+    lines = [f"{', '.join(f'{name} {value}' for name, value in measured.facts.items())}.", ""]
+    lines += [
+        "Medians. Seconds are from the start of `fastfuse run`, of raw GETs from the first; total is until the last "
+        "record was read, gone until the job was; MB/s are from the start of the script."
+    ]
+    lines += ["", *verdict_table(verdicts(runs, measured.channels))]
+    for workload in dict.fromkeys(run.workload for run in runs):
+        candidates = list(dict.fromkeys(run.candidate for run in runs if run.workload == workload))
+        size_bytes = next(run.size_bytes for run in runs if run.workload == workload)
+        lines += ["", f"## {workload}: {_DESCRIPTIONS[workload]} ({size_bytes / _MIB:,.0f} MiB)", ""]
+        lines += _table(runs, workload, candidates)
+        lines += ["", "Start, ms:", "", *_stages(runs, workload, candidates)]
+    if measured.channels:
+        lines += ["", "## Channels", "", *_channels(measured.channels)]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(measured: Measured) -> str:
+    """Everything that was measured."""
+    judged = verdicts(measured.runs, measured.channels)
+    document = {
+        "machine": dict(measured.facts),
+        "verdicts": [asdict(verdict) | {"is_met": verdict.is_met} for verdict in judged],
+        "runs": [asdict(run) for run in measured.runs],
+        "channels": [asdict(each) for each in measured.channels],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _table(runs: Sequence[Figures], workload: str, candidates: Sequence[str]) -> list[str]:
+    lines = head(["", "runs", *(heading for heading, _, _ in _HEADINGS)])
+    for candidate in candidates:
+        count = sum((run.workload, run.candidate) == (workload, candidate) for run in runs)
+        values = [(median(runs, workload, candidate, figure) or 0.0, digits) for _, figure, digits in _HEADINGS]
+        lines.append(line([candidate, str(count), *(f"{value:,.{digits}f}" for value, digits in values)]))
+    return lines
+
+
+def _stages(runs: Sequence[Figures], workload: str, candidates: Sequence[str]) -> list[str]:
+    stages = {candidate: median_stages(runs, workload, candidate) for candidate in candidates}
+    names = list(dict.fromkeys(name for each in stages.values() for name in each))
+    return [
+        *head(["", *names]),
+        *(
+            line([candidate, *(f"{each[name] * 1e3:,.0f}" if name in each else "–" for name in names)])
+            for candidate, each in stages.items()
+            if each
+        ),
+    ]
+
+
+def _channels(channels: Sequence[ChannelFigures]) -> list[str]:
+    lines = head(["channels", "runs", "ready s", "CPU s", "memory target MiB", "peak PSS MiB", "MB/s"])
+    for count, is_read in dict.fromkeys((each.channels, each.peak_bytes > 0) for each in channels):
+        runs = [each for each in channels if (each.channels, each.peak_bytes > 0) == (count, is_read)]
+        cells = [f"{count}{' read at once' if is_read else ''}", str(len(runs))]
+        cells += [f"{statistics.median(each.ready_s for each in runs):.2f}"]
+        cells += [f"{statistics.median(each.cpu_s for each in runs):.2f}"]
+        held = [runs[0].memory_target_bytes / _MIB, max(each.peak_bytes for each in runs) / _MIB, runs[0].mb_per_s]
+        lines.append(line([*cells, *(f"{value:,.0f}" if is_read else "–" for value in held)]))
+    return lines

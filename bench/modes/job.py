@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.modes.figures import Figures
 from bench.mounting import ENVIRONMENT
 from bench.server import Server
 
-__all__ = ["JobRun", "channel", "is_script", "run_job", "stages_of"]
+__all__ = ["channel", "is_script", "run_job", "stages_of"]
 
 _TRAINING = Path(__file__).with_name("training.py")
 _PREPARED = "files, guardian, forks"
@@ -27,25 +27,6 @@ _STAGES = {
     "mount, FIFO or download": re.compile(r" Downloading - \S+ \(\w+\): "),
     "the rest": re.compile(" Training - Running "),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRun:
-    """Seconds since the start of ``fastfuse run``."""
-
-    # How long each stage of the start took, by name; the last one is until the first record.
-    stages: Mapping[str, float]
-    ready_s: float
-    script_s: float
-    first_s: float
-    # The last record was read; and nothing was left of the job.
-    total_s: float
-    over_s: float
-    size_bytes: int
-    records: int
-    # CPU seconds of everything but the script; of the script.
-    cpu_s: float
-    script_cpu_s: float
 
 
 def channel(name: str, server: Server, mode: str, prefix: str = "", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -62,7 +43,7 @@ def run_job(
     *options: str,
     watch: Callable[[int], object] | None = None,
     begins: Callable[[], object] | None = None,
-) -> JobRun:
+) -> Figures:
     """Run the training script on `channels` below the empty directory `place`.
 
     `watch` is given the job's pid; `begins` is called when its channels are about to be prepared.
@@ -91,7 +72,7 @@ def run_job(
     stages = stages_of([(at_s - started_s, text) for at_s, text in lines])
     script_s, first_s = told["began_s"] - started_s, told["first_s"] - started_s
     ready_s = sum(stages.values())
-    return JobRun(
+    return Figures(
         stages={**stages, "script's start": script_s - ready_s, "first record": first_s - script_s},
         ready_s=ready_s,
         script_s=script_s,

@@ -3,27 +3,30 @@
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench import machine
 from bench.modes.figures import Figures
 from bench.modes.job import channel, run_job
-from bench.profiles import PROFILES
-from bench.readers import read_raw
-from bench.reading import RawAccess, Span
-from bench.server import Server
+from bench.readers import RawAccess, Span, read_raw
+from bench.server import PROFILES, Server
+from bench.workloads import SMALL_FILE_BYTES
 from fastfuse.demo.dataset import create_shards
-from fastfuse.testing.synthetic import SyntheticObjects
+from fastfuse.testing.synthetic import parse_synthetic
 
 __all__ = ["CANDIDATES", "WORKLOADS", "Plan", "measure"]
 
 # As many GETs at once as a channel may have, of parts as large.
 _PART_BYTES = 8 << 20
 _CONNECTIONS = 64
-_FOLDER_FILES = 1000
+# 20 shards are 2 GiB.
+_SHARDS, _SHARD_BYTES = 20, (2 << 30) // 20
+_SMALL_FILES = 20_000
+# What the bytes take once, as a page cache or as files in memory, and once more for buffers.
+_NEEDED_BYTES = 2 * _SHARDS * _SHARD_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,52 +38,34 @@ class Plan:
     workloads: tuple[str, ...]
     place: Path | None
     memory_target: str
-    shards: int = 20
-    # 20 of them are 2 GiB.
-    shard_bytes: int = (2 << 30) // 20
-    small_files: int = 20_000
-    small_bytes: int = 39_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Workload:
-    """`candidates` beside raw GETs: mode, and what else the channel says."""
+    """A workload: how the script reads it, and what else its channel says in Pipe mode."""
 
     manner: str
-    candidates: dict[str, tuple[str, dict[str, Any]]]
+    pipe: dict[str, Any]
     # Given an empty directory: what the server serves, and its files.
-    make: Callable[[Plan, Path], tuple[Path | str, list[Span]]]
+    make: Callable[[Path], tuple[Path | str, list[Span]]]
 
 
-def _shards(plan: Plan, directory: Path) -> tuple[Path | str, list[Span]]:
-    files = create_shards(directory, plan.shards, plan.shard_bytes)
+def _shards(directory: Path) -> tuple[Path | str, list[Span]]:
+    files = create_shards(directory, _SHARDS, _SHARD_BYTES)
     return directory, [Span(file.name, 0, file.size_bytes) for file in files]
 
 
-def _small(plan: Plan, _: Path) -> tuple[Path | str, list[Span]]:
-    folders = -(-plan.small_files // _FOLDER_FILES)
-    objects = SyntheticObjects(
-        count=plan.small_files, size_bytes=plan.small_bytes, layout="dirs", directories=folders, suffix=".jpg"
-    )
-    source = f"count={plan.small_files},size={plan.small_bytes},layout=dirs,dirs={folders},suffix=.jpg"
-    return source, [Span(objects.key_at(index).decode(), 0, plan.small_bytes) for index in range(plan.small_files)]
+def _small(_: Path) -> tuple[Path | str, list[Span]]:
+    source = f"count={_SMALL_FILES},size={SMALL_FILE_BYTES},layout=dirs,dirs={_SMALL_FILES // 1000},suffix=.jpg"
+    objects = parse_synthetic(source)
+    return source, [Span(objects.key_at(index).decode(), 0, SMALL_FILE_BYTES) for index in range(_SMALL_FILES)]
 
 
 WORKLOADS = {
-    "tfrecords": _Workload(
-        "records", {"File": ("File", {}), "FastFile": ("FastFile", {}), "Pipe": ("Pipe", {})}, _shards
-    ),
-    "small": _Workload(
-        "files",
-        {
-            "File": ("File", {}),
-            "FastFile": ("FastFile", {}),
-            "Pipe": ("Pipe", {"RecordWrapperType": "RecordIO"}),
-        },
-        _small,
-    ),
+    "tfrecords": _Workload("records", {}, _shards),
+    "small": _Workload("files", {"RecordWrapperType": "RecordIO"}, _small),
 }
-CANDIDATES = tuple(dict.fromkeys(name for workload in WORKLOADS.values() for name in workload.candidates))
+CANDIDATES = ("File", "FastFile", "Pipe")
 
 
 def measure(plan: Plan, candidates: tuple[str, ...]) -> Iterator[Figures]:
@@ -88,27 +73,22 @@ def measure(plan: Plan, candidates: tuple[str, ...]) -> Iterator[Figures]:
     for name in plan.workloads:
         workload = WORKLOADS[name]
         with machine.memory_directory(4 << 30) as directory:
-            source, spans = workload.make(plan, directory)
+            source, spans = workload.make(directory)
             with Server(source, profile=PROFILES[plan.profile]) as server:
-                chosen = [candidate for candidate in workload.candidates if candidate in candidates]
+                chosen = [candidate for candidate in CANDIDATES if candidate in candidates]
                 for run in range(plan.runs):
-                    _settle(plan)
+                    _settle()
                     yield _raw(server, name, spans)
                     # Whoever comes behind raw GETs finds a colder machine, and behind File mode, which gives gigabytes
                     # back: its imports took 0.2 s longer.
                     for candidate in (*chosen[run % len(chosen) :], *chosen[: run % len(chosen)]):
-                        _settle(plan)
+                        _settle()
                         yield _job(server, plan, name, candidate)
 
 
-def _settle(plan: Plan) -> None:
+def _settle() -> None:
     machine.drop_caches()
-    machine.touch_memory(_needed_bytes(plan))
-
-
-def _needed_bytes(plan: Plan) -> int:
-    """What the bytes take once, as a page cache or as files in memory, and once more for buffers."""
-    return 2 * plan.shards * plan.shard_bytes
+    machine.touch_memory(_NEEDED_BYTES)
 
 
 def _raw(server: Server, workload: str, spans: list[Span]) -> Figures:
@@ -131,7 +111,6 @@ def _raw(server: Server, workload: str, spans: list[Span]) -> Figures:
         first_s=statistics.median(outcome.times.spans_s),
         total_s=elapsed_s,
         over_s=elapsed_s,
-        reading_s=elapsed_s,
         cpu_s=outcome.cpu_s,
         server_cpu_s=server.cpu_s() - server_cpu_s,
         requests=server.traffic().requests - traffic.requests,
@@ -139,25 +118,18 @@ def _raw(server: Server, workload: str, spans: list[Span]) -> Figures:
 
 
 def _job(server: Server, plan: Plan, workload: str, candidate: str) -> Figures:
-    mode, more = WORKLOADS[workload].candidates[candidate]
+    known = WORKLOADS[workload]
+    entry = channel("train", server, candidate, **(known.pipe if candidate == "Pipe" else {}))
+    options = ("--memory-target", plan.memory_target)
     traffic, server_cpu_s = server.traffic(), server.cpu_s()
-    with _directory(plan.place) as place, machine.BackedMemory(_needed_bytes(plan)) as memory:
-        channels, options = [channel("train", server, mode, **more)], ("--memory-target", plan.memory_target)
-        run = run_job(server, place, channels, WORKLOADS[workload].manner, *options, begins=memory.hand_out)
-    return Figures(
+    with _directory(plan.place) as place, closing(machine.BackedMemory(_NEEDED_BYTES)) as memory:
+        run = run_job(server, place, [entry], known.manner, *options, begins=memory.hand_out)
+    return replace(
+        run,
         workload=workload,
         candidate=candidate,
-        size_bytes=run.size_bytes,
-        records=run.records,
-        first_s=run.first_s,
-        total_s=run.total_s,
-        over_s=run.over_s,
-        reading_s=run.total_s - run.script_s,
-        cpu_s=run.cpu_s,
-        script_cpu_s=run.script_cpu_s,
         server_cpu_s=server.cpu_s() - server_cpu_s,
         requests=server.traffic().requests - traffic.requests,
-        stages=dict(run.stages),
     )
 
 

@@ -14,13 +14,11 @@ from typing import Any
 
 from bench.soak.data import Kind
 from bench.soak.disturbances import DISTURBANCES, Scene, Window, disturb
-from bench.soak.judging import unexpected, unsettled
-from bench.soak.mounting import SoakMount, soak_mount
+from bench.soak.judging import as_text, failure_counts, latency_rows, percentiles, unexpected, unsettled
+from bench.soak.mounting import SoakMount, holdings, is_alive, sample, settled
 from bench.soak.readers import MANNERS, Readers, Share
-from bench.soak.report import as_text, failure_counts, latency_rows, percentiles
 from bench.soak.server import SoakServer
-from bench.soak.watching import holdings, is_alive, sample, settled
-from fastfuse.demo.processes import process_tree
+from fastfuse.demo.mounting import process_tree
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sizes import parse_size
 
@@ -110,7 +108,7 @@ class _Run:
 
 def _end(mount: SoakMount) -> list[str]:
     """Unmount, and return what is left or was not as it should be."""
-    pids = process_tree(mount.process.pid)
+    pids = process_tree(mount.pid)
     code = mount.stop()
     findings = [] if code == 0 else [f"the mount ended with {code}"]
     findings += [f"process {pid} is left" for pid in pids if is_alive(pid)]
@@ -128,7 +126,7 @@ def _shared_memory() -> set[str]:
 
 
 def _soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
-    with SoakServer(_KINDS) as server, soak_mount(place, server, options.memory_target, options.options) as mount:
+    with SoakServer(_KINDS) as server, SoakMount(place, server, options.memory_target, options.options) as mount:
         shared_before = _shared_memory()
         findings = _read_calmly(mount, options)
         before = holdings(mount)

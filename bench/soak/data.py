@@ -6,16 +6,14 @@ the same in all generations. An object's time is its version, so a reader knows 
 
 import zlib
 from base64 import b64encode
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import google_crc32c
 
-from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, ObjectView, StoredObject, key_bytes
+from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, ObjectTable, ObjectView, StoredObject, key_bytes
 from fastfuse.testing.synthetic import SyntheticContent, synthetic_bytes
-from fastfuse.testing.xml import contents_element
 
 __all__ = ["MOVING", "Kind", "Objects", "expected_bytes", "is_size_right", "version_of"]
 
@@ -74,47 +72,20 @@ def _checksums(key: str, version: int, size_bytes: int) -> dict[str, str]:
     return {"x-amz-checksum-crc32c": b64encode(crc.to_bytes(4, "big")).decode()}
 
 
-class _View:
-    """The objects of one generation, in key order."""
-
-    def __init__(self, kinds: list[Kind], generation: int, *, has_checksums: bool) -> None:
-        self._stored = {stored.key: stored for stored in self._make(kinds, generation, has_checksums)}
-        self._keys = sorted(self._stored)
-
-    @staticmethod
-    def _make(kinds: list[Kind], generation: int, has_checksums: bool) -> Iterator[StoredObject]:
-        for kind in kinds:
-            for key in kind.keys():  # noqa: SIM118 - a method of ours
-                version = _version(key, generation) if key.startswith(MOVING) else 0
-                if version is not None:
-                    yield StoredObject(
-                        key=key.encode(),
-                        size_bytes=_size_bytes(kind, key, version),
-                        etag=f'"{_number("etag", key):08x}{version:024x}"',
-                        content=SyntheticContent(key_bytes(f"{key}#{version}")),
-                        modified_s=DEFAULT_MODIFIED_S + version,
-                        checksums=_checksums(key, version, _size_bytes(kind, key, version)) if has_checksums else {},
-                    )
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def key_at(self, index: int) -> bytes:
-        return self._keys[index]
-
-    def position(self, key: bytes) -> int:
-        return bisect_left(self._keys, key)
-
-    def lookup(self, key: bytes) -> StoredObject | None:
-        return self._stored.get(key)
-
-    def contents_xml(self, start: int, end: int, *, url_encoded: bool) -> bytes:
-        return b"".join(
-            contents_element(
-                stored.key, stored.size_bytes, stored.etag, stored.modified_s, stored.storage_class, url_encoded
-            )
-            for stored in map(self._stored.__getitem__, self._keys[start:end])
-        )
+def _stored(kinds: list[Kind], generation: int, has_checksums: bool) -> Iterator[StoredObject]:
+    """Yield the objects of one generation."""
+    for kind in kinds:
+        for key in kind.keys():  # noqa: SIM118 - a method of ours
+            version = _version(key, generation) if key.startswith(MOVING) else 0
+            if version is not None:
+                yield StoredObject(
+                    key=key.encode(),
+                    size_bytes=_size_bytes(kind, key, version),
+                    etag=f'"{_number("etag", key):08x}{version:024x}"',
+                    content=SyntheticContent(key_bytes(f"{key}#{version}")),
+                    modified_s=DEFAULT_MODIFIED_S + version,
+                    checksums=_checksums(key, version, _size_bytes(kind, key, version)) if has_checksums else {},
+                )
 
 
 class Objects:
@@ -122,7 +93,7 @@ class Objects:
 
     def __init__(self, kinds: list[Kind], generation: int = 0, *, has_checksums: bool = False) -> None:
         self.generation = generation
-        self._view_of = cache(lambda generation: _View(kinds, generation, has_checksums=has_checksums))
+        self._view_of = cache(lambda generation: ObjectTable(_stored(kinds, generation, has_checksums)))
 
     def view(self) -> ObjectView:
         return self._view_of(self.generation)

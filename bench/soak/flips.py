@@ -6,7 +6,6 @@ read that ends without an error must have the right bytes (docs/SEMANTICS.md, "W
 
 import argparse
 import errno
-import multiprocessing
 import os
 import random
 import sys
@@ -17,9 +16,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from bench.processes import die_with_parent
+from bench.processes import fork_with_pipe
 from bench.soak.data import Kind, expected_bytes
-from bench.soak.mounting import soak_mount
+from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 from fastfuse.testing.faults import FaultRule, Flip
 
@@ -39,7 +38,6 @@ def flipped(start: int, end: int) -> list[int]:
 
 
 def _read_files(root: Path, keys: Sequence[str], seconds: float, result: Connection) -> None:
-    die_with_parent()
     counts: Counter[str] = Counter()
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
@@ -79,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="fastfuse-flips-", ignore_cleanup_errors=True) as place,
         SoakServer(_KINDS, has_checksums=True) as server,
-        soak_mount(Path(place), server, "256MiB", [] if options.without else ["--verify"]) as mount,
+        SoakMount(Path(place), server, "256MiB", [] if options.without else ["--verify"]) as mount,
         server.fault(FaultRule(action=Flip(flipped), operation="GetObject")),
     ):
         counts = _read(mount.root, options.seconds)
@@ -89,18 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _read(root: Path, seconds: float) -> Counter[str]:
-    context = multiprocessing.get_context("fork")
-    pipes = []
-    for index in range(_READERS):
-        ours, theirs = context.Pipe(duplex=False)
-        arguments = (root, _KINDS[index % 2].keys(), seconds, theirs)
-        context.Process(target=_read_files, args=arguments, daemon=True).start()
-        theirs.close()
-        pipes.append(ours)
-    counts: Counter[str] = Counter()
-    for pipe in pipes:
-        counts += pipe.recv()
-    return counts
+    keys = [_KINDS[index % 2].keys() for index in range(_READERS)]
+    pipes = [fork_with_pipe(_read_files, root, names, seconds)[1] for names in keys]
+    return sum((pipe.recv() for pipe in pipes), Counter[str]())
 
 
 if __name__ == "__main__":

@@ -1,38 +1,44 @@
-"""The mount of a soak: the command in a process of its own, its worker, its metrics and its log."""
+"""The mount of a soak, and what its processes hold: descriptors, threads, sockets, memory."""
 
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
-import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
-from bench.mounting import ENVIRONMENT
+from bench.mounting import ENVIRONMENT, make_mountpoint
+from bench.processes import pss_bytes
 from bench.soak.server import BUCKET, SoakServer
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.demo.mounting import MountProcess, process_tree
 
-__all__ = ["SoakMount", "soak_mount"]
+__all__ = ["SoakMount", "holdings", "is_alive", "sample", "settled"]
 
-_START_S = 30.0
-_STOP_S = 40.0
-_POLL_S = 0.02
 _LOG_CHARACTERS = 20_000
-_METRICS_PORT = re.compile(r"metrics are served at http://127\.0\.0\.1:(\d+)/")
-_SAMPLE = re.compile(r"^(fastfuse_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_PROC = Path("/proc")
+_SETTLE_S = 30.0
+_POLL_S = 0.25
+_SHARED_MEMORY = re.compile(r"\S+ \S+ \S+ \S+ (\d+)\s+(/memfd:\S+|/dev/shm/\S+)")
 
 
-@dataclass(frozen=True)
-class SoakMount:
-    """A mount at `root`, served below `process`."""
+class SoakMount(MountProcess):
+    """A mount of the server's bucket below `place`, between ``with`` and its end."""
 
-    root: Path
-    process: subprocess.Popen[bytes]
-    log_path: Path
+    def __init__(self, place: Path, server: SoakServer, memory_target: str, options: Sequence[str]) -> None:
+        self.root = make_mountpoint(place)
+        arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
+        arguments += ["--memory-target", memory_target, *options]
+        environment = {**_write_credentials(place), "FASTFUSE_NO_INDEX_CACHE": "1"}
+        super().__init__(
+            f"s3://{BUCKET}", self.root, log_path=place / "log", environment=environment, arguments=arguments
+        )
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # The mount's end shows as a file or a port that is not there any more.
+        if isinstance(error, OSError):
+            error.add_note(f"the mount: {self.process.poll()}\n{self.log[-_LOG_CHARACTERS:]}")
+        super().__exit__(kind, error, trace)
 
     @property
     def log(self) -> str:
@@ -40,27 +46,13 @@ class SoakMount:
 
     def worker(self) -> int | None:
         """Return the pid of the newest child with the connection to the kernel; None where there is none just now."""
-        pid = self.process.pid
         # In the order in which they were forked; pids begin anew at some time.
-        children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        children = map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
         return next(reversed([child for child in children if _is_connected(child)]), None)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics; a label's value stands behind the name: ``fastfuse_errors_total EIO``."""
-        found = _METRICS_PORT.findall(self.log)
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[-1]}/metrics", timeout=10) as reply:
-            text = reply.read().decode()
-        return {
-            f"{name} {labels.partition('=')[2]}".replace('"', "").strip(): float(value)
-            for name, labels, value in _SAMPLE.findall(text)
-        }
-
-    def stop(self) -> int | None:
-        """Return the exit code after SIGTERM; None if the mount does not end."""
-        self.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            return self.process.wait(_STOP_S)
-        return None
+        return {" ".join((sample.name, *sample.labels.values())): sample.value for sample in self.samples()}
 
 
 def _write_credentials(place: Path) -> dict[str, str]:
@@ -81,44 +73,82 @@ def _is_connected(pid: int) -> bool:
     return False
 
 
-@contextmanager
-def soak_mount(place: Path, server: SoakServer, memory_target: str, options: Sequence[str]) -> Iterator[SoakMount]:
-    """Mount the server's bucket below `place` until the end of the block; `RuntimeError` if that fails."""
-    root = place / "mount"
-    root.mkdir()
-    command = [
-        *(sys.executable, "-m", "fastfuse", "mount", f"s3://{BUCKET}", str(root)),
-        *("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"),
-        *("--memory-target", memory_target, "--metrics-listen", "0", *options),
-    ]
-    environment = {**_write_credentials(place), "FASTFUSE_NO_INDEX_CACHE": "1"}
-    log_path = place / "log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    mount = SoakMount(root, process, log_path)
+def is_alive(pid: int) -> bool:
     try:
-        _wait_until_mounted(mount)
-        yield mount
-    except OSError as error:
-        # The mount's end shows as a file or a port that is not there any more.
-        error.add_note(f"the mount: {process.poll()}\n{mount.log[-_LOG_CHARACTERS:]}")
-        raise
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGINT)  # a second signal: nothing is waited for
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
-        subprocess.run(["umount", "--lazy", "--quiet", root], check=False)
-        process.kill()
-        process.wait()
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
-def _wait_until_mounted(mount: SoakMount) -> None:
-    until_s = time.monotonic() + _START_S
-    while find_mount(mount.root) is None or not _METRICS_PORT.search(mount.log):
-        if mount.process.poll() is not None or time.monotonic() > until_s:
-            raise RuntimeError(f"did not mount: {mount.log or 'it said nothing'}")
+def holdings(mount: SoakMount) -> dict[str, float]:
+    """Return what may not grow while nobody reads; connections to S3 are kept for the next reads, so are left out."""
+    tree = process_tree(mount.pid)
+    kinds: Counter[str] = Counter(
+        f"descriptors: {kind}" for pid in tree for kind in _descriptor_kinds(pid) if kind != "TCP connection"
+    )
+    return {
+        **kinds,
+        "descriptors": sum(kinds.values()),
+        "processes": len(tree),
+        "threads": sum(_threads(pid) for pid in tree),
+        "shared memory": len(set().union(*(_shared_memory(pid) for pid in tree))),
+        "waiting reads": mount.metrics()["fastfuse_waiting_reads"],
+    }
+
+
+def sample(mount: SoakMount) -> dict[str, float]:
+    """Return what a long run has to keep flat."""
+    tree = process_tree(mount.pid)
+    kinds = [kind for pid in tree for kind in _descriptor_kinds(pid)]
+    return {
+        "memory_bytes": pss_bytes(mount.pid),
+        "descriptors": len(kinds),
+        "connections": kinds.count("TCP connection"),
+        "threads": sum(_threads(pid) for pid in tree),
+        "processes": len(tree),
+    }
+
+
+def settled(mount: SoakMount, before: dict[str, float]) -> dict[str, float]:
+    """Return the holdings once they are no more than `before`, or those of half a minute later."""
+    until_s = time.monotonic() + _SETTLE_S
+    while True:
+        now = holdings(mount)
+        if time.monotonic() > until_s or all(now.get(name, 0) <= before.get(name, 0) for name in {*now, *before}):
+            return now
         time.sleep(_POLL_S)
-    # The mount is in the table before its worker serves it; this waits until it does.
-    os.listdir(mount.root)
+
+
+def _threads(pid: int) -> int:
+    # Those that get small files are kept for the next reads, as connections are.
+    names = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for entry in os.listdir(_PROC / str(pid) / "task"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                names.append((_PROC / str(pid) / "task" / entry / "comm").read_text().strip())
+    return sum(name != "fastfuse-get" for name in names)
+
+
+def _descriptor_kinds(pid: int) -> Iterator[str]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        tcp = _tcp_inodes(pid)
+        for entry in os.listdir(_PROC / str(pid) / "fd"):
+            with suppress(FileNotFoundError):
+                target = os.readlink(_PROC / str(pid) / "fd" / entry)
+                kind, _, rest = target.partition(":")
+                if kind == "socket":
+                    yield "TCP connection" if rest.strip("[]") in tcp else "socket"
+                else:
+                    yield kind if kind == "pipe" else target
+
+
+def _tcp_inodes(pid: int) -> set[str]:
+    """Return the inodes of established connections; not those of listening sockets."""
+    lines = (_PROC / str(pid) / "net" / "tcp").read_text().splitlines()[1:]
+    return {fields[9] for fields in map(str.split, lines) if fields[3] != "0A"}
+
+
+def _shared_memory(pid: int) -> set[tuple[str, ...]]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return set(_SHARED_MEMORY.findall((_PROC / str(pid) / "maps").read_text()))
+    return set()

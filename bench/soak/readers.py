@@ -18,7 +18,7 @@ from math import log2
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from bench.processes import die_with_parent
+from bench.processes import fork_with_pipe
 from bench.soak.data import Kind, expected_bytes, is_size_right, version_of
 
 __all__ = ["MANNERS", "SHORT", "WRONG", "Failure", "Reader", "Readers", "Share", "Shared", "bucket_of", "latency_of"]
@@ -113,7 +113,6 @@ class Reader:
     def check(self, got: bytes, version: int, start: int, end: int) -> None:
         self.share.reads += 1
         self.share.read_bytes += len(got)
-        self._shared.reads[self._index] += 1
         if got != expected_bytes(self._key, version, start, end):
             is_short = got == expected_bytes(self._key, version, start, min(end, start + len(got)))
             self._fail(SHORT if is_short else WRONG, f"version {version}, bytes {start}-{end}, got {len(got)}")
@@ -217,7 +216,6 @@ class Reader:
                 status = self._read_mapped(fd, version, spans)
             if status == 0:
                 self.share.reads += len(spans)
-                self._shared.reads[self._index] += len(spans)
                 self.share.read_bytes += sum(end - start for start, end in spans)
             else:
                 self._fail("EIO" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGBUS else WRONG)
@@ -275,10 +273,8 @@ class Shared:
     def __init__(self, readers: int, period_s: float) -> None:
         self._started_s = time.monotonic()
         self._period_s = period_s
-        context = multiprocessing.get_context("fork")
-        self.is_over = context.RawValue("b", 0)
-        self.since_s = context.RawArray("d", readers)
-        self.reads = context.RawArray("L", readers)
+        self.is_over = multiprocessing.RawValue("b", 0)
+        self.since_s = multiprocessing.RawArray("d", readers)
 
     def period(self, now_s: float) -> int:
         return int((now_s - self._started_s) / self._period_s)
@@ -288,22 +284,12 @@ class Readers:
     """One process for each manner of reading. Make it before this process has threads."""
 
     def __init__(self, root: Path, kinds: list[Kind], seed: int, manners: list[str], period_s: float) -> None:
-        context = multiprocessing.get_context("fork")
         self._manners = manners
         self._shared = Shared(len(manners), period_s)
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for index, manner in enumerate(manners):
-            ours, theirs = context.Pipe(duplex=False)
-            reader = (manner, root, kinds, seed * 1000 + index, index, self._shared)
-            process = context.Process(target=_read, args=(reader, theirs), daemon=False)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def reads(self) -> int:
-        return sum(self._shared.reads)
+        self._readers = [
+            fork_with_pipe(_read, manner, root, kinds, seed * 1000 + index, index, self._shared)
+            for index, manner in enumerate(manners)
+        ]
 
     def longest_call(self) -> tuple[float, str]:
         """Return for how many seconds the slowest call under way has lasted, and who makes it."""
@@ -316,7 +302,7 @@ class Readers:
         self._shared.is_over.value = 1
         until_s = time.monotonic() + timeout_s
         shares, stuck = [], []
-        for manner, pipe, process in zip(self._manners, self._pipes, self._processes, strict=True):
+        for manner, (process, pipe) in zip(self._manners, self._readers, strict=True):
             try:
                 if pipe.poll(max(0.0, until_s - time.monotonic())):
                     shares.append(pipe.recv())
@@ -329,15 +315,15 @@ class Readers:
 
     def kill(self) -> None:
         """End those that are left, whatever they do."""
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
+        for process, pipe in self._readers:
             process.kill()
             process.join(1.0)
             pipe.close()
 
 
-def _read(arguments: tuple[str, Path, list[Kind], int, int, Shared], result: Connection) -> None:
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    reader = Reader(*arguments)
+def _read(
+    manner: str, root: Path, kinds: list[Kind], seed: int, index: int, shared: "Shared", result: Connection
+) -> None:
+    reader = Reader(manner, root, kinds, seed, index, shared)
     reader.run()
     result.send(reader.share)

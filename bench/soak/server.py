@@ -1,15 +1,11 @@
 """The server of a soak: a process that takes orders, can be killed, and comes back at the same port."""
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Self
 
-from bench.processes import die_with_parent
+from bench.processes import fork_with_pipe
 from bench.soak.data import Kind, Objects
 from fastfuse.testing.faults import FaultRule
 from fastfuse.testing.recording import Statistics
@@ -31,25 +27,18 @@ class SoakServer:
         with bind_loopback() as listener:
             self._port: int = listener.getsockname()[1]
         self.endpoint_url = f"http://127.0.0.1:{self._port}"
-        self._context = multiprocessing.get_context("fork")
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     def start(self) -> None:
         """Serve, at the port of the server that was killed."""
-        self._orders, theirs = self._context.Pipe()
         objects = Objects(self._kinds, self.generation, has_checksums=self._has_checksums)
-        arguments = (objects, self._port, theirs, self._orders)
-        self._process = self._context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
+        self._process, self._orders = fork_with_pipe(_serve, objects, self._port)
         self._orders.recv()
 
     def kill(self) -> None:
@@ -87,14 +76,11 @@ class SoakServer:
         return self._orders.recv()
 
 
-def _serve(objects: Objects, port: int, orders: Connection, others: Connection) -> None:
-    others.close()  # or the end of the parent would not end the pipe
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _serve(objects: Objects, port: int, orders: Connection) -> None:
     objects.view()
     first_rule = 0
     with LoopbackServer({BUCKET: objects}, ServerConfig(port=port, log_limit=0)) as server:
-        orders.send(os.getpid())
+        orders.send(None)
         while True:
             answer: object = None
             try:

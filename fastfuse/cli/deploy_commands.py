@@ -44,21 +44,13 @@ _SHIPPED: Final = {Product.GRAFANA: "grafana/dashboard.json", Product.PROMETHEUS
 
 def deploy(
     context: typer.Context,
-    product: Annotated[
-        Product,
-        typer.Argument(
-            metavar="WHAT",
-            help="'kubernetes': manifests for 'kubectl apply -f -'; 'grafana': a dashboard; 'prometheus': alert rules "
-            "for mounts that are scraped as the job 'fastfuse'.",
-        ),
-    ],
-    source: Annotated[
-        str | None, typer.Argument(metavar="S3_URI", help="s3://BUCKET/PREFIX, as Kubernetes is to mount it.")
-    ] = None,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="What the training container runs; left out, what its image says."),
-    ] = None,
+    product: Annotated[Product, typer.Argument(metavar="WHAT",
+        help="'kubernetes': manifests for 'kubectl apply -f -'; 'grafana': a dashboard; 'prometheus': alert rules "
+        "for mounts that are scraped as the job 'fastfuse'.")],
+    source: Annotated[str | None, typer.Argument(metavar="S3_URI",
+        help="s3://BUCKET/PREFIX, as Kubernetes is to mount it.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND",
+        help="What the training container runs; left out, what its image says.")] = None,
     *,
     sidecar: Annotated[bool, option("--sidecar", "A pod that trains, with a mount of its own.")] = False,
     job: Annotated[bool, option("--job", "An indexed job, each pod of which gets its shard.")] = False,

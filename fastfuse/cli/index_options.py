@@ -28,30 +28,17 @@ class ShardBy(StrEnum):
     BYTES = "bytes"
 
 
-IndexCache = Annotated[
-    Path | None,
-    setting(
-        "--index-cache DIR",
-        INDEX_PANEL,
-        "Keep the last listing of each source here (left out, below your cache directory).",
-    ),
-]
+# fmt: off
+IndexCache = Annotated[Path | None, setting("--index-cache DIR", INDEX_PANEL,
+    "Keep the last listing of each source here (left out, below your cache directory).")]
 NoIndexCache = Annotated[bool, setting("--no-index-cache", INDEX_PANEL, "Keep no listing.")]
-IndexMaxAge = Annotated[
-    str | None,
-    setting(
-        "--index-max-age TIME",
-        INDEX_PANEL,
-        "Take the kept listing if it is no older (90s, 15m, 12h, 7d), instead of listing.",
-    ),
-]
-Strict = Annotated[
-    bool, setting("--strict", INDEX_PANEL, "Fail if any key cannot be shown as a file, instead of leaving it out.")
-]
-AllowEmpty = Annotated[
-    bool,
-    setting("--allow-empty", INDEX_PANEL, "Take a prefix without objects as an empty directory, instead of failing."),
-]
+IndexMaxAge = Annotated[str | None, setting("--index-max-age TIME", INDEX_PANEL,
+    "Take the kept listing if it is no older (90s, 15m, 12h, 7d), instead of listing.")]
+Strict = Annotated[bool, setting("--strict", INDEX_PANEL,
+    "Fail if any key cannot be shown as a file, instead of leaving it out.")]
+AllowEmpty = Annotated[bool, setting("--allow-empty", INDEX_PANEL,
+    "Take a prefix without objects as an empty directory, instead of failing.")]
+# fmt: on
 
 
 def origin(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fastfuse import log
-from fastfuse.cli import cache_commands, deploy_commands, fstab, messages, mounted, options, source_commands, startup
+from fastfuse.cli import deploy_commands, fstab, messages, mounted, options, source_commands, startup
 from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import mount_settings
@@ -119,7 +119,7 @@ def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
 for _command in (
     *(mounted.unmount, mounted.refresh, mounted.status, mounted.stats, mounted.top, mounted.trace, mounted.log_level),
     *(mounted.hint, mounted.fuse_helper, source_commands.index, source_commands.advise, source_commands.doctor),
-    *(deploy_commands.install, mounted.report, deploy_commands.deploy, cache_commands.warm, cache_commands.cache),
+    *(deploy_commands.install, mounted.report, deploy_commands.deploy, source_commands.warm, source_commands.cache),
     source_commands.demo,
 ):
     app.command(cls=Command)(_command)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from fastfuse import log
-from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.cli.messages import say
 from fastfuse.cli.options import option
 from fastfuse.errors import ConfigurationError
 
@@ -98,17 +98,12 @@ def stats(
 
     if summary or as_json:
         return command.summary(mountpoint, as_json=as_json)
-    try:
-        return command.stats(mountpoint, every_s=interval, count=count)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return command.stats(mountpoint, every_s=interval, count=count)
 
 
 def top(
-    mountpoint: Annotated[
-        Path | None,
-        typer.Argument(help="Where fastfuse is mounted; left out, the only one.", **_PLACE),
-    ] = None,
+    mountpoint: Annotated[Path | None, typer.Argument(
+        help="Where fastfuse is mounted; left out, the only one.", **_PLACE)] = None,
     *,
     interval: Annotated[float, option("--interval SECONDS", "Seconds between two looks.", min=0.1, max=3600)] = 1.0,
 ) -> int:  # fmt: skip
@@ -120,10 +115,7 @@ def top(
     """
     from fastfuse.cli import top_command as command
 
-    try:
-        return command.top(mountpoint, every_s=interval)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return command.top(mountpoint, every_s=interval)
 
 
 def trace(
@@ -144,11 +136,7 @@ def trace(
     """
     from fastfuse.cli import status_command as command
 
-    chosen = command.Choice(path, process, sample)
-    try:
-        return command.trace(mountpoint, chosen, count=count, as_json=as_json)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return command.trace(mountpoint, command.Choice(path, process, sample), count=count, as_json=as_json)
 
 
 def log_level(
@@ -180,11 +168,8 @@ def hint(
     """
     from fastfuse import hints
 
-    try:
-        with _opened(file) as listing:
-            hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    with _opened(file) as listing:
+        hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
     return 0
 
 
@@ -219,15 +204,9 @@ _STDOUT = "-"
 
 
 def report(
-    place: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="MOUNTPOINT|DIR|FILE",
-            parser=Path,
-            help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
-            "that --json printed.",
-        ),
-    ] = None,
+    place: Annotated[Path | None, typer.Argument(metavar="MOUNTPOINT|DIR|FILE", parser=Path,
+        help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
+        "that --json printed.")] = None,
     *,
     output: Annotated[Path, option("--output -o FILE",
         "Where to write the page; - is stdout.", parser=Path)] = Path("fastfuse-report.html"),

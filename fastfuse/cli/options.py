@@ -94,35 +94,22 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., T]], Calla
     return decorate
 
 
-Source = Annotated[
-    str, typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE", help="s3://BUCKET/PREFIX, as it will be mounted.")
-]
+# fmt: off
+Source = Annotated[str, typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE",
+    help="s3://BUCKET/PREFIX, as it will be mounted.")]
 PartSize = Annotated[str, setting("--part-size SIZE", MEMORY_PANEL, "Bytes fetched by one request, 1MiB to 64MiB.")]
-Io = Annotated[
-    PageCacheUse,
-    setting(
-        "--io",
-        MEMORY_PANEL,
-        "'cached' reads through the kernel's page cache: what fits there is fetched once. 'direct' reads files of a "
-        "part or more past it: faster for reads of 1 MiB or more where the kernel's readahead cannot be raised, "
-        "slower for small ones. 'auto' is 'cached', and warns where that readahead slows readers down.",
-    ),
-]
-MetricsListen = Annotated[
-    str | None,
-    setting(
-        "--metrics-listen [HOST:]PORT",
-        None,
-        "Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
-        "and logs it.",
-    ),
-]
-Uid = Annotated[
-    int | None, setting("--uid ID", VIEW_PANEL, "Owner of the mounted files; left out, you.", min=0, max=_MOST_ID)
-]
-Gid = Annotated[
-    int | None, setting("--gid ID", VIEW_PANEL, "Group of the mounted files; left out, yours.", min=0, max=_MOST_ID)
-]
+Io = Annotated[PageCacheUse, setting("--io", MEMORY_PANEL,
+    "'cached' reads through the kernel's page cache: what fits there is fetched once. 'direct' reads files of a "
+    "part or more past it: faster for reads of 1 MiB or more where the kernel's readahead cannot be raised, "
+    "slower for small ones. 'auto' is 'cached', and warns where that readahead slows readers down.")]
+MetricsListen = Annotated[str | None, setting("--metrics-listen [HOST:]PORT", None,
+    "Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
+    "and logs it.")]
+Uid = Annotated[int | None, setting("--uid ID", VIEW_PANEL,
+    "Owner of the mounted files; left out, you.", min=0, max=_MOST_ID)]
+Gid = Annotated[int | None, setting("--gid ID", VIEW_PANEL,
+    "Group of the mounted files; left out, yours.", min=0, max=_MOST_ID)]
+# fmt: on
 
 
 def connection(

@@ -34,13 +34,9 @@ EPILOG = (
 
 @options.takes(cache=options.cache, connection=options.connection, logs=options.logs)
 def run(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="COMMAND ARGS",
-            help="What to run once every channel can be read. Left out, the channels stay up until SIGTERM or Ctrl-C.",
-        ),
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND ARGS",
+        help="What to run once every channel can be read. Left out, the channels stay up until SIGTERM or Ctrl-C.")]
+        = None,
     *,
     context: typer.Context,
     job: Annotated[Path | None, setting("--job FILE", _JOB,

@@ -3,7 +3,7 @@
 import heapq
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 
-__all__ = ["Summary", "advise", "index", "summarise"]
+__all__ = ["advise", "index", "shown", "summarise"]
 
 
 def index(
@@ -56,9 +56,9 @@ def index(
             snapshot = open_snapshot(fd)
             found, advice = summarise(snapshot), _short_advice(snapshot.table)
             if as_json:
-                console.print_json(json.dumps(found.as_json() | {"advice": advice}), ensure_ascii=True)
+                console.print_json(json.dumps(found | {"advice": advice}), ensure_ascii=True)
             else:
-                console.print(Group(found.render(), "", Text(advice)))
+                console.print(Group(shown(found), "", Text(advice)))
     finally:
         os.close(fd)
     return 0
@@ -69,79 +69,34 @@ _BOUNDS_BYTES = (1, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB, GIB, 5 * GIB)
 _LARGEST_DIRECTORIES = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeClass:
-    """Files of less than `below_bytes` (None: of any size) that are in no smaller class."""
-
-    below_bytes: int | None
-    files: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DirectorySummary:
-    """A directory and the files right in it."""
-
-    path: str
-    files: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The figures of one index."""
-
-    source: str
-    listed_at: str  # ISO 8601, UTC
-    objects: int
-    made_files: int  # files whose bytes the index itself holds
-    directories: int
-    total_bytes: int
-    sizes: tuple[SizeClass, ...]
-    largest_directories: tuple[DirectorySummary, ...]
-    storage_classes: dict[str, int]
-    refused: dict[str, int]
-    refused_examples: tuple[tuple[str, str], ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def render(self) -> RenderableType:
-        """Return the summary for a terminal."""
-        rates = Table(box=None, show_header=False)
-        for name, value in (
-            ("source", self.source),
-            ("listed", self.listed_at),
-            ("objects", f"{self.objects:,}"),
-            *([("made files", f"{self.made_files:,}")] if self.made_files else []),
-            ("directories", f"{self.directories:,}"),
-            ("bytes", f"{self.total_bytes:,} ({format_size(self.total_bytes)})"),
-            *((f"  {name}", f"{count:,} objects") for name, count in self.storage_classes.items()),
-        ):
-            rates.add_row(name, Text(value))
-        return Group(rates, "", self._size_table(), "", self._directory_table(), *self._refused_table())
-
-    def _size_table(self) -> Table:
-        table = _table("file size", "files", "bytes")
-        for size in self.sizes:
-            name = "larger" if size.below_bytes is None else f"< {format_size(size.below_bytes)}"
-            table.add_row("empty" if size.below_bytes == 1 else name, f"{size.files:,}", format_size(size.total_bytes))
-        return table
-
-    def _directory_table(self) -> Table:
-        table = _table("largest directories", "files", "bytes")
-        for directory in self.largest_directories:
-            table.add_row(Text(directory.path), f"{directory.files:,}", format_size(directory.total_bytes))
-        return table
-
-    def _refused_table(self) -> list[RenderableType]:
-        if not self.refused:
-            return []
-        table = _table("left out, because of", "keys")
-        for reason, count in self.refused.items():
-            table.add_row(reason, f"{count:,}")
-        examples = [Text(f"  {key}: {reason}") for key, reason in self.refused_examples]
-        return ["", table, *examples]
+def shown(found: dict[str, Any]) -> RenderableType:
+    """Return what `summarise` found, for a terminal."""
+    facts = Table(box=None, show_header=False)
+    for name, value in (
+        ("source", found["source"]),
+        ("listed", found["listed_at"]),
+        ("objects", f"{found['objects']:,}"),
+        *([("made files", f"{found['made_files']:,}")] if found["made_files"] else []),
+        ("directories", f"{found['directories']:,}"),
+        ("bytes", f"{found['total_bytes']:,} ({format_size(found['total_bytes'])})"),
+        *((f"  {name}", f"{count:,} objects") for name, count in found["storage_classes"].items()),
+    ):
+        facts.add_row(name, Text(value))
+    sizes = _table("file size", "files", "bytes")
+    for size in found["sizes"]:
+        below = size["below_bytes"]
+        name = "larger" if below is None else "empty" if below == 1 else f"< {format_size(below)}"
+        sizes.add_row(name, f"{size['files']:,}", format_size(size["total_bytes"]))
+    directories = _table("largest directories", "files", "bytes")
+    for one in found["largest_directories"]:
+        directories.add_row(Text(one["path"]), f"{one['files']:,}", format_size(one["total_bytes"]))
+    parts: list[RenderableType] = [facts, "", sizes, "", directories]
+    if found["refused"]:
+        refused = _table("left out, because of", "keys")
+        for reason, count in found["refused"].items():
+            refused.add_row(reason, f"{count:,}")
+        parts += ["", refused, *(Text(f"  {key}: {reason}") for key, reason in found["refused_examples"])]
+    return Group(*parts)
 
 
 def _table(first: str, *numbers: str) -> Table:
@@ -151,53 +106,53 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-def summarise(snapshot: Snapshot) -> Summary:
-    """Add up what `snapshot` holds."""
+def summarise(snapshot: Snapshot) -> dict[str, Any]:
+    """Add up what `snapshot` holds, as JSON has it."""
     table, refusals = snapshot.table, snapshot.refusals
     metadata = table.metadata
-    listed_at = datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC)
     is_object = are_objects(table.columns["kinds"])
     classes = np.bincount(table.columns["storage_classes"][is_object], minlength=len(metadata.storage_classes))
-    return Summary(
-        source=snapshot.source,
-        listed_at=listed_at.isoformat(timespec="seconds"),
-        objects=metadata.file_count,
-        made_files=int(np.count_nonzero(are_made(table.columns["kinds"]))),
-        directories=metadata.directory_count,
-        total_bytes=metadata.total_bytes,
-        sizes=_sizes(table.columns["sizes"][is_object]),
-        largest_directories=_largest_directories(table, is_object),
-        storage_classes={
+    return {
+        "source": snapshot.source,
+        "listed_at": datetime.fromtimestamp(snapshot.listed_at_ns / 1e9, UTC).isoformat(timespec="seconds"),
+        "objects": metadata.file_count,
+        # Files whose bytes the index itself holds.
+        "made_files": int(np.count_nonzero(are_made(table.columns["kinds"]))),
+        "directories": metadata.directory_count,
+        "total_bytes": metadata.total_bytes,
+        "sizes": _sizes(table.columns["sizes"][is_object]),
+        "largest_directories": _largest_directories(table, is_object),
+        "storage_classes": {
             name: int(count) for name, count in zip(metadata.storage_classes, classes, strict=True) if count
         },
-        refused={str(reason): count for reason, count in refusals.counts.most_common()},
+        "refused": {str(reason): count for reason, count in refusals.counts.most_common()},
         # Escaped: the control characters of a key must not reach a terminal.
-        refused_examples=tuple((repr(key)[1:], str(reason)) for key, reason in refusals.examples),
-    )
+        "refused_examples": [(repr(key)[1:], str(reason)) for key, reason in refusals.examples],
+    }
 
 
-def _sizes(sizes_bytes: Any) -> tuple[SizeClass, ...]:  # noqa: ANN401 - an array of int64
+def _sizes(sizes_bytes: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - an array of int64
+    """Return files and bytes by size, each class of less than ``below_bytes`` (None: of any size)."""
     classes = np.searchsorted(_BOUNDS_BYTES, sizes_bytes, side="right")
     totals = exact_sums(sizes_bytes, classes, len(_BOUNDS_BYTES) + 1)
     counts = np.bincount(classes, minlength=len(totals))
-    return tuple(
-        SizeClass(below_bytes=below, files=int(count), total_bytes=total)
+    return [
+        {"below_bytes": below, "files": int(count), "total_bytes": total}
         for below, count, total in zip((*_BOUNDS_BYTES, None), counts, totals, strict=True)
         if count
-    )
+    ]
 
 
-def _largest_directories(table: InodeTable, is_object: Any) -> tuple[DirectorySummary, ...]:  # noqa: ANN401
+def _largest_directories(table: InodeTable, is_object: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return the directories with most bytes in the files right in them."""
     parents = table.columns["parents"][is_object]
     directories, groups, counts = np.unique(parents, return_inverse=True, return_counts=True)
     totals = exact_sums(table.columns["sizes"][is_object], groups, len(directories))
     order = heapq.nsmallest(_LARGEST_DIRECTORIES, range(len(totals)), lambda group: (-totals[group], -counts[group]))
-    return tuple(
-        DirectorySummary(
-            path=_path(table, int(directories[group])), files=int(counts[group]), total_bytes=totals[group]
-        )
+    return [
+        {"path": _path(table, int(directories[group])), "files": int(counts[group]), "total_bytes": totals[group]}
         for group in order
-    )
+    ]
 
 
 def _path(table: InodeTable, row: int) -> str:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import statistics
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +16,11 @@ import numpy as np
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.sizes import format_size
-from fastfuse.testing.tfrecord import FRAMING_BYTES, frame
 
-__all__ = ["DataFile", "Ledger", "Pass", "create_shards", "create_small_files", "read_files", "require_space"]
+__all__ = [
+    *("FRAMING_BYTES", "DataFile", "Ledger", "Pass", "create_shards", "create_small_files", "frame", "read_files"),
+    "require_space",
+]
 
 # Payloads are slices of one block: they must not compress, and need not be made anew for each record.
 _NOISE_BYTES = 16 << 20
@@ -26,6 +29,11 @@ _RECORD_BYTES = (50_000, 170_000)
 _FILES_PER_FOLDER = 1000
 # The bytes of one write.
 _BATCH_BYTES = 8 << 20
+# https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details: a length and a payload, each with a
+# masked CRC-32C.
+_LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+_MASK_DELTA = 0xA282EAD8
+FRAMING_BYTES = _LENGTH.size + 2 * _CHECKSUM.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,18 @@ def _records(noise: _Noise, size_bytes: int) -> Iterator[bytes]:
         if is_last:
             return
         left_bytes -= payload_bytes + FRAMING_BYTES
+
+
+def frame(payload: bytes) -> bytes:
+    """Return `payload` as one record of a TFRecord file."""
+    length = _LENGTH.pack(len(payload))
+    return b"".join((length, _masked_checksum(length), payload, _masked_checksum(payload)))
+
+
+def _masked_checksum(data: bytes) -> bytes:
+    checksum = google_crc32c.value(data)
+    rotated = (checksum >> 15) | (checksum << 17) & 0xFFFFFFFF
+    return _CHECKSUM.pack((rotated + _MASK_DELTA) & 0xFFFFFFFF)
 
 
 def _batched(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Runs ``fastfuse mount`` as a process of its own, as a user would start it."""
+"""Runs ``fastfuse mount`` as a process of its own, as a user would start it, and measures its memory (proc(5))."""
 
 import http.client
 import os
@@ -8,20 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from fastfuse.demo.processes import peak_memory_bytes
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.mountpoint import find_mount, unmount
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["MountProcess", "connection_arguments"]
+__all__ = ["MountProcess", "connection_arguments", "peak_memory_bytes", "process_tree"]
 
 # The mount is detached if files are still open after this time.
 _GRACE_S = 5.0
@@ -29,6 +28,8 @@ _GRACE_S = 5.0
 _STOP_S = 15.0
 _LISTED = re.compile(r"listed .*: ([\d,]+) objects, .* ([\d,]+) objects/s")
 _METRICS = re.compile(r"metrics are served at http://(\S+)/metrics")
+_PROC = Path("/proc")
+_KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 _WARNING = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) ")
 
 
@@ -68,22 +69,22 @@ class MountProcess:
         arguments: Sequence[str] = (),
     ) -> None:
         self.mountpoint = mountpoint
-        self._log_path = log_path
+        self.log_path = log_path
         self._environment = environment
         self._command = [sys.executable, "-m", "fastfuse", "mount", uri, str(mountpoint), *arguments]
         self._command += ["--grace-s", str(_GRACE_S), "--metrics-listen", "0"]
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def __enter__(self) -> Self:
         self._notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notifications.bind("")  # a free abstract name, unix(7)
         name = "@" + self._notifications.getsockname()[1:].decode()
-        with self._log_path.open("wb") as log:
+        with self.log_path.open("wb") as log:
             # A session of its own keeps Ctrl-C away from the mount; the demo then ends it in good order.
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._command,
                 env={**self._environment, "NOTIFY_SOCKET": name},
                 stdin=subprocess.DEVNULL,
@@ -94,38 +95,40 @@ class MountProcess:
         try:
             self._wait_ready()
         except BaseException:
-            self._stop()
+            self._clean_up()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._clean_up()
 
     @property
     def metrics_address(self) -> str:
         """``host:port`` of the metrics, which the mount chose and logged."""
-        match = _METRICS.search(self._log_path.read_text())
+        match = _METRICS.search(self.log_path.read_text())
         assert match is not None
         return match[1]
 
     def wait(self) -> None:
         """Block until another process unmounts the mount."""
-        self._process.wait()
+        self.process.wait()
 
     def listing(self) -> tuple[int, int]:
         """Return how many objects were listed, and how many in a second, as the mount logged it."""
-        match = _LISTED.search(self._log_path.read_text())
+        match = _LISTED.search(self.log_path.read_text())
         objects, rate = match.groups() if match else ("0", "0")
         return int(objects.replace(",", "")), int(rate.replace(",", ""))
 
     def warnings(self) -> list[str]:
         """Return the warnings and errors that the mount logged."""
-        return [line for line in self._log_path.read_text().splitlines() if _WARNING.match(line)]
+        return [line for line in self.log_path.read_text().splitlines() if _WARNING.match(line)]
 
     def metric(self, name: str) -> int:
         """Return the sum of one metric's samples, by the name that they have in a scrape."""
+        return int(sum(sample.value for sample in self.samples() if sample.name == name))
+
+    def samples(self) -> Iterator[Sample]:
+        """Scrape the metrics."""
         # urllib would ask a proxy.
         connection = http.client.HTTPConnection(self.metrics_address, timeout=_STOP_S)
         try:
@@ -133,15 +136,10 @@ class MountProcess:
             text = connection.getresponse().read().decode()
         finally:
             connection.close()
-        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-        return int(sum(sample.value for sample in samples if sample.name == name))
-
-    def peak_memory_bytes(self) -> int:
-        """Return the peak memory of the mount's processes; see `fastfuse.demo.processes`."""
-        return peak_memory_bytes(self.pid)
+        return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
 
     def _wait_ready(self) -> None:
-        exited_fd = os.pidfd_open(self._process.pid)
+        exited_fd = os.pidfd_open(self.process.pid)
         try:
             while True:
                 readable, _, _ = select.select([self._notifications.fileno(), exited_fd], [], [])
@@ -153,19 +151,62 @@ class MountProcess:
             os.close(exited_fd)
 
     def _start_error(self) -> FastfuseError:
-        exit_code = self._process.wait()
-        told = self._log_path.read_text().strip()
+        exit_code = self.process.wait()
+        told = self.log_path.read_text().strip()
         message, _, hint = told.rpartition("fastfuse: error: ")[2].partition("\nhint: ")
         error = FastfuseError(message or f"the mount ended with status {exit_code} before it was ready", hint=hint)
         error.exit_code = exit_code
         return error
 
-    def _stop(self) -> None:
-        with self._notifications, self._process:
-            self._process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
-            if self._process.poll() is None:
-                self._process.kill()
+    def stop(self) -> int | None:
+        """Send SIGTERM and return the exit code, or None if the mount does not end."""
+        # Or the mount would wait for room to say that it stops.
+        with suppress(OSError):
+            while self._notifications.recv(4096, socket.MSG_DONTWAIT):
+                pass
+        self.process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(_STOP_S)
+        return None
+
+    def _clean_up(self) -> None:
+        with self._notifications, self.process:
+            if self.stop() is None:
+                self.process.kill()
         if find_mount(self.mountpoint) is not None:
             unmount(self.mountpoint, lazy=True)
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return `pid` and its descendants."""
+    tree = [pid]
+    for parent in tree:
+        for task in (_PROC / str(parent) / "task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or its process, has just ended
+                tree += map(int, task.read_text().split())
+    return tree
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """Return the peak resident memory of `pid` and its descendants: the largest one's peak, and the others' now.
+
+    The kernel keeps the peak (VmHWM), so no sample is missed. The others count with their proportional share (PSS):
+    forks of one process share most of their pages. Where an ordinary user may not see that share, because the processes
+    are not dumpable, their anonymous memory (RssAnon) counts; pages that they share count in each of them.
+    """
+    tree = process_tree(pid)
+    peaks = {process: _kib(_PROC / str(process) / "status", "VmHWM") for process in tree}
+    largest = max(peaks, key=lambda process: peaks[process])
+    others = sum(_share_kib(process) for process in tree if process != largest)
+    return 1024 * (peaks[largest] + others)
+
+
+def _share_kib(pid: int) -> int:
+    try:
+        return _kib(_PROC / str(pid) / "smaps_rollup", "Pss")
+    except PermissionError:
+        return _kib(_PROC / str(pid) / "status", "RssAnon")
+
+
+def _kib(path: Path, name: str) -> int:
+    return int(dict(_KIB_FIELD.findall(path.read_text()))[name])

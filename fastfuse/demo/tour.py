@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastfuse.demo.dataset import DataFile, Ledger, Pass, create_shards, create_small_files, read_files, require_space
-from fastfuse.demo.mounting import MountProcess, connection_arguments
+from fastfuse.demo.mounting import MountProcess, connection_arguments, peak_memory_bytes
 from fastfuse.errors import FastfuseError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
@@ -34,8 +34,8 @@ _FAILURES_SHOWN = 10
 class Reporter:
     """Writes to standard output: in colour on a terminal, plainly elsewhere."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
@@ -56,34 +56,20 @@ class Reporter:
         for heading in ("readers", "files", "MB", "seconds", "MB/s", "files/s", "first byte", "GETs"):
             table.add_column(heading, justify="right")
         for name, done, requests in rows:
-            table.add_row(name, *_cells(done), f"{requests:,}")
+            table.add_row(
+                name,
+                f"{done.readers:,}",
+                f"{done.files:,}",
+                f"{done.size_bytes / 1e6:,.0f}",
+                f"{done.elapsed_s:.2f}",
+                f"{done.size_bytes / done.elapsed_s / 1e6:,.0f}",
+                f"{done.files / done.elapsed_s:,.0f}",
+                f"{done.first_byte_s * 1e3:.1f} ms",
+                f"{requests:,}",
+            )
         self._console.print()
         self._console.print(table)
         self._console.print()
-
-    def failures(self, failures: Sequence[str]) -> None:
-        for failure in failures[:_FAILURES_SHOWN]:
-            self.say(f"    {failure}", style="red")
-        if len(failures) > _FAILURES_SHOWN:
-            self.say(f"    and {len(failures) - _FAILURES_SHOWN:,} more", style="red")
-
-    def memory(self, peak_bytes: int, read_bytes: int) -> None:
-        self.say(
-            f"    peak memory of the mount: {peak_bytes / MIB:,.0f} MiB resident "
-            f"(VmHWM of its largest process, and the share of the others), for {format_size(read_bytes)} read"
-        )
-
-
-def _cells(done: Pass) -> tuple[str, ...]:
-    return (
-        f"{done.readers:,}",
-        f"{done.files:,}",
-        f"{done.size_bytes / 1e6:,.0f}",
-        f"{done.elapsed_s:.2f}",
-        f"{done.size_bytes / done.elapsed_s / 1e6:,.0f}",
-        f"{done.files / done.elapsed_s:,.0f}",
-        f"{done.first_byte_s * 1e3:.1f} ms",
-    )
 
 
 # Larger files of a real bucket are read as shards are; the mount fetches smaller ones with one request each.
@@ -178,18 +164,15 @@ def _create_files(settings: DemoSettings, directory: Path, reporter: Reporter) -
 
 @contextmanager
 def _served(directory: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(directory, bucket=_BUCKET, workers=_SERVER_PROCESSES)
-    # Ctrl-C in a terminal would reach the server, too, which the mount needs until it is unmounted. A process inherits
-    # the blocked signals.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        server.__enter__()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
+    with ExitStack() as stack:
+        # Ctrl-C in a terminal would reach the server, too, which the mount needs until it is unmounted. A process
+        # inherits the blocked signals.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            server = stack.enter_context(ServerProcess(directory, bucket=_BUCKET, workers=_SERVER_PROCESSES))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield server
-    finally:
-        server.__exit__(None, None, None)
 
 
 def _isolated(environment: Mapping[str, str]) -> dict[str, str]:
@@ -301,12 +284,18 @@ class _Tour:
 
     def _conclude(self, mount: MountProcess) -> None:
         self._reporter.table(self._rows)
-        self._reporter.memory(mount.peak_memory_bytes(), sum(done.size_bytes for _, done, _ in self._rows))
+        read_bytes = sum(done.size_bytes for _, done, _ in self._rows)
+        self._reporter.say(
+            f"    peak memory of the mount: {peak_memory_bytes(mount.pid) / MIB:,.0f} MiB resident "
+            f"(VmHWM of its largest process, and the share of the others), for {format_size(read_bytes)} read"
+        )
         for line in mount.warnings():
             self._reporter.say(f"    {line}", style="yellow")
-        if self._ledger.failures:
-            self._reporter.say(f"==> {len(self._ledger.failures):,} reads were not what they must be", style="bold red")
-            self._reporter.failures(self._ledger.failures)
+        if failures := self._ledger.failures:
+            self._reporter.say(f"==> {len(failures):,} reads were not what they must be", style="bold red")
+            more = [f"and {len(failures) - _FAILURES_SHOWN:,} more"] if len(failures) > _FAILURES_SHOWN else []
+            for line in (*failures[:_FAILURES_SHOWN], *more):
+                self._reporter.say(f"    {line}", style="red")
         else:
             self._reporter.say(
                 f"    every checksum matched: {self._ledger.checked_reads:,} reads of whole files", style="green"

@@ -302,11 +302,7 @@ def _ticks(times: Sequence[float], most: int) -> list[float]:
     first, last = times[0], times[-1]
     step_s = next((step for step in _STEPS_S if (last - first) / step <= most - 1), (last - first) / (most - 1))
     tick = -(-first // step_s) * step_s
-    ticks = []
-    while tick <= last:
-        ticks.append(tick)
-        tick += step_s
-    return ticks
+    return [tick + number * step_s for number in range(int((last - tick) // step_s) + 1)]
 
 
 def _clock(times: Sequence[float]) -> Any:  # noqa: ANN401 -- what pygal calls

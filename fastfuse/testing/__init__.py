@@ -12,11 +12,11 @@ Or in processes of its own, fast enough to measure against::
     with ServerProcess("count=1000000,size=128KiB,layout=dirs,dirs=1000", workers=4) as server:
         ...  # server.endpoint_url, server.bucket
 
-Layers, each knowing only those after it: `process` → `server` → `service` (S3, pure) → `listing`, `faults`, `wire` →
-`objects`, `synthetic` → `xml`.
+Layers, each knowing only those after it: `process` → `server` → `service` (S3, pure) → `pages`, `faults`, `wire` →
+`synthetic` → `buckets` → `xml`.
 """
 
-from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, StoredObject, UploadedPart
+from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, UploadedPart
 from fastfuse.testing.faults import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
@@ -26,7 +26,6 @@ from fastfuse.testing.faults import (
     Answer,
     Delay,
     FaultRule,
-    FaultSet,
     Flip,
     Limit,
     Replace,
@@ -36,14 +35,12 @@ from fastfuse.testing.faults import (
     Truncate,
     WrongEtag,
     WrongLength,
-    WrongRange,
 )
 from fastfuse.testing.process import ServerProcess
-from fastfuse.testing.recording import RequestRecord, Statistics
+from fastfuse.testing.recording import RequestRecord
 from fastfuse.testing.server import LoopbackServer
-from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
+from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles, create_certificate
 from fastfuse.testing.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
-from fastfuse.testing.tls import create_certificate
 
 __all__ = [
     "ACCESS_DENIED",
@@ -55,7 +52,6 @@ __all__ = [
     "Delay",
     "DirectoryObjects",
     "FaultRule",
-    "FaultSet",
     "Flip",
     "Limit",
     "LoopbackServer",
@@ -69,15 +65,12 @@ __all__ = [
     "ServerProcess",
     "ShortPage",
     "Stall",
-    "Statistics",
-    "StoredObject",
     "SyntheticObjects",
     "TlsFiles",
     "Truncate",
     "UploadedPart",
     "WrongEtag",
     "WrongLength",
-    "WrongRange",
     "create_certificate",
     "parse_synthetic",
     "synthetic_bytes",

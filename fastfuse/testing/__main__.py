@@ -35,21 +35,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config(options: argparse.Namespace) -> ServerConfig:
-    pace = Pace(
-        first_byte_delay_s=options.first_byte_delay_s,
-        list_delay_s=options.list_delay_s,
-        rate_bytes_per_s=options.rate_bytes_per_s,
-    )
-    tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert and options.tls_key else None
-    # No other process can read the log.
-    return ServerConfig(port=options.port, pace=pace, tls=tls, log_limit=0)
-
-
-def _objects(options: argparse.Namespace) -> ObjectSet:
-    return DirectoryObjects(options.dir) if options.dir else parse_synthetic(options.synthetic)
-
-
 def _stop(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
@@ -61,10 +46,17 @@ def main() -> None:
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key need each other")
     try:
-        objects = _objects(options)
+        objects: ObjectSet = DirectoryObjects(options.dir) if options.dir else parse_synthetic(options.synthetic)
     except FastfuseError as error:
         parser.error(f"{error}: {error.hint}")
-    config = _config(options)
+    pace = Pace(
+        first_byte_delay_s=options.first_byte_delay_s,
+        list_delay_s=options.list_delay_s,
+        rate_bytes_per_s=options.rate_bytes_per_s,
+    )
+    tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
+    # No other process can read the log.
+    config = ServerConfig(port=options.port, pace=pace, tls=tls, log_limit=0)
     with Workers({options.bucket: objects}, config, options.workers) as workers:
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, _stop)

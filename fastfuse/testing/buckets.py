@@ -8,7 +8,7 @@ import hashlib
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,17 +16,8 @@ from typing import Protocol
 from fastfuse.testing.xml import contents_element
 
 __all__ = [
-    "DEFAULT_MODIFIED_S",
-    "Content",
-    "DirectoryObjects",
-    "FileSpan",
-    "MemoryContent",
-    "MemoryObjects",
-    "ObjectSet",
-    "ObjectView",
-    "StoredObject",
-    "UploadedPart",
-    "key_bytes",
+    *("DEFAULT_MODIFIED_S", "Content", "DirectoryObjects", "FileSpan", "MemoryContent", "MemoryObjects", "ObjectSet"),
+    *("ObjectTable", "ObjectView", "StoredObject", "UploadedPart", "key_bytes"),
 ]
 
 # 2024-01-01T00:00:00Z: objects made in memory have a fixed time, so that replies are the same in every run.
@@ -130,10 +121,10 @@ def key_bytes(key: str | bytes) -> bytes:
     return key.encode() if isinstance(key, str) else key
 
 
-class _Table:
-    """A view over objects in a list."""
+class ObjectTable:
+    """A view over objects in any order."""
 
-    def __init__(self, objects: list[StoredObject]) -> None:
+    def __init__(self, objects: Iterable[StoredObject]) -> None:
         self._objects = sorted(objects, key=lambda stored: stored.key)
         self._keys = [stored.key for stored in self._objects]
 
@@ -205,7 +196,7 @@ class MemoryObjects:
     def view(self) -> ObjectView:
         with self._lock:
             if self._view is None:
-                self._view = _Table(list(self._objects.values()))
+                self._view = ObjectTable(self._objects.values())
             return self._view
 
 
@@ -226,10 +217,10 @@ def _stat_object(root: bytes, key: bytes) -> StoredObject | None:
     )
 
 
-class _DirectoryTable(_Table):
+class _DirectoryTable(ObjectTable):
     """Lists the files of the scan, but looks at a file again before serving it: it may have been replaced."""
 
-    def __init__(self, root: bytes, objects: list[StoredObject]) -> None:
+    def __init__(self, root: bytes, objects: Iterable[StoredObject]) -> None:
         super().__init__(objects)
         self._root = root
 
@@ -241,26 +232,19 @@ class _DirectoryTable(_Table):
 class DirectoryObjects:
     """The files below a directory; a key is the path below it.
 
-    Listings show the files of the last scan; a GET sees a file as it is now, so one that was changed has another
+    Listings show the files as they were at first; a GET sees a file as it is now, so one that was changed has another
     ETag than its listing, and one that was removed is gone.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = os.fsencode(root.absolute())
-        self._view = self._scan()
-
-    def _scan(self) -> ObjectView:
         keys = (
             os.path.relpath(os.path.join(folder, name), self._root)
             for folder, _, names in os.walk(self._root)
             for name in names
         )
         found = (_stat_object(self._root, key) for key in keys)
-        return _DirectoryTable(self._root, [stored for stored in found if stored is not None])
-
-    def rescan(self) -> None:
-        """List the directory again; requests under way keep what they saw."""
-        self._view = self._scan()
+        self._view = _DirectoryTable(self._root, filter(None, found))
 
     def view(self) -> ObjectView:
         return self._view

@@ -9,47 +9,28 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 __all__ = [
-    "ACCESS_DENIED",
-    "EXPIRED_TOKEN",
-    "INTERNAL_ERROR",
-    "SERVICE_UNAVAILABLE",
-    "SLOW_DOWN",
-    "Action",
-    "Answer",
-    "Delay",
-    "FaultRule",
-    "FaultSet",
-    "Flip",
-    "Limit",
-    "Replace",
-    "Reset",
-    "ShortPage",
-    "Stall",
-    "Truncate",
-    "WrongEtag",
-    "WrongLength",
-    "WrongRange",
+    *("ACCESS_DENIED", "EXPIRED_TOKEN", "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "Action", "Answer"),
+    *("Delay", "Fault", "FaultRule", "FaultSet", "Flip", "Limit", "Replace", "Reset", "ShortPage", "Stall"),
+    *("Truncate", "WrongEtag", "WrongLength", "WrongRange"),
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+class Delay(NamedTuple):
     """Wait before the first byte of the reply."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """Send the body no faster than this."""
 
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An S3 error in place of the reply."""
 
     status: int
@@ -64,8 +45,7 @@ EXPIRED_TOKEN = Answer(400, "ExpiredToken", "The provided token has expired.")
 ACCESS_DENIED = Answer(403, "AccessDenied", "Access Denied")
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(NamedTuple):
     """Reset the connection after so many bytes of the body; None: instead of any reply.
 
     The client may see fewer: a reset discards what it has not read yet.
@@ -74,57 +54,49 @@ class Reset:
     after_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """Close the connection in good order after so many bytes of the body."""
 
     after_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
+class Stall(NamedTuple):
     """Stop after so many bytes of the body; go on when the rule is removed."""
 
     after_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WrongEtag:
+class WrongEtag(NamedTuple):
     """Send the right bytes under another ETag (with its quotes); ``If-Match`` is checked against the right one."""
 
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class WrongLength:
+class WrongLength(NamedTuple):
     """Send the right bytes under a Content-Length that is greater by so many (negative: smaller)."""
 
     extra_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WrongRange:
+class WrongRange(NamedTuple):
     """Send the right bytes of a range under a Content-Range that lies so many bytes later."""
 
     shift_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(NamedTuple):
     """Behave as if the object had been overwritten with `data` since it was listed."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Flip:
+class Flip(NamedTuple):
     """Flip a bit in some bytes, as a bad proxy does; `offsets` takes the range that is sent and returns which."""
 
     offsets: Callable[[int, int], Iterable[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class ShortPage:
+class ShortPage(NamedTuple):
     """Put at most so many entries on a page of a listing, although there are more; 0 makes it empty."""
 
     keys: int
@@ -174,8 +146,8 @@ class FaultRule:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A rule and its progress."""
+class Fault:
+    """A rule in force and its progress; `removed` is set when the rule is removed."""
 
     rule: FaultRule
     random: random.Random
@@ -186,6 +158,10 @@ class _Live:
     matched: int = 0
     hit: int = 0
     removed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def action(self) -> Action:
+        return self.rule.action
 
     def take(self) -> bool:
         rule = self.rule
@@ -211,21 +187,13 @@ class _Live:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One action on one request; `removed` is set when its rule is removed."""
-
-    action: Action
-    removed: threading.Event
-
-
 class FaultSet:
     """The rules in force. Safe from any thread."""
 
     def __init__(self, rules: Iterable[FaultRule] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Fault] = {}
         self._next_id = 0
         for rule in rules:
             self.add(rule)
@@ -234,7 +202,7 @@ class FaultSet:
         """Put `rule` in force after the others, and return the number to remove it by."""
         with self._lock:
             self._next_id += 1
-            self._live[self._next_id] = _Live(
+            self._live[self._next_id] = Fault(
                 rule, random.Random(rule.seed), self._clock, max(1.0, rule.spared_per_s), self._clock()
             )
             return self._next_id
@@ -261,8 +229,4 @@ class FaultSet:
         if not self._live:
             return []
         with self._lock:
-            return [
-                Fault(live.rule.action, live.removed)
-                for live in self._live.values()
-                if live.rule.is_match(operation, bucket, key) and live.take()
-            ]
+            return [live for live in self._live.values() if live.rule.is_match(operation, bucket, key) and live.take()]

@@ -5,9 +5,8 @@ that has its reply finds the request in the log. The bytes are corrected where t
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 __all__ = ["RequestLog", "RequestRecord", "Statistics"]
 
@@ -33,16 +32,16 @@ class RequestRecord:
     sent_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Statistics:
     """Totals since the start; `sent_bytes` counts bodies only. They go on when the log is full or off."""
 
-    requests: Mapping[str, int]
-    sent_bytes: int
-    in_flight: int
-    peak_in_flight: int
-    connections: int
-    open_connections: int
+    requests: dict[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+    in_flight: int = 0
+    peak_in_flight: int = 0
+    connections: int = 0
+    open_connections: int = 0
 
 
 class RequestLog:
@@ -55,34 +54,30 @@ class RequestLog:
         self._changed = threading.Condition()
         self._records: dict[int, RequestRecord] = {}
         self._last_number = 0
-        self._requests: Counter[str] = Counter()
-        self._sent_bytes = 0
-        self._in_flight = 0
-        self._peak_in_flight = 0
-        self._connections = 0
-        self._open_connections = 0
+        self._now = Statistics()
 
     def open_connection(self) -> int:
         """Count a new connection and return its number."""
         with self._changed:
-            self._connections += 1
-            self._open_connections += 1
+            self._now.connections += 1
+            self._now.open_connections += 1
             self._changed.notify_all()
-            return self._connections
+            return self._now.connections
 
     def close_connection(self) -> None:
         with self._changed:
-            self._open_connections -= 1
+            self._now.open_connections -= 1
             self._changed.notify_all()
 
     def begin(self, record: RequestRecord) -> int:
         """Record a request whose reply is about to be sent, and return its number for `finish`."""
         with self._changed:
             self._last_number += 1
-            self._requests[record.operation] += 1
-            self._sent_bytes += record.sent_bytes
-            self._in_flight += 1
-            self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
+            now = self._now
+            now.requests[record.operation] = now.requests.get(record.operation, 0) + 1
+            now.sent_bytes += record.sent_bytes
+            now.in_flight += 1
+            now.peak_in_flight = max(now.peak_in_flight, now.in_flight)
             self._records[self._last_number] = record
             self._records.pop(self._last_number - self._limit, None)
             self._changed.notify_all()
@@ -91,8 +86,8 @@ class RequestLog:
     def finish(self, number: int, *, missing_bytes: int) -> None:
         """Note that the reply is sent, but for `missing_bytes` that the client did not take."""
         with self._changed:
-            self._in_flight -= 1
-            self._sent_bytes -= missing_bytes
+            self._now.in_flight -= 1
+            self._now.sent_bytes -= missing_bytes
             record = self._records.get(number)
             if record is not None and missing_bytes:
                 self._records[number] = replace(record, sent_bytes=record.sent_bytes - missing_bytes)
@@ -112,14 +107,7 @@ class RequestLog:
             return self._statistics()
 
     def _statistics(self) -> Statistics:
-        return Statistics(
-            requests=dict(self._requests),
-            sent_bytes=self._sent_bytes,
-            in_flight=self._in_flight,
-            peak_in_flight=self._peak_in_flight,
-            connections=self._connections,
-            open_connections=self._open_connections,
-        )
+        return replace(self._now, requests=dict(self._now.requests))
 
     def wait_until(self, is_met: Callable[[Statistics], bool], timeout_s: float) -> Statistics:
         """Block until the counters meet a condition; `TimeoutError` after `timeout_s`."""

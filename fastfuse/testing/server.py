@@ -13,7 +13,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Self
 
 from fastfuse.testing.buckets import ObjectSet
@@ -136,9 +135,7 @@ class LoopbackServer:
         self._acceptor.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,11 +1,14 @@
-"""The settings of a loopback server."""
+"""The settings of a loopback server, and a certificate for it."""
 
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Pace", "ServerConfig", "TlsFiles"]
+from fastfuse.errors import ConfigurationError
+
+__all__ = ["Pace", "ServerConfig", "TlsFiles", "create_certificate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +57,23 @@ class ServerConfig:
     encode_keys: bool = True
     # How many requests the log keeps; 0 keeps none, for benches.
     log_limit: int = 10_000
+
+
+def create_certificate(directory: Path) -> TlsFiles:
+    """Create a self-signed certificate for 127.0.0.1 and localhost, valid for a day, with the ``openssl`` command.
+
+    Clients trust it by its own file (``--ca-bundle``). `ConfigurationError` where openssl is missing or fails.
+    """
+    files = TlsFiles(directory / "certificate.pem", directory / "key.pem")
+    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    # Strict verifiers require the extensions of an authority and of a server (RFC 5280).
+    command += ["-addext", "keyUsage=digitalSignature,keyCertSign", "-addext", "extendedKeyUsage=serverAuth"]
+    command += ["-keyout", str(files.key), "-out", str(files.certificate)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ConfigurationError(
+            f"openssl could not make a certificate in {directory}", hint="install openssl, or give your own files"
+        ) from error
+    return files

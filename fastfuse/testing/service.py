@@ -213,7 +213,8 @@ class Service:
         try:
             return self._answer(call, list(actions))
         except _S3Error as error:
-            return self._error_reply(call, error)
+            body = error_document(error.code, error.message, {**error.fields, "RequestId": "FASTFUSE"})
+            return self._xml_reply(call, body, error.status)
 
     def _answer(self, call: Call, actions: list[Action]) -> Reply:
         for action in actions:
@@ -271,20 +272,11 @@ class Service:
             {"Endpoint": f"{bucket}.s3.{region}.amazonaws.com", "Bucket": bucket},
         )
 
-    def _error_reply(self, call: Call, error: _S3Error) -> Reply:
-        body = error_document(error.code, error.message, {**error.fields, "RequestId": "FASTFUSE"})
-        is_head = call.request.method == "HEAD"
-        return Reply(
-            status=error.status,
-            headers={**self._common_headers(call), "Content-Type": "application/xml"},
-            content=MemoryContent(body),
-            end=0 if is_head else len(body),
-            is_head=is_head,
-        )
-
-    def _xml_reply(self, call: Call, body: bytes) -> Reply:
+    def _xml_reply(self, call: Call, body: bytes, status: int = 200) -> Reply:
         headers = {**self._common_headers(call), "Content-Type": "application/xml"}
-        return Reply(status=200, headers=headers, content=MemoryContent(body), end=len(body))
+        is_head = call.request.method == "HEAD"
+        end = 0 if is_head else len(body)
+        return Reply(status=status, headers=headers, content=MemoryContent(body), end=end, is_head=is_head)
 
     def _location(self, call: Call) -> Reply:
         region = self._region(call.bucket)

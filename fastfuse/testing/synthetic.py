@@ -8,7 +8,6 @@ Content is one shared block of random bytes, read from a place that depends on t
 
 import hashlib
 import os
-import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Generator
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.sizes import parse_size
 from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, FileSpan, ObjectView, StoredObject, key_bytes
 from fastfuse.testing.xml import contents_element, text
 
@@ -193,25 +193,10 @@ class SyntheticObjects:
         )
 
 
-_SIZE = re.compile(r"(\d+)(KiB|MiB|GiB|TiB|)")
-_UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-
-
-def _parse_number(name: str, value: str) -> int:
-    match = _SIZE.fullmatch(value)
-    if match is None:
-        raise ConfigurationError(
-            f"synthetic objects: {name}={value!r} is not a number",
-            hint="write digits, or digits and KiB, MiB, GiB, TiB",
-        )
-    return int(match[1]) << _UNITS[match[2]]
-
-
 def _parse_layout(value: str) -> Layout:
-    for layout in get_args(Layout):
-        if value == layout:
-            return cast(Layout, layout)
-    raise ConfigurationError(f"synthetic objects: no layout {value!r}", hint="use flat, dirs or hex")
+    if value not in get_args(Layout):
+        raise ConfigurationError(f"synthetic objects: no layout {value!r}", hint="use flat, dirs or hex")
+    return cast(Layout, value)
 
 
 def parse_synthetic(spec: str) -> SyntheticObjects:
@@ -224,10 +209,10 @@ def parse_synthetic(spec: str) -> SyntheticObjects:
             hint="give count= and size=, and if you like layout=, dirs=, prefix=, suffix=",
         )
     return SyntheticObjects(
-        count=_parse_number("count", values["count"]),
-        size_bytes=_parse_number("size", values["size"]),
+        count=parse_size(values["count"], "synthetic objects: count"),
+        size_bytes=parse_size(values["size"], "synthetic objects: size"),
         layout=_parse_layout(values.get("layout", "flat")),
-        directories=_parse_number("dirs", values.get("dirs", "1")),
+        directories=parse_size(values.get("dirs", "1"), "synthetic objects: dirs"),
         prefix=values.get("prefix", ""),
         suffix=values.get("suffix", ""),
     )

@@ -1,6 +1,6 @@
 from bench.candidates import CANDIDATES
-from bench.matrix import chosen, default_matrix
-from bench.profiles import PROFILES
+from bench.command import chosen, default_matrix
+from bench.server import PROFILES
 from bench.workloads import WORKLOADS
 
 

@@ -22,7 +22,7 @@ def test_candidates_share_a_diagram_and_so_do_cells_of_one_candidate() -> None:
     assert (both.title, [bar.label for bar in both.bars]) == ("s3 sequential-1", ["raw", "fastfuse"])
     assert [bar.label for bar in alone.bars] == ["sequential-1-64k", "sequential-1-4m"]
     (small,) = plots.panels(results, is_bulk=False)
-    assert (small.unit, small.bars) == ("files/s", [plots.Bar("small-1", "s3", "small-1", "fastfuse")])
+    assert (small.unit, small.bars) == ("files/s", [plots.Bar("small-1", "fastfuse", 100.0)])
 
 
 def test_without_matplotlib_there_are_no_plots_and_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.profiles import PROFILES
-from bench.readers import in_turns, read_mount, read_raw
-from bench.reading import Manner, RawAccess, Span
-from bench.server import Server
+from bench.readers import Manner, RawAccess, Span, in_turns, read_mount, read_raw
+from bench.server import PROFILES, Server
 
 
 def test_concurrent_readers_ask_in_turns() -> None:

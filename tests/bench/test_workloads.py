@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.reading import Span
+from bench.readers import Span
 from bench.workloads import WORKLOADS, Scale
 from fastfuse.testing import parse_synthetic
 

@@ -4,9 +4,8 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from fastfuse.demo.dataset import create_shards, create_small_files, require_space
+from fastfuse.demo.dataset import create_shards, create_small_files, frame, require_space
 from fastfuse.errors import ConfigurationError
-from fastfuse.testing.tfrecord import frame
 
 
 def records(data: bytes) -> list[bytes]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fastfuse.demo.processes import peak_memory_bytes, process_tree
+from fastfuse.demo.mounting import peak_memory_bytes, process_tree
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.filesystem.privileges import become_nobody
 

@@ -1,12 +1,13 @@
 """What an index holds, at a glance: every figure against a plain sum."""
 
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fastfuse.cli.source_output import Summary, summarise
+from fastfuse.cli.source_output import shown, summarise
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Reason, Refusals
 from fastfuse.index.snapshot import Snapshot
@@ -19,23 +20,24 @@ _keys = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3).map(lambda nam
 @given(st.dictionaries(_keys, _sizes, max_size=30))
 def test_the_figures_are_those_of_the_objects(objects: dict[str, int]) -> None:
     summary = summarise(index_of(objects))
-    assert summary.objects == len(objects)
-    assert summary.total_bytes == sum(objects.values())
-    assert sum(size.files for size in summary.sizes) == len(objects)
-    for size, lower in zip(summary.sizes, [0, *(size.below_bytes or 0 for size in summary.sizes)], strict=False):
-        mine = [value for value in objects.values() if lower <= value < (size.below_bytes or 1 << 63)]
-        assert (size.files, size.total_bytes) == (len(mine), sum(mine))
+    assert summary["objects"] == len(objects)
+    assert summary["total_bytes"] == sum(objects.values())
+    sizes = summary["sizes"]
+    assert sum(size["files"] for size in sizes) == len(objects)
+    for size, lower in zip(sizes, [0, *(size["below_bytes"] or 0 for size in sizes)], strict=False):
+        mine = [value for value in objects.values() if lower <= value < (size["below_bytes"] or 1 << 63)]
+        assert (size["files"], size["total_bytes"]) == (len(mine), sum(mine))
     folders = {key.rpartition("/")[0] for key in objects}
     expected = {
         f"/{folder}/" if folder else "/": [v for k, v in objects.items() if k.rpartition("/")[0] == folder]
         for folder in folders
     }
-    found = summary.largest_directories
+    found = summary["largest_directories"]
     assert len(found) == min(len(expected), 10)
-    assert [d.total_bytes for d in found] == sorted((sum(v) for v in expected.values()), reverse=True)[:10]
+    assert [one["total_bytes"] for one in found] == sorted((sum(v) for v in expected.values()), reverse=True)[:10]
     for directory in found:
-        values = expected[directory.path]
-        assert (directory.files, directory.total_bytes) == (len(values), sum(values))
+        values = expected[directory["path"]]
+        assert (directory["files"], directory["total_bytes"]) == (len(values), sum(values))
 
 
 def test_two_objects_of_8_eib_are_16_eib() -> None:
@@ -43,10 +45,10 @@ def test_two_objects_of_8_eib_are_16_eib() -> None:
     assert "18,446,744,073,709,551,614 (17179869184 GiB)" in rendered(summary)
 
 
-def rendered(summary: Summary) -> str:
+def rendered(summary: dict[str, Any]) -> str:
     console = Console(width=120, record=True, file=None, quiet=False)
     with console.capture() as capture:
-        console.print(summary.render())
+        console.print(shown(summary))
     return capture.get()
 
 
@@ -72,7 +74,7 @@ def test_it_is_printed_as_a_table_and_as_json() -> None:
     ):
         assert words in text
     assert "\x1b" not in text
-    again = json.loads(json.dumps(summary.as_json()))
+    again = json.loads(json.dumps(summary))
     assert again["storage_classes"] == {"GLACIER": 2, "STANDARD": 1}
     assert again["refused"] == {"an empty path segment": 1}
     assert [directory["path"] for directory in again["largest_directories"]] == ["/", "/a/"]
@@ -80,5 +82,5 @@ def test_it_is_printed_as_a_table_and_as_json() -> None:
 
 def test_an_empty_index_has_figures_too() -> None:
     summary = summarise(index_of({}))
-    assert (summary.objects, summary.directories, summary.sizes, summary.largest_directories) == (0, 1, (), ())
+    assert [summary[name] for name in ("objects", "directories", "sizes", "largest_directories")] == [0, 1, [], []]
     assert "s3://bucket/" in rendered(summary)

@@ -92,11 +92,3 @@ def test_a_file_rewritten_in_place_with_as_many_bytes_has_another_etag(tmp_path:
     assert before is not None
     assert after is not None
     assert before.etag != after.etag
-
-
-def test_a_new_file_is_listed_after_a_rescan(tmp_path: Path) -> None:
-    objects = DirectoryObjects(tmp_path)
-    (tmp_path / "a").write_bytes(b"")
-    assert len(objects.view()) == 0
-    objects.rescan()
-    assert len(objects.view()) == 1

@@ -1,7 +1,6 @@
 import json
 
-from bench.modes.figures import ChannelFigures
-from bench.modes.report import Measured, as_json, as_markdown
+from bench.modes.figures import ChannelFigures, Measured, as_json, as_markdown
 from tests.bench.modes.test_figures import figures
 
 

@@ -4,9 +4,8 @@ import pytest
 
 from bench.soak.data import Kind, Objects, expected_bytes, is_size_right, version_of
 from bench.soak.disturbances import Window
-from bench.soak.judging import causes, unexpected, unsettled
+from bench.soak.judging import causes, percentiles, unexpected, unsettled
 from bench.soak.readers import SHORT, WRONG, Failure, bucket_of, latency_of
-from bench.soak.report import percentiles
 from fastfuse.testing.buckets import FileSpan
 
 WINDOWS = [Window("worker killed", 10, 12), Window("quiet", 12, 20), Window("length too long", 20, 22)]

@@ -5,7 +5,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.testing.tfrecord import FRAMING_BYTES, frame
+from fastfuse.demo.dataset import FRAMING_BYTES, frame
 
 
 def masked_crc32c(data: bytes) -> int:
