@@ -23,12 +23,7 @@ from fastfuse.sagemaker.description.channel import (
 from fastfuse.sagemaker.description.document import FieldError, FieldPath
 from fastfuse.sagemaker.description.request import (
     ChannelRequest,
-    CompressionType,
-    DataDistribution,
-    FileSystemAccess,
     FileSystemSource,
-    OutputCompression,
-    RecordWrapper,
     Request,
     ResourceRequest,
     S3Source,
@@ -100,8 +95,8 @@ def _channel(
         is_mode_assumed=not (item.InputMode or job_mode),
         source=_uri(path, source) if isinstance(source, S3Source) else _file_system(path, source),
         content_type=item.ContentType,
-        is_gzip=item.CompressionType is CompressionType.GZIP,
-        wraps_records=item.RecordWrapperType is RecordWrapper.RECORD_IO,
+        is_gzip=item.CompressionType == "Gzip",
+        wraps_records=item.RecordWrapperType == "RecordIO",
         shuffle_seed=item.ShuffleConfig.Seed if item.ShuffleConfig else None,
     )
     if isinstance(source, FileSystemSource):
@@ -110,7 +105,7 @@ def _channel(
     return replace(
         channel,
         source_kind=source.S3DataType,
-        is_sharded=source.S3DataDistributionType is DataDistribution.SHARDED,
+        is_sharded=source.S3DataDistributionType == "ShardedByS3Key",
         attribute_names=source.AttributeNames,
         instance_group_names=source.InstanceGroupNames,
     )
@@ -137,7 +132,7 @@ def _file_system(path: FieldPath, source: FileSystemSource) -> LocalDirectory:
     return LocalDirectory(
         path=_full_path((*path, "DataSource", "FileSystemDataSource", "DirectoryPath"), source.DirectoryPath),
         file_system=source.FileSystemId,
-        is_writable=source.FileSystemAccessMode is FileSystemAccess.READ_WRITE,
+        is_writable=source.FileSystemAccessMode == "rw",
     )
 
 
@@ -303,7 +298,7 @@ def _output(request: Request) -> OutputConfig | None:
     return OutputConfig(
         place=S3Uri(folder.bucket, f"{folder.path}{_job_name(request)}/output/"),
         kms_key_id=config.KmsKeyId or "",
-        is_compressed=config.CompressionType is OutputCompression.GZIP,
+        is_compressed=config.CompressionType == "GZIP",
     )
 
 

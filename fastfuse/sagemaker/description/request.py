@@ -6,8 +6,7 @@ Lengths, patterns and words are those of botocore's ``sagemaker/2017-07-24/servi
 """
 
 from difflib import get_close_matches
-from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -19,12 +18,7 @@ from fastfuse.sagemaker.description.fields import FIELDS
 
 __all__ = [
     "ChannelRequest",
-    "CompressionType",
-    "DataDistribution",
-    "FileSystemAccess",
     "FileSystemSource",
-    "OutputCompression",
-    "RecordWrapper",
     "Request",
     "ResourceRequest",
     "S3Source",
@@ -32,45 +26,9 @@ __all__ = [
 ]
 
 
-class CompressionType(StrEnum):
-    NONE = "None"
-    GZIP = "Gzip"
-
-
-class RecordWrapper(StrEnum):
-    NONE = "None"
-    RECORD_IO = "RecordIO"
-
-
-class DataDistribution(StrEnum):
-    REPLICATED = "FullyReplicated"
-    SHARDED = "ShardedByS3Key"
-
-
-class OutputCompression(StrEnum):
-    GZIP = "GZIP"
-    NONE = "NONE"
-
-
-class FileSystemAccess(StrEnum):
-    READ_ONLY = "ro"
-    READ_WRITE = "rw"
-
-
-class FileSystemType(StrEnum):
-    EFS = "EFS"
-    LUSTRE = "FSxLustre"
-
-
 # Text becomes an enum, which strict mode would refuse.
 _Mode = Annotated[InputMode, Field(strict=False)]
 _Kind = Annotated[SourceKind, Field(strict=False)]
-_Distribution = Annotated[DataDistribution, Field(strict=False)]
-_Compression = Annotated[CompressionType, Field(strict=False)]
-_OutputCompression = Annotated[OutputCompression, Field(strict=False)]
-_Wrapper = Annotated[RecordWrapper, Field(strict=False)]
-_Access = Annotated[FileSystemAccess, Field(strict=False)]
-_FileSystem = Annotated[FileSystemType, Field(strict=False)]
 
 _Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
 _AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -129,15 +87,15 @@ class S3Source(_Shape):
 
     S3DataType: _Kind
     S3Uri: Annotated[str, Field(max_length=1024)]
-    S3DataDistributionType: _Distribution = DataDistribution.REPLICATED
+    S3DataDistributionType: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
     AttributeNames: Annotated[tuple[_AttributeName, ...], Field(max_length=16, strict=False)] = ()
     InstanceGroupNames: Annotated[tuple[_GroupName, ...], Field(max_length=5, strict=False)] = ()
 
 
 class FileSystemSource(_Shape):
     FileSystemId: Annotated[str, Field(min_length=11, max_length=21, pattern=r"^fs-[0-9a-f]{8,}$")]
-    FileSystemAccessMode: _Access
-    FileSystemType: _FileSystem
+    FileSystemAccessMode: Literal["ro", "rw"]
+    FileSystemType: Literal["EFS", "FSxLustre"]
     DirectoryPath: Annotated[str, Field(max_length=4096)]
 
 
@@ -152,8 +110,8 @@ class ChannelRequest(_Shape):
     ChannelName: _Name
     DataSource: SourceRequest
     ContentType: Annotated[str, Field(max_length=256)] | None = None
-    CompressionType: _Compression = CompressionType.NONE
-    RecordWrapperType: _Wrapper = RecordWrapper.NONE
+    CompressionType: Literal["None", "Gzip"] = "None"
+    RecordWrapperType: Literal["None", "RecordIO"] = "None"
     InputMode: _Mode | None = None
     ShuffleConfig: ShuffleRequest | None = None
 
@@ -183,7 +141,7 @@ class ResourceRequest(_Shape):
 class OutputRequest(_Shape):
     S3OutputPath: Annotated[str, Field(max_length=1024)]
     KmsKeyId: Annotated[str, Field(max_length=2048, pattern=r"^[a-zA-Z0-9:/_-]*$")] | None = None
-    CompressionType: _OutputCompression = OutputCompression.GZIP
+    CompressionType: Literal["GZIP", "NONE"] = "GZIP"
 
 
 class CheckpointRequest(_Shape):
@@ -256,10 +214,12 @@ def _explained(details: ErrorDetails, path: FieldPath) -> tuple[str, str]:
 
 
 # By the type of pydantic's error; other types mean a value that is no object.
+_NO_WORD: Final = ("is not one of {expected}", "words of the API are written exactly so")
 _EMPTY: Final = ("is empty", "the API wants one at least")
 _OUT_OF_RANGE: Final = ("is out of the range that the API allows", "")
 _SENTENCES: Final = {
-    "enum": ("is not one of {expected}", "words of the API are written exactly so"),
+    "enum": _NO_WORD,
+    "literal_error": _NO_WORD,
     "string_too_short": _EMPTY,
     "too_short": _EMPTY,
     "string_too_long": ("has more than the {max_length} characters that the API allows", ""),
