@@ -120,7 +120,7 @@ PURE = {
         "sagemaker.pipe.encodings",
         "sagemaker.pipe.sequence",
     ),
-    *("sagemaker.description.fields", "sagemaker.description.request"),
+    "sagemaker.description.request",
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

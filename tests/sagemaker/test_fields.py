@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.sagemaker.description.fields import FIELDS, Handling, given_fields
+from fastfuse.sagemaker.description.channel import Handling
+from fastfuse.sagemaker.description.request import FIELDS, given_fields
 from tests.docs.blocks import ROOT
 from tests.mounting import run_fastfuse
 from tests.sagemaker.jobs import job_of, request, source, with_field

@@ -8,7 +8,7 @@ import pytest
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
-from fastfuse.sagemaker.description.document import FieldPath
+from fastfuse.sagemaker.description.request import FieldPath
 from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusal, request, source, with_field
 
 BASE = request()

@@ -7,12 +7,13 @@ from typing import Final
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.fields import Field
 
 __all__ = [
     "HOMOGENEOUS",
     "Channel",
     "Cluster",
+    "FieldRow",
+    "Handling",
     "InputMode",
     "InstanceGroup",
     "LocalDirectory",
@@ -213,6 +214,28 @@ class SyncedDirectory:
     are_checkpoints: bool
 
 
+class Handling(StrEnum):
+    """The treatment of a field by `fastfuse run`, compared with SageMaker."""
+
+    DONE = "done"
+    DIFFERENTLY = "done differently"
+    NOT_DONE = "not done here"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """A field of the API, and what becomes of it."""
+
+    # The names that AWS gives, joined with dots.
+    path: str
+    handling: Handling
+    # The difference; empty where there is none.
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.handling}" + (f" ({self.note})" if self.note else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
     """A job description, checked."""
@@ -235,7 +258,7 @@ class TrainingJob:
     # ``ContainerEntrypoint`` and ``ContainerArguments``; left out of repr, for people put tokens there.
     command: tuple[str, ...] = field(default=(), repr=False)
     # The row of each field that the description gives.
-    fields: tuple[Field, ...] = field(default=(), compare=False)
+    fields: tuple[FieldRow, ...] = field(default=(), compare=False)
 
     @property
     def fetches_code(self) -> bool:

@@ -20,9 +20,10 @@ from fastfuse.sagemaker.description.channel import (
     SyncedDirectory,
     TrainingJob,
 )
-from fastfuse.sagemaker.description.document import FieldError, FieldPath
 from fastfuse.sagemaker.description.request import (
     ChannelRequest,
+    FieldError,
+    FieldPath,
     FileSystemSource,
     Request,
     ResourceRequest,

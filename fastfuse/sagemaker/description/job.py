@@ -25,9 +25,10 @@ memory_weight      of the memory target, relative to the other channels; 1 if le
 =================  ======================================================================
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NoReturn
@@ -35,14 +36,14 @@ from typing import Final, NoReturn
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
-from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree, read_bytes, read_json
-from fastfuse.sagemaker.description.fields import given_fields
-from fastfuse.sagemaker.description.request import parse_request
+from fastfuse.sagemaker.description.request import FieldError, FieldPath, given_fields, parse_request
 
-__all__ = ["channels_job", "located", "parse_json_job", "read_job"]
+__all__ = ["channels_job", "located", "parse_json_job", "read_job", "read_json"]
 
 _CHANNELS: Final = "InputDataConfig"
 _S3: Final = ("DataSource", "S3DataSource")
+
+_KINDS: Final = "a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array"
 
 # For channels alone: a whole job says its mode, as the API requires.
 _DEFAULT_MODE: Final = InputMode.FAST_FILE
@@ -191,15 +192,52 @@ def _refuse(message: str, hint: str) -> NoReturn:
     raise ConfigurationError(message, hint=hint)
 
 
+# SageMaker's limits keep any request far smaller: 100 hyperparameters of 2500 characters, 20 channels.
+MAX_BYTES: Final = 4 << 20
+# The deepest field of the API lies ten levels down.
+MAX_DEPTH: Final = 64
+# A description of twenty channels has a few thousand.
+MAX_VALUES: Final = 100_000
+# More digits than any number of the API has; Python refuses to convert thousands of them.
+_MAX_DIGITS: Final = 40
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """`name` is the file's, for errors; `offsets` has each value's place in `text`, or that of its name."""
+
+    name: str
+    tree: object
+    text: str
+    offsets: dict[FieldPath, int]
+
+    def place(self, path: FieldPath) -> str:
+        """Return ``FILE:LINE:COLUMN`` where the field is named, or what would hold it if there is none."""
+        while path not in self.offsets:
+            path = path[:-1]
+        return f"{self.name}:{_line_and_column(self.text, self.offsets[path])}"
+
+
 def read_job(path: Path) -> TrainingJob:
-    """Read the job in a file.
+    """Read the job in a file; a pipe (``--job <(...)``) is read to its end.
 
     Raises:
         ConfigurationError: the file cannot be read, or is no job that can be run here; with its place.
     """
-    data = read_bytes(path)
-    name = str(path).encode(errors="backslashreplace").decode()
-    return parse_json_job(data, name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigurationError(f"the job file {str(path)!r} cannot be read: {reason}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigurationError(
+            f"the job file {str(path)!r} is larger than {MAX_BYTES >> 20} MiB",
+            hint="a job description is a few kilobytes; is this the data?",
+        )
+    return parse_json_job(data, str(path).encode(errors="backslashreplace").decode())
 
 
 def parse_json_job(data: bytes, name: str) -> TrainingJob:
@@ -210,13 +248,13 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
     """
     document = read_json(data, name)
     if isinstance(document.tree, list):
-        tree: Tree = {_CHANNELS: document.tree}
+        tree: object = {_CHANNELS: document.tree}
         # The array has no name in the file, and is the whole of it.
         return _checked(tree, _DEFAULT_MODE, lambda path: f"{document.place(path[1:])}: {_path_text(path)}")
     if not isinstance(document.tree, dict):
         raise ConfigurationError(
             f"{document.place(())}: not a job description",
-            hint="give a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array",
+            hint=f"give {_KINDS}",
         )
     if "ChannelName" in document.tree:
         raise ConfigurationError(
@@ -232,12 +270,123 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
     return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {_path_text(path)}")
 
 
-def _checked(tree: Tree, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
+def _checked(tree: object, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
     try:
         job = job_of(parse_request(tree), default_mode=default_mode)
     except FieldError as error:
         raise ConfigurationError(f"{place(error.path)}: {error}", hint=error.hint) from error
     return replace(job, fields=given_fields(tree))
+
+
+def read_json(data: bytes, name: str) -> Document:
+    """Parse the JSON document in `data`, once, into plain dictionaries, lists, texts and numbers.
+
+    Raises:
+        ConfigurationError: not UTF-8, not JSON, a name twice in one object, a number that is none, nested too deeply;
+            with line and column.
+    """
+    text = _decoded(data, name)
+    offsets: dict[FieldPath, int] = {}
+    start = _skip_space(text, 0)
+    try:
+        tree, end = _value(text, start, (), start, offsets)
+        if (end := _skip_space(text, end)) < len(text):
+            raise json.JSONDecodeError("Extra data", text, end)
+    except OverflowError as error:
+        raise ConfigurationError(f"{name}: {error}", hint="is this the data?") from error
+    except json.JSONDecodeError as error:
+        what = error.msg if isinstance(error, _RefusedError) else f"not JSON: {error.msg}"
+        raise ConfigurationError(
+            f"{name}:{error.lineno}:{error.colno}: {what}", hint=f"the file is {_KINDS}"
+        ) from error
+    return Document(name, tree, text, offsets)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    """Decode UTF-8, without the byte order mark that Windows' tools put first."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig", "replace")
+        place = f"{name}:{_line_and_column(before, len(before))}"
+        raise ConfigurationError(f"{place}: not UTF-8", hint="save the file as UTF-8") from error
+
+
+def _line_and_column(text: str, offset: int) -> str:
+    return f"{text.count(chr(10), 0, offset) + 1}:{offset - text.rfind(chr(10), 0, offset)}"
+
+
+class _RefusedError(json.JSONDecodeError):
+    """JSON that no job description has."""
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("the number has too many digits")
+    return int(digits)
+
+
+def _constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
+
+
+def _value(text: str, at: int, path: FieldPath, named_at: int, offsets: dict[FieldPath, int]) -> tuple[object, int]:
+    """Return the value at `at` and the offset behind it, and note the places of all that it holds."""
+    offsets[path] = named_at
+    if len(offsets) > MAX_VALUES + 1:  # and the whole
+        raise OverflowError(f"has more than {MAX_VALUES} values")
+    if len(path) > MAX_DEPTH:
+        raise _RefusedError("nested too deeply for a job description", text, named_at)
+    if not text.startswith(("{", "["), at):
+        return _scalar(text, at, named_at)
+    is_object = text[at] == "{"
+    closing = "}" if is_object else "]"
+    made: dict[str | int, object] = {}
+    at = _skip_space(text, at + 1)
+    while made or not text.startswith(closing, at):
+        item_at = at
+        step, at = _name(text, at) if is_object else (len(made), at)
+        if step in made:
+            raise _RefusedError(f"{str(step)[:100]!r} is given twice in one object", text, item_at)
+        made[step], at = _value(text, at, (*path, step), item_at, offsets)
+        at = _skip_space(text, at)
+        if text.startswith(closing, at):
+            break
+        at = _after(",", text, at)
+    return (made if is_object else [*made.values()]), at + 1
+
+
+def _name(text: str, at: int) -> tuple[str, int]:
+    """Return the name of a member, and the offset of its value."""
+    if not text.startswith('"', at):
+        raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
+    name, at = _DECODER.raw_decode(text, at)
+    return name, _after(":", text, at)
+
+
+def _scalar(text: str, at: int, named_at: int) -> tuple[object, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise _RefusedError(str(error), text, named_at) from error
+
+
+def _after(delimiter: str, text: str, at: int) -> int:
+    """Return the offset of what follows `delimiter`, which follows spaces."""
+    at = _skip_space(text, at)
+    if not text.startswith(delimiter, at):
+        raise json.JSONDecodeError(f"Expecting {delimiter!r} delimiter", text, at)
+    return _skip_space(text, at + 1)
+
+
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
 
 
 def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:

@@ -1,10 +1,11 @@
 """CreateTrainingJob requests and DescribeTrainingJob answers, field by field, as SageMaker's API defines them.
 
 Each structure of the API is a class here: its attributes are the fields that fastfuse reads. The others of the API are
-known by their rows in `fields`. A new field of a job begins here; `contradictions` decides what fields mean together.
+known by their rows in `FIELDS`. A new field of a job begins here; `contradictions` decides what fields mean together.
 Lengths, patterns and words are those of botocore's ``sagemaker/2017-07-24/service-2.json``.
 """
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -12,18 +13,111 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from fastfuse.index.origin import SourceKind
-from fastfuse.sagemaker.description.channel import InputMode
-from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree
-from fastfuse.sagemaker.description.fields import FIELDS
+from fastfuse.sagemaker.description.channel import FieldRow, Handling, InputMode
 
 __all__ = [
+    "FIELDS",
     "ChannelRequest",
+    "FieldError",
+    "FieldPath",
     "FileSystemSource",
     "Request",
     "ResourceRequest",
     "S3Source",
+    "given_fields",
     "parse_request",
 ]
+
+
+FieldPath = tuple[str | int, ...]
+
+
+class FieldError(Exception):
+    """One wrong field: its path in AWS's names, what is wrong, and what to do. `job` adds the place in the file."""
+
+    def __init__(self, path: FieldPath, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        self.hint = hint
+
+
+# The treatment of each field of a job: one row for every member of CreateTrainingJob. A row covers its field and
+# everything below it, and no two overlap. A test compares them with botocore's model, and fails for a field that AWS
+# adds. Paths leave out the indices of lists.
+#
+# Below the path of a structure, a line for each of its fields: mark, names, and the note behind the bar.
+_MARKS: Final = {"+": Handling.DONE, "~": Handling.DIFFERENTLY, "-": Handling.NOT_DONE}
+_TABLE: Final = """
++ TrainingJobName TrainingJobArn HyperParameters Environment
+AlgorithmSpecification
++ TrainingInputMode
+~ ContainerEntrypoint | the command, if none is given after --; it runs on this host, in no image
+~ ContainerArguments | they follow ContainerEntrypoint, and without one they are not used
+- TrainingImage AlgorithmName TrainingImageConfig | no image is started: the command runs with the programs of this host
+- MetricDefinitions EnableSageMakerMetricsTimeSeries | no metrics are taken from the script's output
+.
+- RoleArn | credentials are those of this host, or of --profile
+InputDataConfig
++ ChannelName ContentType CompressionType RecordWrapperType InputMode
+~ ShuffleConfig | Pipe shuffles by fastfuse's own rule, other modes not
+InputDataConfig.DataSource.S3DataSource
++ S3DataType S3Uri AttributeNames InstanceGroupNames
++ S3DataDistributionType | which host gets what is fastfuse's own rule
+- ModelAccessConfig HubAccessConfig | nothing is fetched from the hub
+InputDataConfig.DataSource.FileSystemDataSource
+~ FileSystemId | you mount it, and --file-system tells where
++ DirectoryPath
+~ FileSystemAccessMode | ro takes the right to mount, or else warns
+- FileSystemType | whatever is mounted there is read
+InputDataConfig.DataSource
+- DatasetSource | the job is refused: give the S3 prefix
+OutputDataConfig
++ S3OutputPath KmsKeyId CompressionType
+.
++ CheckpointConfig TensorBoardOutputConfig
+StoppingCondition
++ MaxRuntimeInSeconds
+- MaxWaitTimeInSeconds MaxPendingTimeInSeconds | nobody waits for an instance
+ResourceConfig
+~ InstanceType InstanceGroups.InstanceType | the instance is this host; only the name reaches the script
+~ InstanceGroups.InstanceGroupName | the instance is this host; only the name reaches the script
+~ InstanceCount | you start each host; --host or a launcher's variables tell which one this is
+~ InstanceGroups.InstanceCount | you start each host; --host or a launcher's variables tell which one this is
+- KeepAlivePeriodInSeconds TrainingPlanArn InstancePlacementConfig InstancePreferences | no instances are rented
+- SelectedInstanceType SelectedInstanceCount | no instances are rented
+- VolumeSizeInGB VolumeKmsKeyId | the disk is that of --base-dir
+.
+- VpcConfig EnableNetworkIsolation | the network is that of this host
+- EnableInterContainerTrafficEncryption | hosts talk to each other as they are
+- EnableManagedSpotTraining | no instances are rented
+- RetryStrategy | a run that fails is not repeated
+- Tags ExperimentConfig ModelPackageConfig | nothing is written to SageMaker
+- MlflowConfig | set MLflow's own variables in Environment
+- DebugHookConfig DebugRuleConfigurations | SageMaker Debugger is not run
+ProfilerConfig
++ DisableProfiler | no profiler runs
+- S3OutputPath ProfilingIntervalInMilliseconds ProfilingParameters | no profiler runs
+.
+- ProfilerRuleConfigurations | no profiler runs
+- RemoteDebugConfig | log in to this host
+- InfraCheckConfig | the hardware is not checked
+- SessionChainingConfig | no role is assumed
+- ServerlessJobConfig | SageMaker's own recipes are not here
+"""
+
+
+def _rows(table: str) -> Iterator[FieldRow]:
+    structure = ""
+    for line in table.strip().splitlines():
+        mark, _, rest = line.partition(" ")
+        if not rest:
+            structure = f"{line}.".lstrip(".")
+            continue
+        names, _, note = rest.partition(" | ")
+        yield from (FieldRow(structure + name, _MARKS[mark], note) for name in names.split())
+
+
+FIELDS: Final = tuple(_rows(_TABLE))
 
 
 # Text becomes an enum, which strict mode would refuse.
@@ -56,7 +150,7 @@ _ANSWERED: Final = """
 
 
 def _fields_below(structure: str) -> frozenset[str]:
-    """Return the fields of the API in a structure, by its path in `fields`."""
+    """Return the fields of the API in a structure, by its path in `FIELDS`."""
     below = (row.path.removeprefix(structure) for row in FIELDS if row.path.startswith(structure))
     return frozenset(path.partition(".")[0] for path in below)
 
@@ -177,7 +271,7 @@ class Request(_Shape):
     Environment: Annotated[dict[_VariableName, _VariableValue], Field(max_length=100)] = {}
 
 
-def parse_request(tree: Tree) -> Request:
+def parse_request(tree: object) -> Request:
     """Check each field of `tree` by itself and return the request.
 
     Raises:
@@ -272,3 +366,30 @@ _SHAPES: Final[dict[str, type[_Shape]]] = {
     "TensorBoardOutputConfig": TensorBoardRequest,
     "StoppingCondition": StoppingRequest,
 }
+
+
+def given_fields(tree: object) -> tuple[FieldRow, ...]:
+    """Return the row of each field that a job description in AWS's names gives, in the order of `FIELDS`.
+
+    Null, false and what is empty ask for nothing. Fields of a DescribeTrainingJob answer only are one row, the last.
+    """
+    given = [field for field in FIELDS if _asks(tree, field.path.split("."))]
+    roots = {field.path.partition(".")[0] for field in FIELDS}
+    answers = [name for name, value in tree.items() if value and name not in roots] if isinstance(tree, dict) else []
+    if answers:
+        given.append(FieldRow(", ".join(answers), Handling.NOT_DONE, "SageMaker's answer tells of a job that it ran"))
+    return tuple(given)
+
+
+def _asks(value: object, path: list[str]) -> bool:
+    """Return whether anything at `path` below `value`, in any item of a list, asks for something."""
+    if isinstance(value, list):
+        return any(_asks(item, path) for item in value)
+    if not path:
+        return any(_asks(item, path) for item in value.values()) if isinstance(value, dict) else _is_set(value)
+    return isinstance(value, dict) and path[0] in value and _asks(value[path[0]], path[1:])
+
+
+def _is_set(value: object) -> bool:
+    # A zero is a value, such as of a seed.
+    return value is not None and value is not False and value != ""
