@@ -116,10 +116,7 @@ PURE = {
         "sagemaker.description.channel",
     ),
     *("sagemaker.description.cluster", "sagemaker.description.contradictions", "s3.concurrency"),
-    *(
-        "sagemaker.pipe.encodings",
-        "sagemaker.pipe.sequence",
-    ),
+    "sagemaker.pipe.content",
     "sagemaker.description.request",
 }
 IMPURE_IMPORTS = {

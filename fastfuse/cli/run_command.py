@@ -119,7 +119,7 @@ def run(
         from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
-        from fastfuse.sagemaker.script.host_names import parse_addresses
+        from fastfuse.sagemaker.script.training import parse_addresses
     asked = _described(job, channel or ())
     if explain:
         messages.say("\n".join(map(str, asked.fields)))

@@ -14,8 +14,7 @@ import trio
 from fastfuse.errors import SourceError
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine, part_ranges
-from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES, Framer, Gunzip, Scan
-from fastfuse.sagemaker.pipe.sequence import File, Item
+from fastfuse.sagemaker.pipe.content import MAX_RECORD_BYTES, File, Framer, Gunzip, Item, Scan
 
 __all__ = ["EpochWriter", "Lookahead", "Sink"]
 

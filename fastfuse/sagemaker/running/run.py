@@ -31,8 +31,7 @@ from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.sharing import Members, Owner, claim_or_join
 from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.script.files import claim_base_dir, put_aside, write_job_files
-from fastfuse.sagemaker.script.host_names import HostNames
-from fastfuse.sagemaker.script.training import CommandProcess, adopt_orphans, find_command, ignored_signals
+from fastfuse.sagemaker.script.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
 
 __all__ = ["run"]
 

@@ -26,7 +26,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.memory import MemoryStore
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode
-from fastfuse.sagemaker.pipe.sequence import File, sequence_of
+from fastfuse.sagemaker.pipe.content import File, sequence_of
 
 EPOCHS = 5
 HOSTS = (1, 3, 7)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.sagemaker.pipe.encodings import Gunzip
+from fastfuse.sagemaker.pipe.content import Gunzip
 
 
 def decompressed(*chunks: bytes) -> bytes:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.pipe.sequence import Attribute, attributes_of
+from fastfuse.sagemaker.pipe.content import Attribute, attributes_of
 
 
 def text(data: str) -> Attribute:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.sagemaker.pipe.sequence import epoch_order, find_object, source_order
+from fastfuse.sagemaker.pipe.content import epoch_order, find_object, source_order
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 NAMES = st.text("ab!/0", min_size=1, max_size=6).filter(lambda key: all(key.split("/")))

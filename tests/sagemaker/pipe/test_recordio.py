@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastfuse.sagemaker.pipe.encodings import Framer, Scan
+from fastfuse.sagemaker.pipe.content import Framer, Scan
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 # Words, many of which are the magic or begin like it, at any alignment.
