@@ -112,7 +112,6 @@ PURE = {
         "s3.blocks",
         "s3.checksums",
         "s3.http1",
-        "sagemaker.running.budget",
         "sagemaker.description.channel",
     ),
     *("sagemaker.description.cluster", "sagemaker.description.contradictions", "s3.concurrency"),

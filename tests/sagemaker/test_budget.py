@@ -4,8 +4,13 @@ from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.running.budget import MINIMUM_CHANNEL_BYTES, divide_memory, minimum_job_bytes
+from fastfuse.sagemaker.description.channel import (
+    MINIMUM_CHANNEL_BYTES,
+    Channel,
+    InputMode,
+    divide_memory,
+    minimum_job_bytes,
+)
 from fastfuse.sizes import GIB, MIB
 
 

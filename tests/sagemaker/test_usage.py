@@ -1,6 +1,6 @@
 import pytest
 
-from fastfuse.sagemaker.running.budget import Usage
+from fastfuse.sagemaker.outputs.record import Usage
 
 
 def test_requests_cost_what_the_price_list_says() -> None:

@@ -1,26 +1,21 @@
-"""The checked values of a training job, its channels and its hosts, in the words of SageMaker's API."""
+"""The checked values of a training job, its channels and its hosts, in the words of SageMaker's API. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sizes import format_size
 
 __all__ = [
-    "HOMOGENEOUS",
-    "Channel",
-    "Cluster",
-    "FieldRow",
-    "Handling",
-    "InputMode",
-    "InstanceGroup",
-    "LocalDirectory",
-    "OutputConfig",
-    "RequestedGroup",
-    "SyncedDirectory",
-    "TrainingJob",
+    *("HOMOGENEOUS", "MINIMUM_CHANNEL_BYTES", "Channel", "Cluster", "FieldRow", "Handling", "InputMode"),
+    *("InstanceGroup", "LocalDirectory", "OutputConfig", "RequestedGroup", "SyncedDirectory", "TrainingJob"),
+    *("divide_memory", "minimum_job_bytes"),
 ]
 
 # SageMaker's name for the only group of a job without groups.
@@ -264,3 +259,54 @@ class TrainingJob:
     def fetches_code(self) -> bool:
         """Return whether SageMaker's toolkit fetches the script from S3."""
         return "s3://" in self.hyperparameters.get("sagemaker_submit_directory", "")
+
+
+# The same as for one mount.
+MINIMUM_CHANNEL_BYTES = MINIMUM_MEMORY_BYTES
+
+# Modes that need memory at the same time: downloads end before the command reads mounts; streams begin at once.
+_AT_ONCE = (frozenset({InputMode.FILE, InputMode.PIPE}), frozenset({InputMode.FAST_FILE, InputMode.PIPE}))
+
+
+def minimum_job_bytes(channels: Sequence[Channel]) -> int:
+    """Return the least memory target that these channels can work with."""
+    return MINIMUM_CHANNEL_BYTES * max(len(_sharing(channels, modes)) for modes in _AT_ONCE)
+
+
+def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, int]:
+    """Divide the memory target by weight among the channels that work at the same time; return bytes by channel name.
+
+    Raises:
+        ConfigurationError: it is less than `minimum_job_bytes`.
+    """
+    if total_bytes < minimum_job_bytes(channels):
+        raise ConfigurationError(
+            f"a memory target of {format_size(total_bytes)} is too little for {len(channels)} channels, each of which "
+            f"needs {format_size(MINIMUM_CHANNEL_BYTES)}",
+            hint=f"give --memory-target {format_size(minimum_job_bytes(channels)).replace(' ', '')} or more, or fewer "
+            "channels; channels of mode File need none while others are read",
+        )
+    shares: dict[str, int] = {}
+    for modes in _AT_ONCE:
+        for name, share_bytes in _divide(total_bytes, _sharing(channels, modes)).items():
+            shares[name] = min(share_bytes, shares.get(name, share_bytes))
+    return shares
+
+
+def _sharing(channels: Sequence[Channel], modes: frozenset[InputMode]) -> list[Channel]:
+    return [channel for channel in channels if channel.input_mode in modes and not channel.is_put_in_place]
+
+
+def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
+    """Divide by weight; a channel gets the minimum at least, at the cost of the others."""
+    shares: dict[str, int] = {}
+    while channels:
+        left_bytes = total_bytes - sum(shares.values())
+        weights = sum(channel.memory_weight for channel in channels)
+        wanted = {channel.name: int(left_bytes * channel.memory_weight / weights) for channel in channels}
+        small = [channel for channel in channels if wanted[channel.name] < MINIMUM_CHANNEL_BYTES]
+        if not small:
+            return shares | wanted
+        shares |= {channel.name: MINIMUM_CHANNEL_BYTES for channel in small}
+        channels = [channel for channel in channels if channel not in small]
+    return shares

@@ -17,23 +17,15 @@ import numpy as np
 from fastfuse.filesystem.recorder import HISTORY_NAME
 from fastfuse.index.inodes.columns import Kind
 from fastfuse.index.snapshot import Snapshot
+from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.running.budget import Usage
 from fastfuse.sagemaker.script.files import JobPaths, open_directory, write_file
+from fastfuse.sizes import format_size
 from fastfuse.version import VERSION
 
 __all__ = [
-    "ETAGS_NAME",
-    "RECORD_NAME",
-    "Artifact",
-    "ChannelAccount",
-    "Listing",
-    "job_history",
-    "job_record",
-    "listing_of",
-    "read_failure",
-    "write_etags",
-    "write_record",
+    *("ETAGS_NAME", "RECORD_NAME", "Artifact", "ChannelAccount", "Listing", "Usage", "job_history", "job_record"),
+    *("listing_of", "read_failure", "write_etags", "write_record"),
 ]
 
 # They say which rows there are, with their sizes and versions; times and inode numbers are left out.
@@ -76,6 +68,33 @@ _FORMAT: Final = 1
 # SageMaker shows as many.
 _FAILURE_CHARACTERS: Final = 1024
 _MAX_CHARACTER_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Bytes and requests of one channel; requests that the client repeated count once."""
+
+    fetched_bytes: int
+    # GETs and HEADs.
+    gets: int
+    lists: int
+
+    @property
+    def cost_usd(self) -> float:
+        return dollars(Item.GET, self.gets) + dollars(Item.LIST, self.lists)
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
+            gets=self.gets + other.gets,
+            lists=self.lists + other.lists,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{format_size(self.fetched_bytes)}, {self.gets:,} GET, {self.lists:,} LIST, "
+            f"${self.cost_usd:.{2 if self.cost_usd >= 0.1 else 6}f} at the prices of us-east-1"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

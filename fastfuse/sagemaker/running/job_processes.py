@@ -23,8 +23,7 @@ from fastfuse.filesystem.recorder import Recorder
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.outputs.record import ChannelAccount, Listing
-from fastfuse.sagemaker.running.budget import Usage
+from fastfuse.sagemaker.outputs.record import ChannelAccount, Listing, Usage
 from fastfuse.sagemaker.running.phases import Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
-from fastfuse.sagemaker.download.survey import disk_claims
+from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery

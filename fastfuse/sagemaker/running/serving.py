@@ -24,8 +24,8 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
+from fastfuse.sagemaker.download.disk import DiskClaim
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
-from fastfuse.sagemaker.download.survey import DiskClaim
 from fastfuse.sagemaker.local_files import index_files, keep_in_place
 from fastfuse.sagemaker.outputs.record import listing_of, write_etags
 from fastfuse.sagemaker.pipe.fifo import Guard
@@ -47,7 +47,7 @@ class RunSettings:
     connection: ConnectionConfig
     # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
     origins: Mapping[str, IndexOrigin]
-    # By name of channel (`budget`).
+    # By name of channel (`divide_memory`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
     # The local tier of mounted channels, or None.

@@ -11,8 +11,8 @@ from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.download.disk import DiskClaim, disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
-from fastfuse.sagemaker.download.survey import DiskClaim, disk_claims
 from fastfuse.testing import LoopbackServer, MemoryObjects
 
 __all__ = ["MEMORY_BYTES", "PART_BYTES", "files_below", "refs_of", "run", "settings_for", "snapshot_fd", "table_of"]

@@ -9,7 +9,7 @@ import pytest
 from fastfuse.errors import DiskError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download.survey import disk_claims
+from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.sagemaker.download.channels import files_below, refs_of, run, table_of
 from tests.sagemaker.download.test_accidents import small_disk
