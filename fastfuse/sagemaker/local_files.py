@@ -43,7 +43,7 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.script.files import open_directory
+from fastfuse.sagemaker.script.files import directory_at, libc_error, open_directory
 
 __all__ = ["FileReader", "Found", "find_directory", "index_files", "keep_in_place", "list_files", "take_away"]
 
@@ -248,13 +248,9 @@ def _put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool
             reason = error.strerror or ""
         else:
             return ""
-    with _link_errors(place):
-        parent_fd = open_directory(place.parent, base)
-        try:
-            os.rmdir(place.name, dir_fd=parent_fd)
-            os.symlink(f"{_MARK}{directory}", place.name, dir_fd=parent_fd)
-        finally:
-            os.close(parent_fd)
+    with _link_errors(place), directory_at(place.parent, base) as parent_fd:
+        os.rmdir(place.name, dir_fd=parent_fd)
+        os.symlink(f"{_MARK}{directory}", place.name, dir_fd=parent_fd)
     return reason
 
 
@@ -289,7 +285,7 @@ def take_away(place: Path, channel: Channel) -> None:
 def _unmount(place: Path) -> None:
     """Unmount what was put at `place`, with what is mounted below it; open files stay usable."""
     if _LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW):
-        reason = os.strerror(ctypes.get_errno())
+        reason = libc_error().strerror
         raise MountError(f"{place} cannot be unmounted: {reason}", hint=f"umount --lazy {place}, as root on the host")
 
 
@@ -363,8 +359,7 @@ def _bind(directory: Path, place_fd: int, *, is_writable: bool) -> None:
 def _call(*arguments: object) -> int:
     result: int = _LIBC.syscall(*arguments)
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise libc_error()
     return result
 
 

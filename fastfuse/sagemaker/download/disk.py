@@ -34,7 +34,7 @@ from typing import NamedTuple, Self
 
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.script.files import open_directory
+from fastfuse.sagemaker.script.files import libc_error, open_directory
 
 __all__ = [
     *("PRIVATE_NAME", "Directory", "DiskClaim", "Journal", "Part", "Stamp", "Trust", "disk_claims", "disk_errors"),
@@ -308,8 +308,7 @@ def settle(root: Directory) -> None:
     settled_ns = time.time_ns()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syncfs(root.fd):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise libc_error()
     with suppress(OSError):
         os.setxattr(root.fd, _SETTLED, str(settled_ns).encode())
         os.fsync(root.fd)

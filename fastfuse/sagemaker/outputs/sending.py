@@ -18,12 +18,12 @@ import struct
 import tarfile
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import trio
 
@@ -33,8 +33,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
-from fastfuse.sagemaker.outputs.record import Artifact
-from fastfuse.sagemaker.script.files import open_directory, path_of
+from fastfuse.sagemaker.script.files import directory_at, path_of
 from fastfuse.sizes import format_size
 
 __all__ = [
@@ -82,13 +81,10 @@ def walk(directory: Path, base: Path) -> Iterator[Found]:
         OutputError: something cannot be read; the message names it.
     """
     try:
-        fd = open_directory(directory, base)
+        with directory_at(directory, base) as fd:
+            yield from _walk(fd, directory, "")
     except OSError as error:
         raise unreadable(directory, error) from error
-    try:
-        yield from _walk(fd, directory, "")
-    finally:
-        os.close(fd)
 
 
 def _walk(fd: int, directory: Path, above: str) -> Iterator[Found]:
@@ -253,7 +249,7 @@ class SendTask:
     kms_key_id: str
 
 
-# A function of the name of an output, and of "progress", "said", "sent" (the fields of `Artifact`) or "error".
+# A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
 Tell = Callable[..., None]
 
 
@@ -271,18 +267,18 @@ async def _send_all(task: SendTask, tell: Tell) -> None:
             for outgoing in task.outgoing:
                 try:
                     sent = await _Sending(task, outgoing, client, exits, tell).run()
-                    tell(outgoing.name, sent=asdict(sent), **_said(outgoing, sent))
+                    tell(outgoing.name, sent=sent, **_said(outgoing, sent))
                 except FastfuseError as error:
                     tell(outgoing.name, error=error)
             nursery.cancel_scope.cancel()
 
 
-def _said(outgoing: Outgoing, sent: Artifact) -> dict[str, str]:
+def _said(outgoing: Outgoing, sent: Mapping[str, Any]) -> dict[str, str]:
     if outgoing.data is not None:
         return {}
-    if not sent.files:
+    if not sent["Files"]:
         return {"said": f"{outgoing.place} is empty, and nothing is uploaded"}
-    return {"said": f"{sent.files:,} files, {format_size(sent.total_bytes)} at {outgoing.uri}"}
+    return {"said": f"{sent['Files']:,} files, {format_size(sent['Bytes'])} at {outgoing.uri}"}
 
 
 async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -301,12 +297,12 @@ class _Sending:
         self._tell = tell
         self._files = self._entries = self._total_bytes = 0
 
-    async def run(self) -> Artifact:
-        """Send it."""
+    async def run(self) -> dict[str, Any]:
+        """Send it, and return its entry in the record; without any file or link, nothing is sent."""
         if self._outgoing.data is None:
             await trio.to_thread.run_sync(self._survey)
             if not self._files:
-                return Artifact(uri=str(self._outgoing.uri), files=0, total_bytes=0)
+                return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
         region = await self._client.region(uri.bucket)
         session, kms_key_id = self._client.session, self._task.kms_key_id
@@ -319,7 +315,8 @@ class _Sending:
         except ExceptionGroup as group:
             error = first_of(group)
             raise error from error.__cause__
-        return Artifact(uri=str(uri), files=self._files, total_bytes=self._total_bytes, etag=etag)
+        sent = {"S3Uri": str(uri), "Files": self._files, "Bytes": self._total_bytes}
+        return sent | ({"ETag": etag} if etag else {})
 
     def _survey(self) -> None:
         """Count the files."""

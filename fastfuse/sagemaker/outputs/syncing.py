@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +27,6 @@ from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
-from fastfuse.sagemaker.outputs.record import Artifact
 from fastfuse.sagemaker.outputs.sending import Found, Tell, key_of, open_found, piece_bytes_of, unreadable, walk
 from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
@@ -160,8 +159,7 @@ class _Directory:
             return
         files, size_bytes = len(self._sent_paths), self._sent_bytes
         said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
-        sent = Artifact(uri=str(self.synced.place), files=files, total_bytes=size_bytes)
-        tell(self.synced.name, sent=asdict(sent), **said)
+        tell(self.synced.name, sent={"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}, **said)
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
         seen = {}

@@ -14,8 +14,9 @@ multiples of four. A record whose data has the magic there is split: the magic i
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -49,17 +50,11 @@ class File(NamedTuple):
 Item = File | bytes
 
 
-class Attribute(NamedTuple):
-    """The S3 URI of an object to stream, or the text to stream itself."""
-
-    uri: str | None
-    text: bytes
-
-
-def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[Attribute]:
+def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[str | bytes]:
     """Return the attributes of `line` in the order of `names`, or all as they come.
 
-    A string loses its quotes; anything else is as the line has it, numbers digit for digit.
+    Text is the S3 URI of an object to stream; bytes are streamed themselves. A string loses its quotes; anything else
+    is as the line has it, numbers digit for digit.
 
     Raises:
         ValueError: the line is no JSON object, or lacks an attribute.
@@ -77,13 +72,12 @@ def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[Attribute]:
     return [_attribute(one, text.text[one.start : one.end]) for one in chosen]
 
 
-def _attribute(member: Member, text: str) -> Attribute:
+def _attribute(member: Member, text: str) -> str | bytes:
     if not isinstance(member.value, str):
-        return Attribute(None, text.encode())
-    if member.name.endswith(_REFERENCE_SUFFIX):
-        return Attribute(member.value, b"")
+        return text.encode()
     # JSON can spell half a surrogate pair, which UTF-8 cannot.
-    return Attribute(None, member.value.encode("utf-8", "surrogatepass"))
+    is_reference = member.name.endswith(_REFERENCE_SUFFIX)
+    return member.value if is_reference else member.value.encode("utf-8", "surrogatepass")
 
 
 Inodes = npt.NDArray[np.int64]
@@ -129,31 +123,31 @@ def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
     return None if inode is None or table.is_directory(inode) else inode
 
 
-class _Sequence:
-    """The items of each epoch; the same for the same epoch."""
+class _Order:
+    """The pieces of each epoch in order; the same for the same epoch."""
+
+    def __init__(
+        self, channel: Channel, shard: Shard | None, pieces: Inodes, size_bytes_of: Callable[[int], int]
+    ) -> None:
+        self._seed = channel.shuffle_seed
+        self._shard = shard
+        self._pieces = pieces
+        # A shard by bytes needs them.
+        self._sizes_bytes: Inodes | None = None
+        if shard is not None and shard.by_bytes:
+            self._sizes_bytes = np.array([size_bytes_of(piece) for piece in pieces.tolist()], "int64")
+
+    def __call__(self, epoch: int) -> Iterator[int]:
+        return map(int, epoch_order(self._pieces, self._seed, epoch, self._shard, self._sizes_bytes))
+
+
+class Objects:
+    """One object after the other, as the source orders them."""
 
     def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
-        self._channel = channel
-        self._shard = shard
-        self._all = self._pieces()
-        # A shard by bytes needs them, in the order of the pieces.
-        self._sizes_bytes: Inodes | None = None
-        if shard is not None and shard.by_bytes:
-            self._sizes_bytes = np.array([self._size_bytes(piece) for piece in self._all.tolist()], "int64")
-
-    def _pieces(self) -> Inodes:
-        raise NotImplementedError
-
-    def _size_bytes(self, piece: int) -> int:
-        raise NotImplementedError
-
-    def _order(self, epoch: int) -> Iterator[int]:
-        return map(int, epoch_order(self._all, self._channel.shuffle_seed, epoch, self._shard, self._sizes_bytes))
-
-
-class Objects(_Sequence):
-    """One object after the other, as the source orders them."""
+        sizes = table.columns["sizes"]
+        self._order = _Order(channel, shard, source_order(table), lambda inode: int(sizes[table.row(inode)]))
 
     def items(self, epoch: int) -> Iterator[Item]:
         yield from self.files(epoch)
@@ -162,42 +156,36 @@ class Objects(_Sequence):
         for inode in self._order(epoch):
             yield File(inode, self.table.ref(inode))
 
-    def _pieces(self) -> Inodes:
-        return source_order(self.table)
 
-    def _size_bytes(self, piece: int) -> int:
-        return int(self.table.columns["sizes"][self.table.row(piece)])
-
-
-class Lines(_Sequence):
+class Lines:
     """One line of the table's manifest after the other, attribute by attribute."""
 
+    def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
+        self.table = table
+        self._names = channel.attribute_names
+        self._path, self._text = _manifest(table)
+        ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
+        # The offset of each line, and the end; every line ends with a newline.
+        self._starts = np.concatenate([[0], ends + 1]).astype("int64")
+        self._order = _Order(channel, shard, np.arange(len(ends)), self._size_bytes)
+
     def items(self, epoch: int) -> Iterator[Item]:
-        for line in self._order(epoch):
-            for attribute in self._attributes(line):
-                yield attribute.text if attribute.uri is None else self._file(attribute.uri, line)
+        return chain.from_iterable(map(self._line, self._order(epoch)))
 
     def files(self, epoch: int) -> Iterator[File]:
         with suppress(SourceError):  # which `items` raises in its turn
             yield from (item for item in self.items(epoch) if isinstance(item, File))
 
-    def _pieces(self) -> Inodes:
-        self._path, self._text = _manifest(self.table)
-        ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
-        # The offset of each line, and the end; every line ends with a newline.
-        self._starts = np.concatenate([[0], ends + 1]).astype("int64")
-        return np.arange(len(ends))
+    def _size_bytes(self, line: int) -> int:
+        return sum(item.ref.size_bytes for item in self._line(line) if isinstance(item, File))
 
-    def _size_bytes(self, piece: int) -> int:
-        uris = (attribute.uri for attribute in self._attributes(piece))
-        return sum(self._file(uri, piece).ref.size_bytes for uri in uris if uri is not None)
-
-    def _attributes(self, line: int) -> list[Attribute]:
+    def _line(self, line: int) -> Iterator[Item]:
         text = bytes(self._text[self._starts[line] : self._starts[line + 1]])
         try:
-            return attributes_of(text, self._channel.attribute_names)
+            attributes = attributes_of(text, self._names)
         except (ValueError, ConfigurationError) as error:
             raise SourceError(f"{self._path}:{line + 1}: this line makes no sense: {error}") from error
+        return (self._file(one, line) if isinstance(one, str) else one for one in attributes)
 
     def _file(self, uri: str, line: int) -> File:
         try:

@@ -6,7 +6,7 @@ Counters are in memory that parent and child share.
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastfuse.cache.settings import CacheSettings
@@ -134,7 +134,7 @@ class ChannelTask:
 def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     """Serve the channel until it is done or told to stop, and return the exit code (clause L5).
 
-    `tell` takes an error, or one of ``listing`` (the fields of `Listing`), ``ready`` (a text), and ``progress`` of a
+    `tell` takes an error, or one of ``listing`` (of `listing_of`), ``ready`` (a text), and ``progress`` of a
     download (bytes done, and of how many).
 
     Raises:
@@ -167,7 +167,7 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, tell: Callable[..., None]
             write_etags(snapshot, task.channel.name, task.settings.paths)
         except OSError as error:
             raise DiskError(f"the ETags of channel {task.channel.name} cannot be written: {error.strerror}") from error
-    tell(listing=asdict(listing_of(snapshot)))
+    tell(listing=listing_of(snapshot))
 
 
 def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:

@@ -11,7 +11,6 @@ A greeting tells members which job the owner runs, because a member of another j
 
 import hashlib
 import logging
-import os
 import select
 import socket
 from contextlib import suppress
@@ -19,7 +18,7 @@ from contextlib import suppress
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.sagemaker.running.serving import RunSettings
-from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir, open_directory, path_of
+from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 
 __all__ = ["Members", "Owner", "claim_or_join"]
 
@@ -106,17 +105,13 @@ def claim_or_join(settings: RunSettings) -> "int | Owner":
     paths = settings.paths
     is_told = False
     while True:
-        try:
+        with suppress(BaseDirInUseError):
             return claim_base_dir(paths)
-        except BaseDirInUseError:
-            input_fd = open_directory(paths.input, paths.base)
-        try:
+        with directory_at(paths.input, paths.base) as input_fd:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if (greeting := _greeted(connection, str(path_of(input_fd) / _NAME))) is not None:
                 break
             connection.close()
-        finally:
-            os.close(input_fd)
         if not is_told:
             _log.info("waiting for the run that prepares the channels below %s", paths.base)
             is_told = True

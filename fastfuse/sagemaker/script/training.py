@@ -31,6 +31,7 @@ from typing import Final
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import fork_child
 from fastfuse.sagemaker.description.channel import Cluster
+from fastfuse.sagemaker.script.files import libc_error
 
 __all__ = ["CommandProcess", "HostNames", "adopt_orphans", "find_command", "ignored_signals", "parse_addresses"]
 
@@ -154,8 +155,7 @@ def _own_address() -> str:
 
 def _check(result: int) -> None:
     if result:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise libc_error()
 
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
