@@ -123,7 +123,7 @@ def run(
         from fastfuse.sagemaker.description.job import located
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
-        from fastfuse.sagemaker.script.training import parse_addresses
+        from fastfuse.sagemaker.training import parse_addresses
     asked = _described(job, channel or ())
     if explain:
         messages.say("\n".join(map(str, asked.fields)))

@@ -43,7 +43,7 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.script.files import directory_at, libc_error, open_directory
+from fastfuse.sagemaker.files import directory_at, libc_error, open_directory
 
 __all__ = ["FileReader", "Found", "find_directory", "index_files", "keep_in_place", "list_files", "take_away"]
 

@@ -1,7 +1,7 @@
 import os
 import subprocess
 
-from fastfuse.sagemaker.script.training import CommandProcess
+from fastfuse.sagemaker.training import CommandProcess
 
 
 def test_only_what_the_command_left_running_is_told_to_end() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import OutputConfig, SyncedDirectory
-from fastfuse.sagemaker.script.files import JobPaths
+from fastfuse.sagemaker.files import JobPaths
 from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, with_field
 
 

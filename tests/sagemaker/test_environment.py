@@ -11,8 +11,8 @@ import pytest
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.script.files import JobPaths
+from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
+from fastfuse.sagemaker.files import JobPaths
 from tests.sagemaker.jobs import job_of, request, source
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.sagemaker import training
 from fastfuse.sagemaker.description.channel import Cluster
-from fastfuse.sagemaker.script import training
-from fastfuse.sagemaker.script.training import HostNames, parse_addresses
+from fastfuse.sagemaker.training import HostNames, parse_addresses
 
 HAS_NAMESPACES = subprocess.run(["unshare", "--user", "--mount", "true"], check=False).returncode == 0
 PAIR = Cluster(current_host="algo-1", hosts=("algo-1", "algo-2"))

@@ -15,8 +15,8 @@ import pytest
 
 from fastfuse.sagemaker.description.channel import TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment
-from fastfuse.sagemaker.script.files import JobPaths, write_job_files
+from fastfuse.sagemaker.environment import count_gpus, script_environment
+from fastfuse.sagemaker.files import JobPaths, write_job_files
 from tests.sagemaker.jobs import S3, job_of, request, source, with_field
 
 SCRIPT = """

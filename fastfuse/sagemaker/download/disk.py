@@ -34,7 +34,7 @@ from typing import NamedTuple, Self
 
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.script.files import libc_error, open_directory
+from fastfuse.sagemaker.files import libc_error, open_directory
 
 __all__ = [
     *("PRIVATE_NAME", "Directory", "DiskClaim", "Journal", "Part", "Stamp", "Trust", "disk_claims", "disk_errors"),

@@ -19,7 +19,7 @@ from fastfuse.index.inodes.columns import Kind
 from fastfuse.index.snapshot import Snapshot
 from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.script.files import JobPaths, directory_at, write_file
+from fastfuse.sagemaker.files import JobPaths, directory_at, write_file
 from fastfuse.sizes import format_size
 from fastfuse.version import VERSION
 

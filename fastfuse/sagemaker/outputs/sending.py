@@ -33,7 +33,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
-from fastfuse.sagemaker.script.files import directory_at, path_of
+from fastfuse.sagemaker.files import directory_at, path_of
 from fastfuse.sizes import format_size
 
 __all__ = [

@@ -27,8 +27,8 @@ from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
+from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.sending import Found, Tell, key_of, open_found, piece_bytes_of, unreadable, walk
-from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
 
 __all__ = ["SyncTask", "sync_directories"]

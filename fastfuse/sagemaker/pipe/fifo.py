@@ -34,7 +34,7 @@ import trio
 
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.objects import Buffer
-from fastfuse.sagemaker.script.files import libc_error
+from fastfuse.sagemaker.files import libc_error
 
 __all__ = ["Fifo", "Guard", "remove_stale"]
 

@@ -21,6 +21,8 @@ from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
 from fastfuse.sagemaker.download.disk import disk_claims
+from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
+from fastfuse.sagemaker.files import claim_base_dir, put_aside, write_job_files
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
@@ -29,9 +31,7 @@ from fastfuse.sagemaker.running.job_processes import ChannelProcess, serving_met
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.sharing import Members, Owner, claim_or_join
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.script.files import claim_base_dir, put_aside, write_job_files
-from fastfuse.sagemaker.script.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
+from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
 
 __all__ = ["run"]
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.sockets import raise_sigio
+from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 from fastfuse.sagemaker.running.serving import RunSettings
-from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 
 __all__ = ["Members", "Owner", "claim_or_join"]
 

@@ -31,7 +31,7 @@ from typing import Final
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import fork_child
 from fastfuse.sagemaker.description.channel import Cluster
-from fastfuse.sagemaker.script.files import libc_error
+from fastfuse.sagemaker.files import libc_error
 
 __all__ = ["CommandProcess", "HostNames", "adopt_orphans", "find_command", "ignored_signals", "parse_addresses"]
 
