@@ -23,7 +23,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -207,6 +207,8 @@ class CommandProcess:
         self.pid = fork_child(lambda: _become(program, command, dict(environment), ignored, names))
         self._exit_code: int | None = None
         self._kill_at_s: float | None = None
+        # The leftovers that were told to end.
+        self._told: set[int] = set()
 
     @property
     def is_over(self) -> bool:
@@ -248,26 +250,18 @@ class CommandProcess:
             _log.warning("the command did not end in time and is killed")
             self.kill()
 
-    def leftovers(self, timeout_s: float) -> "Leftovers":
-        """Return the processes that the command leaves running, which get `timeout_s` to end."""
-        return Leftovers(self._others, timeout_s)
-
     def kill(self) -> None:
         if not self.is_over:
             for pid in (*_descendants(self.pid), self.pid):
                 _send(pid, signal.SIGKILL)
 
+    def press_leftovers(self, timeout_s: float) -> bool:
+        """Tell what the command left running to end, or kill it once its time is over.
 
-class Leftovers:
-    """Processes that the command left running when it ended: children that are not among `others`."""
-
-    def __init__(self, others: Container[int], timeout_s: float) -> None:
-        self._others = others
-        self._kill_at_s = time.monotonic() + timeout_s
-        self._told: set[int] = set()
-
-    def press(self) -> bool:
-        """Tell them to end, or kill them when they are late; return False once none is left or nothing helps."""
+        The time is the command's, or else begins with the first call. Return False once nothing is left or helps.
+        """
+        if self._kill_at_s is None:
+            self._kill_at_s = time.monotonic() + timeout_s
         left = [pid for pid in _children(os.getpid()) if pid not in self._others]
         late_s = time.monotonic() - self._kill_at_s
         for pid in left:

@@ -9,9 +9,9 @@ def test_only_what_the_command_left_running_is_told_to_end() -> None:
     with subprocess.Popen(["sleep", "600"]) as earlier:
         command = CommandProcess("/bin/true", ["true"], {})
         os.waitpid(command.pid, 0)
-        assert not command.leftovers(600.0).press()
+        assert not command.press_leftovers(600.0)
         with subprocess.Popen(["sleep", "600"]) as later:
-            assert command.leftovers(600.0).press()
+            assert command.press_leftovers(600.0)
             assert later.wait() == -15
         assert earlier.poll() is None
         earlier.kill()

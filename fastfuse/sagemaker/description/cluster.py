@@ -92,9 +92,9 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
         return _numbered(int(match[1]) - 1, int(match[2]))
     if "SM_HOSTS" in environ or "SM_CURRENT_HOST" in environ:
         return _sagemaker_hosts(environ)
-    complete = [pair for pair in _PAIRS if pair.rank in environ and _count_of(pair, environ) is not None]
-    for pair in complete:
-        return _numbered(*_ranked(pair, environ))
+    for pair in _PAIRS:
+        if pair.rank in environ and (count_name := _count_of(pair, environ)):
+            return _numbered(*_ranked(pair, count_name, environ))
     for pair in _PAIRS:
         _refuse_half(pair, environ)
     return None
@@ -154,9 +154,7 @@ def _sagemaker_hosts(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     return current, tuple(sorted(hosts))
 
 
-def _ranked(pair: _Pair, environ: Mapping[str, str]) -> tuple[int, int]:
-    count_name = _count_of(pair, environ)
-    assert count_name is not None
+def _ranked(pair: _Pair, count_name: str, environ: Mapping[str, str]) -> tuple[int, int]:
     rank, count = _number(pair.rank, environ), _number(count_name, environ)
     if pair.divided_by and pair.divided_by in environ:
         each = _number(pair.divided_by, environ)
@@ -165,12 +163,12 @@ def _ranked(pair: _Pair, environ: Mapping[str, str]) -> tuple[int, int]:
                 f"{count_name} is {count}, which {pair.divided_by}={each} does not divide", hint=_HINT
             )
         rank, count = rank // each, count // each
-    elif pair.divided_by and _number("LOCAL_RANK", environ, missing=0):
+    elif pair.divided_by and _number("LOCAL_RANK", {"LOCAL_RANK": "0", **environ}):
         raise ConfigurationError(
             f"LOCAL_RANK shows that {pair.rank} numbers processes, and nothing tells how many a host has",
             hint="set NODE_RANK and NNODES, or " + _HINT,
         )
-    if pair.alone_if and _number(pair.alone_if, environ, missing=1) != 1:
+    if pair.alone_if and _number(pair.alone_if, {pair.alone_if: "1", **environ}) != 1:
         raise ConfigurationError(
             f"{pair.alone_if} is {environ[pair.alone_if]}, and {pair.rank} numbers processes, not hosts",
             hint="start one fastfuse on each host, or " + _HINT,
@@ -187,11 +185,9 @@ def _count_of(pair: _Pair, environ: Mapping[str, str]) -> str | None:
     return next((name for name in pair.counts if name in environ), None)
 
 
-def _number(name: str, environ: Mapping[str, str], *, missing: int | None = None) -> int:
-    text = environ.get(name)
-    if text is None and missing is not None:
-        return missing
-    if text is None or not re.fullmatch(r"\d{1,6}", text.strip(), re.ASCII):
+def _number(name: str, environ: Mapping[str, str]) -> int:
+    text = environ[name]
+    if not re.fullmatch(r"\d{1,6}", text.strip(), re.ASCII):
         raise ConfigurationError(f"{name} is {text!r}, which is not a number of hosts or of one", hint=_HINT)
     return int(text)
 

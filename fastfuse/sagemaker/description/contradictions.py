@@ -47,7 +47,6 @@ def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
     Raises:
         FieldError: fields contradict each other, or ask for what is not served here; or a channel has no mode.
     """
-    _check_has_mode(request, default_mode)
     groups = _groups(request.ResourceConfig) if request.ResourceConfig else ()
     channels = tuple(
         _channel(("InputDataConfig", index), item, request.AlgorithmSpecification.TrainingInputMode, default_mode)
@@ -71,23 +70,16 @@ def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
     )
 
 
-def _check_has_mode(request: Request, default_mode: InputMode | None) -> None:
-    if request.AlgorithmSpecification.TrainingInputMode is not None or default_mode is not None:
-        return
-    for index, item in enumerate(request.InputDataConfig):
-        if item.InputMode is None:
-            raise FieldError(
-                ("AlgorithmSpecification", "TrainingInputMode"),
-                f"is missing, and InputDataConfig[{index}] ({item.ChannelName!r}) has no InputMode of its own",
-                hint="the API requires it: File, FastFile or Pipe, for every channel without an InputMode",
-            )
-
-
 def _channel(
     path: FieldPath, item: ChannelRequest, job_mode: InputMode | None, default_mode: InputMode | None
 ) -> Channel:
     mode = item.InputMode or job_mode or default_mode
-    assert mode is not None
+    if mode is None:
+        raise FieldError(
+            ("AlgorithmSpecification", "TrainingInputMode"),
+            f"is missing, and InputDataConfig[{path[1]}] ({item.ChannelName!r}) has no InputMode of its own",
+            hint="the API requires it: File, FastFile or Pipe, for every channel without an InputMode",
+        )
     source = _source(path, item)
     _check_mode(path, item, mode)
     channel = Channel(

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
@@ -113,10 +113,12 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
             )
         source, *settings = rest.split(",")
         uri = f"file://{source}" if source.startswith("/") else source
-        values: dict[str, object] = {"name": name, "source": uri}
+        values: dict[str, Any] = {"name": name, "source": uri}
         for setting in settings:
             _take(word, values, setting)
-        weights.append(_weight(word, values.pop(_WEIGHT, 1)))
+        weights.append(values.pop(_WEIGHT, 1))
+        if not 0 < weights[-1] <= _MAX_WEIGHT:
+            _refuse(f"{word}: {_WEIGHT}: is not a number above 0 and up to {_MAX_WEIGHT}", "1 is the default")
         channels.append(_request({"type": "S3Prefix"} | values))
         names[_CHANNELS, index] = word
         names |= {(_CHANNELS, index, *theirs): f"{word}: {ours}" for ours, theirs in _FIELDS.items()}
@@ -127,10 +129,10 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
 
     job = _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
     weighed = zip(job.channels, weights, strict=True)
-    return replace(job, channels=tuple(replace(channel, memory_weight=weight) for channel, weight in weighed))
+    return replace(job, channels=tuple(replace(channel, memory_weight=float(weight)) for channel, weight in weighed))
 
 
-def _take(word: str, values: dict[str, object], setting: str) -> None:
+def _take(word: str, values: dict[str, Any], setting: str) -> None:
     """Put the option ``name=value`` into `values`."""
     name, separator, text = setting.partition("=")
     name = name.strip().replace("-", "_")
@@ -140,9 +142,7 @@ def _take(word: str, values: dict[str, object], setting: str) -> None:
         hint += "" if separator else "; a source with a comma in it goes into a job file"
         _refuse(f"{word}: {setting!r} is not an option of a channel", hint)
     if name in _LISTS:
-        items = values.setdefault(name, [])
-        assert isinstance(items, list)
-        items.append(text)
+        values.setdefault(name, []).append(text)
     elif name in values:
         _refuse(f"{word}: {name} is given twice", "give it once")
     elif name in ("shuffle_seed", _WEIGHT):
@@ -167,23 +167,14 @@ def _chosen(word: str, text: str, words: Mapping[str, str]) -> str:
     return found[0]
 
 
-def _weight(word: str, weight: object) -> float:
-    assert isinstance(weight, int | float)
-    if not 0 < weight <= _MAX_WEIGHT:
-        _refuse(f"{word}: {_WEIGHT}: is not a number above 0 and up to {_MAX_WEIGHT}", "1 is the default")
-    return float(weight)
-
-
-def _request(values: Mapping[str, object]) -> dict[str, object]:
+def _request(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the channel with AWS's names for its fields."""
-    channel: dict[str, object] = {}
+    channel: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = _FIELDS[name]
         inner = channel
         for step in outer:
-            found = inner.setdefault(step, {})
-            assert isinstance(found, dict)
-            inner = found
+            inner = inner.setdefault(step, {})
         inner[last] = value
     return channel
 
