@@ -108,15 +108,6 @@ async def test_where_pages_cannot_be_lent_they_are_copied(
     assert await lent(tmp_path, fifo, parts) == b"a" * (128 << 10) + b"b" * (128 << 10)
 
 
-async def test_a_reader_that_was_there_before_anybody_waited_is_noticed(tmp_path: Path) -> None:
-    fifo = Fifo(tmp_path / "train_0")
-    os.close(os.open(tmp_path / "train_0", os.O_RDONLY))
-    await fifo.opened()
-    with pytest.raises(BrokenPipeError):
-        await fifo.write(b"data")
-    fifo.close()
-
-
 async def test_a_reader_that_goes_while_a_write_waits_ends_the_write(tmp_path: Path) -> None:
     fifo = Fifo(tmp_path / "train_0")
     fd = os.open(tmp_path / "train_0", os.O_RDONLY)
