@@ -14,7 +14,7 @@ import pytest
 from fastfuse.index.sources.shuffle import shuffled
 from fastfuse.testing import ACCESS_DENIED, FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
 from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
-from tests.sagemaker.pipe.test_recordio import MAGIC, model_read
+from tests.sagemaker.pipe.test_encodings import MAGIC, model_read
 
 Stream = Callable[..., AbstractContextManager[Streamer]]
 

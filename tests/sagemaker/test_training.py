@@ -1,4 +1,4 @@
-"""The names of a job's hosts resolve for the command, and for nobody else."""
+"""The process that trains: the names of a job's hosts resolve for it alone; what it leaves running is ended."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.sagemaker import training
 from fastfuse.sagemaker.description.channel import Cluster
-from fastfuse.sagemaker.training import HostNames, parse_addresses
+from fastfuse.sagemaker.training import CommandProcess, HostNames, parse_addresses
 
 HAS_NAMESPACES = subprocess.run(["unshare", "--user", "--mount", "true"], check=False).returncode == 0
 PAIR = Cluster(current_host="algo-1", hosts=("algo-1", "algo-2"))
@@ -117,3 +117,16 @@ def test_addresses_are_checked_and_names_looked_up() -> None:
     for wrong in ("algo-1", "algo-1=", "algo-1=no.invalid", "algo-1=..", "algo-3=10.0.0.1", "algo-1=10.0.0.1\nx"):
         with pytest.raises(ConfigurationError, match="--address"):
             parse_addresses([wrong], PAIR.hosts)
+
+
+def test_only_what_the_command_left_running_is_told_to_end() -> None:
+    """A shell that has started something may have become this process: ``tensorboard & exec fastfuse run ...``."""
+    with subprocess.Popen(["sleep", "600"]) as earlier:
+        command = CommandProcess("/bin/true", ["true"], {})
+        os.waitpid(command.pid, 0)
+        assert not command.press_leftovers(600.0)
+        with subprocess.Popen(["sleep", "600"]) as later:
+            assert command.press_leftovers(600.0)
+            assert later.wait() == -15
+        assert earlier.poll() is None
+        earlier.kill()
