@@ -38,6 +38,7 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.tree import Refusals
+from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.objects import Buffer, ObjectRef
@@ -363,9 +364,7 @@ def _call(*arguments: object) -> int:
     return result
 
 
-def keep_in_place(
-    channel: Channel, place: Path, base: Path, *, shard: Shard | None, allow_empty: bool, ready: Callable[[str], None]
-) -> None:
+def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin, ready: Callable[[str], None]) -> None:
     """Put the channel's directory, or this host's share of it, at `place`, and keep it there until told to stop.
 
     Raises:
@@ -373,12 +372,12 @@ def keep_in_place(
     """
     source = channel.source
     assert isinstance(source, LocalDirectory)
-    found = find_directory(source, place, allow_empty=allow_empty)
-    if shard is None:
+    found = find_directory(source, place, allow_empty=origin.allow_empty)
+    if origin.shard is None:
         refusal = _put_in_place(found.path, place, base, is_writable=source.is_writable)
         what = str(found.path)
     else:
-        table = list_files(found, shard, allow_empty=allow_empty)
+        table = list_files(found, origin.shard, allow_empty=origin.allow_empty)
         _put_links(table, found.path, place, base)
         refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
     if refusal:

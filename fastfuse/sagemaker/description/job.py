@@ -242,20 +242,15 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
         tree: object = {_CHANNELS: document.tree}
         # The array has no name in the file, and is the whole of it.
         return _checked(tree, _DEFAULT_MODE, lambda path: f"{document.place(path[1:])}: {_path_text(path)}")
+    whole = document.place(())
     if not isinstance(document.tree, dict):
-        raise ConfigurationError(
-            f"{document.place(())}: not a job description",
-            hint=f"give {_KINDS}",
-        )
+        _refuse(f"{whole}: not a job description", f"give {_KINDS}")
     if "ChannelName" in document.tree:
-        raise ConfigurationError(
-            f"{document.place(())}: one channel, where a job or a list of channels is wanted",
-            hint="put it between square brackets",
-        )
+        _refuse(f"{whole}: one channel, where a job or a list of channels is wanted", "put it between square brackets")
     if document.tree and all(isinstance(value, str) and value.startswith("s3://") for value in document.tree.values()):
-        raise ConfigurationError(
-            f"{document.place(())}: not a job description, but sources by name of channel",
-            hint="give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
+        _refuse(
+            f"{whole}: not a job description, but sources by name of channel",
+            "give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
         )
     default_mode = _DEFAULT_MODE if document.tree.keys() == {_CHANNELS} else None
     return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {_path_text(path)}")
@@ -390,14 +385,12 @@ def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:
     for option in options:
         name, _, place = option.partition("=")
         if not name or not place.startswith("/"):
-            raise ConfigurationError(
+            _refuse(
                 f"--file-system {option!r} does not say where a file system is mounted",
-                hint="write it as in --file-system fs-0123456789abcdef0=/mnt/efs",
+                "write it as in --file-system fs-0123456789abcdef0=/mnt/efs",
             )
         if places.setdefault(name, place) != place:
-            raise ConfigurationError(
-                f"--file-system {name} is given with {places[name]} and with {place}", hint="name one place"
-            )
+            _refuse(f"--file-system {name} is given with {places[name]} and with {place}", "name one place")
     return replace(job, channels=tuple(_located(channel, places) for channel in job.channels))
 
 
@@ -407,9 +400,9 @@ def _located(channel: Channel, places: dict[str, str]) -> Channel:
         return channel
     place = places.get(source.file_system)
     if place is None:
-        raise ConfigurationError(
+        _refuse(
             f"channel {channel.name} lies in the file system {source.file_system}, and nothing says where that is "
             "mounted",
-            hint=f"mount it, and add --file-system {source.file_system}=/DIRECTORY",
+            f"mount it, and add --file-system {source.file_system}=/DIRECTORY",
         )
     return replace(channel, source=replace(source, mounted_at=place))

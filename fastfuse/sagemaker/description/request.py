@@ -16,18 +16,9 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.sagemaker.description.channel import FieldRow, Handling, InputMode
 
 __all__ = [
-    "FIELDS",
-    "ChannelRequest",
-    "FieldError",
-    "FieldPath",
-    "FileSystemSource",
-    "Request",
-    "ResourceRequest",
-    "S3Source",
-    "given_fields",
-    "parse_request",
+    *("FIELDS", "ChannelRequest", "FieldError", "FieldPath", "FileSystemSource", "Request", "ResourceRequest"),
+    *("S3Source", "given_fields", "parse_request"),
 ]
-
 
 FieldPath = tuple[str | int, ...]
 

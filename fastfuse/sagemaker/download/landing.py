@@ -22,20 +22,8 @@ from fastfuse.index.inodes.columns import Kind, exact_sum
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.checksums import md5_of_etag
-from fastfuse.sagemaker.download.disk import (
-    PRIVATE_NAME,
-    Directory,
-    DiskClaim,
-    Journal,
-    Part,
-    Stamp,
-    Trust,
-    disk_errors,
-    read_stamp,
-    version_of,
-    write_all,
-    write_stamp,
-)
+from fastfuse.sagemaker.download import disk
+from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Journal, Part, Stamp, Trust, disk_errors
 from fastfuse.sizes import format_size
 
 __all__ = [
@@ -150,8 +138,8 @@ class Landing:
             try:
                 fd = os.open(name, _NEW, _MODE, dir_fd=self._private.fd)
                 try:
-                    write_all(fd, data, 0)
-                    self._seal(fd, Stamp(version_of(job.ref), self._trust.boot), job.ref)
+                    disk.write_all(fd, data, 0)
+                    self._seal(fd, Stamp(disk.version_of(job.ref), self._trust.boot), job.ref)
                 finally:
                     os.close(fd)
                 self._show(name, job)
@@ -166,7 +154,7 @@ class Landing:
         Raises:
             DiskError: the disk does not take it.
         """
-        stamp = Stamp(version_of(job.ref), self._trust.boot)
+        stamp = Stamp(disk.version_of(job.ref), self._trust.boot)
         name, journal_name = half_names(stamp.version)
         with disk_errors(job.path), ExitStack() as opened:
             fds = []
@@ -180,7 +168,7 @@ class Landing:
                 os.ftruncate(journal_fd, 0)  # first: it must never tell of bytes that are gone
                 os.ftruncate(fd, 0)
                 # All of it now: a full disk has no room for a mark later.
-                write_all(journal_fd, bytes(journal), 0)
+                disk.write_all(journal_fd, bytes(journal), 0)
             opened.pop_all()
             return Half(job, journal, fd, journal_fd)
 
@@ -190,7 +178,7 @@ class Landing:
         journal = Journal.parse(os.pread(journal_fd, status.st_size, 0))
         if (
             journal is None
-            or journal.stamp.version != version_of(ref)
+            or journal.stamp.version != disk.version_of(ref)
             or not self._trust.covers(journal.stamp, status.st_ctime_ns)
             or journal.size_bytes != ref.size_bytes
             or journal.part_bytes > part_bytes
@@ -216,7 +204,7 @@ class Landing:
             os.unlink(journal_name, dir_fd=self._private.fd)
 
     def _seal(self, fd: int, stamp: Stamp, ref: ObjectRef) -> None:
-        write_stamp(fd, stamp)
+        disk.write_stamp(fd, stamp)
         os.utime(fd, ns=(ref.modified_ns, ref.modified_ns))
 
     def _show(self, name: bytes, job: Job) -> None:
@@ -237,8 +225,8 @@ class Half:
     def write(self, part: Part, data: Buffer) -> None:
         """Write a part and mark it in the journal; raise `DiskError` where the disk does not take it."""
         with disk_errors(self.job.path):
-            write_all(self.fd, data, part.start)
-            write_all(self._journal_fd, *self.journal.mark(part))
+            disk.write_all(self.fd, data, part.start)
+            disk.write_all(self._journal_fd, *self.journal.mark(part))
 
     def spoil(self) -> None:
         """Forget the parts that are there: some are wrong."""
@@ -272,7 +260,7 @@ class Survey:
 
 def private_name(places: Places) -> bytes:
     """Return a name for the private directory that no key of the channel has."""
-    name = PRIVATE_NAME
+    name = disk.PRIVATE_NAME
     while places.table.lookup(ROOT, name) is not None:
         name += b"-"
     return name
@@ -339,7 +327,7 @@ def is_whole(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) ->
         is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
         if not stat.S_ISREG(status.st_mode) or not is_same:
             return False
-        stamp, version = read_stamp(fd), version_of(ref)
+        stamp, version = disk.read_stamp(fd), disk.version_of(ref)
         if stamp is not None and (stamp.version != version or trust.covers(stamp, status.st_ctime_ns)):
             return stamp.version == version
         return _proves_itself(fd, ref, Stamp(version, trust.boot))
@@ -356,7 +344,7 @@ def _proves_itself(fd: int, ref: ObjectRef, stamp: Stamp) -> bool:
         if hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() != told:
             return False
     with suppress(OSError):
-        write_stamp(fd, stamp)
+        disk.write_stamp(fd, stamp)
     return True
 
 
@@ -383,7 +371,7 @@ def _wanted_halves(places: Places, survey: Survey) -> Iterator[tuple[bytes, byte
     table = places.table
     for row in range(1, len(table)):
         if not survey.is_there[row] and table.file_at(row) is not None:
-            yield half_names(version_of(table.ref(table.inode(row))))
+            yield half_names(disk.version_of(table.ref(table.inode(row))))
 
 
 def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskClaim) -> None:
@@ -401,10 +389,10 @@ def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskCla
     needed_bytes = max(0, size_bytes - halves_bytes - survey.replaced_bytes)
     claim.put(device, needed_bytes)
     with disk_errors(root.path):
-        disk = os.statvfs(root.fd)
+        found = os.statvfs(root.fd)
     # In this order, what others write between the two looks is not counted twice; what they wrote since they told last,
     # a tenth of a second ago, is.
-    free_bytes, others_bytes = disk.f_bavail * disk.f_frsize, claim.others_bytes
+    free_bytes, others_bytes = found.f_bavail * found.f_frsize, claim.others_bytes
     where = repr(os.fsdecode(root.path))
     if needed_bytes and needed_bytes + others_bytes > free_bytes:
         others = f", the job's other channels {format_size(others_bytes)}" if others_bytes else ""
@@ -415,8 +403,8 @@ def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskCla
         )
     needed_files = int(is_missing.sum()) - survey.replaced_files
     # btrfs and others make them as they are needed, and tell 0 of 0.
-    if disk.f_files and needed_files > disk.f_favail:
+    if found.f_files and needed_files > found.f_favail:
         raise DiskError(
-            f"the channel needs {needed_files:,} inodes in {where}, and {disk.f_favail:,} are free there",
+            f"the channel needs {needed_files:,} inodes in {where}, and {found.f_favail:,} are free there",
             hint="free some, or use FastFile mode, which needs none",
         )

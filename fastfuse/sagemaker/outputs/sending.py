@@ -38,7 +38,7 @@ from fastfuse.sizes import format_size
 
 __all__ = [
     *("Found", "Outgoing", "SendTask", "Tell", "key_of", "open_found", "piece_bytes_of", "send_outputs"),
-    *("unreadable", "walk", "write_archive"),
+    *("unreadable", "walk", "write_archive", "writer_to"),
 ]
 
 _log = logging.getLogger(__name__)
@@ -304,9 +304,7 @@ class _Sending:
             if not self._files:
                 return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
-        region = await self._client.region(uri.bucket)
-        session, kms_key_id = self._client.session, self._task.kms_key_id
-        writer = ObjectWriter(session, self._exits, uri.bucket, uri.path, region, kms_key_id=kms_key_id)
+        writer = await writer_to(uri, self._client, self._exits, self._task.kms_key_id)
         try:
             if self._outgoing.data is not None:
                 etag = await writer.stream(_once(self._outgoing.data))
@@ -375,6 +373,11 @@ class _Sending:
                 await writer.beside(key).stream(_read(file, piece_bytes_of(found.status.st_size)))
         except OSError as error:
             raise unreadable(path, error) from error
+
+
+async def writer_to(uri: S3Uri, client: S3Client, exits: AsyncExitStack, kms_key_id: str = "") -> ObjectWriter:
+    region = await client.region(uri.bucket)
+    return ObjectWriter(client.session, exits, uri.bucket, uri.path, region, kms_key_id=kms_key_id)
 
 
 def key_of(prefix: S3Uri, below: str, path: Path) -> str:

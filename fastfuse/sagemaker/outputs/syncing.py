@@ -28,7 +28,16 @@ from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.sagemaker.outputs.sending import Found, Tell, key_of, open_found, piece_bytes_of, unreadable, walk
+from fastfuse.sagemaker.outputs.sending import (
+    Found,
+    Tell,
+    key_of,
+    open_found,
+    piece_bytes_of,
+    unreadable,
+    walk,
+    writer_to,
+)
 from fastfuse.sizes import format_size
 
 __all__ = ["SyncTask", "sync_directories"]
@@ -144,9 +153,7 @@ class _Directory:
         self._error = None
         try:
             if self._writer is None:
-                prefix = self.synced.place
-                region = await client.region(prefix.bucket)
-                self._writer = ObjectWriter(client.session, exits, prefix.bucket, prefix.path, region)
+                self._writer = await writer_to(self.synced.place, client, exits)
             await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
         except FastfuseError as error:
             self._fail(error)

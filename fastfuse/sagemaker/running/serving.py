@@ -172,13 +172,7 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, tell: Callable[..., None]
 
 def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     del counters  # nothing is read here
-    origin, base = task.origin, task.settings.paths.base
-    keep_in_place(
-        *(task.channel, task.place, base),
-        shard=origin.shard,
-        allow_empty=origin.allow_empty,
-        ready=lambda text: tell(ready=text),
-    )
+    keep_in_place(task.channel, task.place, task.settings.paths.base, task.origin, lambda text: tell(ready=text))
     return 0
 
 
