@@ -13,7 +13,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sizes import format_size
 
 __all__ = [
-    *("HOMOGENEOUS", "MINIMUM_CHANNEL_BYTES", "Channel", "Cluster", "FieldRow", "Handling", "InputMode"),
+    *("HOMOGENEOUS", "Channel", "Cluster", "FieldRow", "Handling", "InputMode"),
     *("InstanceGroup", "LocalDirectory", "OutputConfig", "RequestedGroup", "SyncedDirectory", "TrainingJob"),
     *("divide_memory", "minimum_job_bytes"),
 ]
@@ -261,16 +261,13 @@ class TrainingJob:
         return "s3://" in self.hyperparameters.get("sagemaker_submit_directory", "")
 
 
-# The same as for one mount.
-MINIMUM_CHANNEL_BYTES = MINIMUM_MEMORY_BYTES
-
 # Modes that need memory at the same time: downloads end before the command reads mounts; streams begin at once.
 _AT_ONCE = (frozenset({InputMode.FILE, InputMode.PIPE}), frozenset({InputMode.FAST_FILE, InputMode.PIPE}))
 
 
 def minimum_job_bytes(channels: Sequence[Channel]) -> int:
     """Return the least memory target that these channels can work with."""
-    return MINIMUM_CHANNEL_BYTES * max(len(_sharing(channels, modes)) for modes in _AT_ONCE)
+    return MINIMUM_MEMORY_BYTES * max(len(_sharing(channels, modes)) for modes in _AT_ONCE)
 
 
 def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, int]:
@@ -282,7 +279,7 @@ def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, in
     if total_bytes < minimum_job_bytes(channels):
         raise ConfigurationError(
             f"a memory target of {format_size(total_bytes)} is too little for {len(channels)} channels, each of which "
-            f"needs {format_size(MINIMUM_CHANNEL_BYTES)}",
+            f"needs {format_size(MINIMUM_MEMORY_BYTES)}",
             hint=f"give --memory-target {format_size(minimum_job_bytes(channels)).replace(' ', '')} or more, or fewer "
             "channels; channels of mode File need none while others are read",
         )
@@ -304,9 +301,9 @@ def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
         left_bytes = total_bytes - sum(shares.values())
         weights = sum(channel.memory_weight for channel in channels)
         wanted = {channel.name: int(left_bytes * channel.memory_weight / weights) for channel in channels}
-        small = [channel for channel in channels if wanted[channel.name] < MINIMUM_CHANNEL_BYTES]
+        small = [channel for channel in channels if wanted[channel.name] < MINIMUM_MEMORY_BYTES]
         if not small:
             return shares | wanted
-        shares |= {channel.name: MINIMUM_CHANNEL_BYTES for channel in small}
+        shares |= {channel.name: MINIMUM_MEMORY_BYTES for channel in small}
         channels = [channel for channel in channels if channel not in small]
     return shares
