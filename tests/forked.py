@@ -30,8 +30,7 @@ __all__ = ["Forked", "loaded", "run_forked"]
 _ROOT = Path(__file__).parents[1]
 _LOADED = (
     *("cli.main", "cli.source_output", "cli.status_command", "filesystem.supervisor", "filesystem.control"),
-    *("sagemaker.description.cluster", "sagemaker.description.job"),
-    *("sagemaker.running.budget", "sagemaker.running.run"),
+    *("sagemaker.description.cluster", "sagemaker.description.job", "sagemaker.running.run"),
 )
 _MOST_BYTES = 1 << 17
 _PATIENCE_S = 60.0

@@ -112,15 +112,11 @@ PURE = {
         "s3.blocks",
         "s3.checksums",
         "s3.http1",
-        "sagemaker.running.budget",
         "sagemaker.description.channel",
     ),
     *("sagemaker.description.cluster", "sagemaker.description.contradictions"),
-    *(
-        "sagemaker.pipe.encodings",
-        "sagemaker.pipe.sequence",
-    ),
-    *("sagemaker.description.fields", "sagemaker.description.request"),
+    "sagemaker.pipe.content",
+    "sagemaker.description.request",
 }
 IMPURE_IMPORTS = {
     *("asyncio", "http", "io", "logging", "mmap", "os", "pathlib", "random", "select", "selectors", "socket"),

@@ -34,8 +34,8 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Failure, Kind, read_error, start_error
 from fastfuse.s3.retries import attempts
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download
+from fastfuse.sagemaker.pipe.content import File
 from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
-from fastfuse.sagemaker.pipe.sequence import File
 from fastfuse.testing import Answer, FaultRule, LoopbackServer, MemoryObjects, Reset
 from fastfuse.testing.faults import Action
 from tests.semantics.places import BUCKET, Place, place

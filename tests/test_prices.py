@@ -3,7 +3,7 @@
 import pytest
 
 from fastfuse.prices import FSX_LEAST_GB, PRICES, Item, dollars
-from fastfuse.sagemaker.running.budget import Usage
+from fastfuse.sagemaker.outputs.record import Usage
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,17 @@ def run(
     of a ShardedByS3Key channel are dealt out, are fastfuse's own.
     """
     with startup.loading():
-        from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
+        from fastfuse.sagemaker.description.channel import (
+            InputMode,
+            LocalDirectory,
+            divide_memory,
+            minimum_job_bytes,
+        )
         from fastfuse.sagemaker.description.cluster import find_cluster
         from fastfuse.sagemaker.description.job import located
-        from fastfuse.sagemaker.running.budget import divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
-        from fastfuse.sagemaker.script.host_names import parse_addresses
+        from fastfuse.sagemaker.training import parse_addresses
     asked = _described(job, channel or ())
     if explain:
         messages.say("\n".join(map(str, asked.fields)))

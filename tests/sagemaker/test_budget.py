@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.running.budget import MINIMUM_CHANNEL_BYTES, divide_memory, minimum_job_bytes
+from fastfuse.sagemaker.description.channel import Channel, InputMode, divide_memory, minimum_job_bytes
 from fastfuse.sizes import GIB, MIB
 
 
@@ -54,6 +54,6 @@ def test_channels_that_work_at_the_same_time_never_have_more_than_the_total(
     total_bytes = minimum_job_bytes(made) + extra_bytes
     shares = divide_memory(total_bytes, made)
     assert shares.keys() == {channel.name for channel in made}
-    assert min(shares.values()) >= MINIMUM_CHANNEL_BYTES
+    assert min(shares.values()) >= MINIMUM_MEMORY_BYTES
     for idle in (FAST, FILE):
         assert sum(shares[channel.name] for channel in made if channel.input_mode is not idle) <= total_bytes

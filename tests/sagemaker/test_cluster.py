@@ -180,13 +180,6 @@ def test_the_hosts_are_dealt_to_the_groups_by_their_numbers(host: int, group: st
     assert cluster.instance_groups[2].hosts[:2] == ("algo-10", "algo-11")
 
 
-def test_groups_need_as_many_hosts_as_they_ask_for() -> None:
-    job = TrainingJob(channels=(), groups=GROUPS)
-    with pytest.raises(ConfigurationError, match=r"instance groups have 11 hosts, and there are 1$") as caught:
-        find_cluster(job, {}, "1/1")
-    assert caught.value.hint == "start it on 11 hosts, with --host 1/11 on the first"
-
-
 @pytest.mark.parametrize(
     ("groups", "wanted"), [(GROUPS, 11), (GROUPS[:1], 2), ((replace(GROUPS[0], name="homogeneousCluster"),), 2)]
 )
@@ -200,13 +193,6 @@ def test_a_job_of_several_instances_needs_to_know_which_of_them_this_is(
     assert f"--host 1/{wanted} on the first" in caught.value.hint
     assert ("--host 1/1 to" in caught.value.hint) == (len(groups) == 1)
     assert len(find_cluster(job, environ, f"1/{wanted}").hosts) == wanted
-
-
-def test_a_job_of_several_instances_may_run_on_as_many_hosts_as_are_named() -> None:
-    job = TrainingJob(channels=(), groups=GROUPS[:1])
-    for count in (1, 2, 3):
-        environ = {"NODE_RANK": "0", "NNODES": str(count)}
-        assert len(find_cluster(job, environ).hosts) == len(find_cluster(job, {}, f"1/{count}").hosts) == count
 
 
 def test_a_channel_is_sharded_over_the_hosts_of_its_groups() -> None:

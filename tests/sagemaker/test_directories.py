@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.sagemaker.script.files import open_directory, path_of
+from fastfuse.sagemaker.files import open_directory, path_of
 
 
 def test_what_is_missing_is_made_and_what_is_there_is_opened(tmp_path: Path) -> None:

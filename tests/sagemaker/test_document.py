@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.description.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_bytes, read_json
-from fastfuse.sagemaker.description.job import parse_json_job
+from fastfuse.sagemaker.description.job import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_VALUES,
+    channels_job,
+    parse_json_job,
+    read_job,
+    read_json,
+)
+
+ARRAY = b'[{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b"}}}]'
 
 
 @pytest.mark.parametrize(
@@ -22,6 +31,12 @@ from fastfuse.sagemaker.description.job import parse_json_job
         (b"[\n  1,\n  }", "3:3", "not JSON: Expecting value"),
         (b"{'a': 1}", "1:2", "not JSON: Expecting property name enclosed in double quotes"),
         (b'{"a": 1} x', "1:10", "not JSON: Extra data"),
+        (b'{"a" 1}', "1:6", "not JSON: Expecting ':' delimiter"),
+        (b'{"a": [1 2]}', "1:10", "not JSON: Expecting ',' delimiter"),
+        (b'{"a": [1,]}', "1:10", "not JSON: Expecting value"),
+        (b'{"a": 1,}', "1:9", "not JSON: Expecting property name enclosed in double quotes"),
+        (b'{"a": [', "1:8", "not JSON: Expecting value"),
+        (b'[{"a', "1:3", "not JSON: Unterminated string starting at"),
         (b'["a\nb"]', "1:4", "not JSON: Invalid control character at"),
         (b'{"a": 1,\n "b": 2,\n "a": 3}', "3:2", "'a' is given twice in one object"),
         (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "1:27", "'a' is given twice in one object"),
@@ -43,7 +58,7 @@ def test_what_is_not_json_is_refused_at_its_line_and_column(data: bytes, place: 
 
 @pytest.mark.parametrize("data", [b"[" * 1_000_000, b'{"a":' * 100_000])
 def test_a_nesting_beyond_the_parsers_own_depth_is_refused(data: bytes) -> None:
-    with pytest.raises(ConfigurationError, match=r"job\.json: nested too deeply"):
+    with pytest.raises(ConfigurationError, match=r"job\.json:1:\d+: nested too deeply"):
         read_json(data, "job.json")
 
 
@@ -106,33 +121,29 @@ def test_every_value_has_its_place(tree: object, indent: int | None, data: st.Da
 @given(st.binary(max_size=200))
 def test_no_bytes_are_more_than_a_refusal(data: bytes) -> None:
     with suppress(ConfigurationError):
-        read_json(data, "job")
+        assert read_json(data, "job").tree == json.loads(data.decode("utf-8-sig"))
 
 
 def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
-    path.write_bytes(b" " * MAX_BYTES)
-    assert len(read_bytes(path)) == MAX_BYTES
-    path.write_bytes(b" " * (MAX_BYTES + 1))
-    with pytest.raises(ConfigurationError, match=r"job\.json' is larger than 4 MiB"):
-        read_bytes(path)
-
-
-def test_a_file_without_an_end_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'/dev/zero' is larger than 4 MiB"):
-        read_bytes(Path("/dev/zero"))
+    path.write_bytes(ARRAY.ljust(MAX_BYTES))
+    assert read_job(path) == channels_job(["a=s3://b"])
+    path.write_bytes(ARRAY.ljust(MAX_BYTES + 1))
+    for larger in (path, Path("/dev/zero")):
+        with pytest.raises(ConfigurationError, match=f"'{larger}' is larger than 4 MiB"):
+            read_job(larger)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("missing", "No such file"), (".", "Is a directory"), ("a\0b", "null")])
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot be read: .*{reason}"):
-        read_bytes(tmp_path / name)
+        read_job(tmp_path / name)
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    writer = threading.Thread(target=fifo.write_bytes, args=(b"[]",))
+    writer = threading.Thread(target=fifo.write_bytes, args=(ARRAY,))
     writer.start()
-    assert read_bytes(fifo) == b"[]"
+    assert read_job(fifo) == channels_job(["a=s3://b"])
     writer.join()

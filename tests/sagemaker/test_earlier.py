@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sagemaker.script.files import JobPaths, put_aside
+from fastfuse.sagemaker.files import JobPaths, put_aside
 
 LEFT = ("input/data/train/a", "input/data/test/deep/b", "model/weights", "output/data/plot", "checkpoints/1")
 

@@ -11,9 +11,9 @@ import pytest
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.script.files import JobPaths
-from tests.sagemaker.jobs import job_of, request, source
+from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
+from fastfuse.sagemaker.files import JobPaths
+from tests.sagemaker.jobs import job_of, request
 
 
 def environment_of(job: TrainingJob, base: Path | None = None, host: str | None = None) -> dict[str, str]:
@@ -21,45 +21,10 @@ def environment_of(job: TrainingJob, base: Path | None = None, host: str | None 
     return script_environment(job, find_cluster(job, {}, host), paths, cpu_count=4, gpu_count=2)
 
 
-def test_channels_of_every_mode_have_a_variable_with_their_place() -> None:
-    job = job_of(request(source("train"), source("my-chan.1", InputMode="Pipe"), source("eval", InputMode="FastFile")))
-    made = environment_of(job)
-    assert made["SM_CHANNELS"] == '["eval","my-chan.1","train"]'
-    assert {name: value for name, value in made.items() if name.startswith("SM_CHANNEL_")} == {
-        "SM_CHANNEL_TRAIN": "/opt/ml/input/data/train",
-        "SM_CHANNEL_MY-CHAN.1": "/opt/ml/input/data/my-chan.1",
-        "SM_CHANNEL_EVAL": "/opt/ml/input/data/eval",
-    }
-
-
-def test_places_machine_and_hosts_are_those_of_the_job() -> None:
-    made = environment_of(job_of(request()), host="2/2")
-    expected = {
-        "CURRENT_HOST": "algo-2",
-        "SM_CURRENT_HOST": "algo-2",
-        "SM_CURRENT_INSTANCE_GROUP": "homogeneousCluster",
-        "SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge",
-        "SM_HOSTS": '["algo-1","algo-2"]',
-        "SM_INPUT_CONFIG_DIR": "/opt/ml/input/config",
-        "SM_INPUT_DATA_CONFIG": '{"train":{"RecordWrapperType":"None","S3DistributionType":"FullyReplicated",'
-        '"TrainingInputMode":"File"}}',
-        "SM_INPUT_DIR": "/opt/ml/input",
-        "SM_MODEL_DIR": "/opt/ml/model",
-        "SM_MODULE_DIR": "/opt/ml/code",
-        "SM_NETWORK_INTERFACE_NAME": "eth0",
-        "SM_NUM_CPUS": "4",
-        "SM_NUM_GPUS": "2",
-        "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
-        "SM_OUTPUT_DIR": "/opt/ml/output",
-        "TRAINING_JOB_NAME": "a-job",
-    }
-    assert {name: made.get(name) for name in expected} == expected
-    assert "SAGEMAKER_BASE_DIR" not in made
-    assert "TRAINING_JOB_ARN" not in made
-
-
 def test_another_base_directory_is_in_every_place_and_told_to_the_toolkit(tmp_path: Path) -> None:
-    made = environment_of(job_of(request()), tmp_path)
+    usual, made = environment_of(job_of(request())), environment_of(job_of(request()), tmp_path)
+    assert "SAGEMAKER_BASE_DIR" not in usual
+    assert usual["SM_CHANNEL_TRAIN"] == "/opt/ml/input/data/train"
     assert made["SAGEMAKER_BASE_DIR"] == str(tmp_path)
     assert made["SM_CHANNEL_TRAIN"] == str(tmp_path / "input/data/train")
     assert not [name for name, value in made.items() if "/opt/ml" in value]
@@ -86,27 +51,6 @@ def test_a_hyperparameter_is_json_where_it_can_be_and_text_where_not(text: str, 
     assert environment_of(job_of(request(HyperParameters={"my-rate": text})))["SM_HP_MY-RATE"] == variable
 
 
-def test_hyperparameters_of_the_platform_are_no_hyperparameters_of_the_script() -> None:
-    parameters = {
-        "sagemaker_program": '"train.py"',
-        "sagemaker_submit_directory": '"s3://b/code.tar.gz"',
-        "sagemaker_container_log_level": "10",
-        "sagemaker_mpi_enabled": "true",
-        "epochs": "3",
-        "b": '{"y": 1, "x": 2}',
-    }
-    made = environment_of(job_of(request(HyperParameters=parameters)))
-    assert made["SM_HPS"] == '{"b":{"x":2,"y":1},"epochs":3}'
-    assert made["SM_USER_ARGS"] == '["-b","x=2,y=1","--epochs","3"]'
-    assert made["SM_FRAMEWORK_PARAMS"] == '{"sagemaker_mpi_enabled":true}'
-    assert made["SM_MODULE_NAME"] == "train"
-    assert made["SM_USER_ENTRY_POINT"] == "train.py"
-    assert made["SM_MODULE_DIR"] == "s3://b/code.tar.gz"
-    assert made["SM_LOG_LEVEL"] == "10"
-    assert made["SM_DISTRIBUTION_INSTANCE_GROUPS"] == '["homogeneousCluster"]'
-    assert "SM_HP_SAGEMAKER_PROGRAM" not in made
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -128,6 +72,8 @@ def test_a_program_can_be_started_whatever_the_hyperparameters_are(parameters: d
 def test_the_jobs_own_variables_are_set_and_the_toolkits_go_before_them() -> None:
     made = environment_of(job_of(request(Environment={"LOG_LEVEL": "debug", "SM_MODEL_DIR": "/elsewhere"})))
     assert made["LOG_LEVEL"] == "debug"
+    assert (made["TRAINING_JOB_NAME"], made["CURRENT_HOST"], made["SM_NUM_GPUS"]) == ("a-job", "algo-1", "2")
+    assert "TRAINING_JOB_ARN" not in made
     assert made["SM_MODEL_DIR"] == "/opt/ml/model"
 
 

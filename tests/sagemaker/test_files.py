@@ -11,7 +11,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.script.files import JobPaths, write_job_files
+from fastfuse.sagemaker.files import JobPaths, write_job_files
 from tests.sagemaker.jobs import job_of as described
 from tests.sagemaker.jobs import request, source
 

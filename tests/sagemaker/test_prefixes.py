@@ -15,7 +15,7 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.pipe.sequence import epoch_order, source_order
+from fastfuse.sagemaker.pipe.content import epoch_order, source_order
 from tests.sagemaker.prefixes import in_fast_file_mode, matching, paths_of_key_names
 from tests.store import MemoryStore
 from tests.tables import check_table

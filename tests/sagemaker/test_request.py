@@ -8,7 +8,7 @@ import pytest
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
-from fastfuse.sagemaker.description.document import FieldPath
+from fastfuse.sagemaker.description.request import FieldPath
 from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusal, request, source, with_field
 
 BASE = request()
@@ -104,8 +104,9 @@ class Refused(NamedTuple):
     path: FieldPath
     value: object
     message: str
-    # The path of the change.
+    # Another path than that of the change, or what follows it.
     at: FieldPath | None = None
+    below: FieldPath = ()
 
 
 REFUSED = [
@@ -141,7 +142,7 @@ REFUSED = [
     Refused(BASE, (*CHANNEL, "InputMode"), 1, "is not one of"),
     Refused(BASE, ("AlgorithmSpecification", "TrainingInputMode"), "Fast", "is not one of"),
     Refused(BASE, (*CHANNEL, "ShuffleConfig"), 7, "is not an object"),
-    Refused(BASE, (*CHANNEL, "ShuffleConfig"), {}, "is missing", (*CHANNEL, "ShuffleConfig", "Seed")),
+    Refused(BASE, (*CHANNEL, "ShuffleConfig"), {}, "is missing", below=("Seed",)),
     Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), 2**63, "is out of the range"),
     Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), -(2**63) - 1, "is out of the range"),
     Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), 1.0, "is not a whole number"),
@@ -181,7 +182,7 @@ REFUSED = [
         (*CHANNEL, "DataSource"),
         {"DatasetSource": {"DatasetArn": "arn"}},
         "is a dataset of the SageMaker hub",
-        (*CHANNEL, "DataSource", "DatasetSource"),
+        below=("DatasetSource",),
     ),
     Refused(
         BASE,
@@ -225,34 +226,22 @@ REFUSED = [
     Refused(BASE, (*S3, "AttributeNames"), ["a"], "is for augmented manifests, and S3DataType is S3Prefix"),
     Refused(AUGMENTED, (*S3, "AttributeNames"), "a", "is not a list"),
     Refused(AUGMENTED, (*S3, "AttributeNames"), [*ATTRIBUTES, "b"], "has more than the 16 items"),
-    Refused(AUGMENTED, (*S3, "AttributeNames"), ["a", ""], "is empty", (*S3, "AttributeNames", 1)),
-    Refused(
-        AUGMENTED, (*S3, "AttributeNames"), ["a" * 257], "has more than the 256 characters", (*S3, "AttributeNames", 0)
-    ),
-    Refused(AUGMENTED, (*S3, "AttributeNames"), [1], "is not text", (*S3, "AttributeNames", 0)),
-    Refused(AUGMENTED, (*S3, "AttributeNames"), ["a", "b", "a"], "names 'a' a second time", (*S3, "AttributeNames", 2)),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), ["a", ""], "is empty", below=(1,)),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), ["a" * 257], "has more than the 256 characters", below=(0,)),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), [1], "is not text", below=(0,)),
+    Refused(AUGMENTED, (*S3, "AttributeNames"), ["a", "b", "a"], "names 'a' a second time", below=(2,)),
     Refused(GROUPED, (*S3, "InstanceGroupNames"), [*GROUP_NAMES, "6"], "has more than the 5 items"),
-    Refused(GROUPED, (*S3, "InstanceGroupNames"), [""], "is empty", (*S3, "InstanceGroupNames", 0)),
-    Refused(
-        GROUPED,
-        (*S3, "InstanceGroupNames"),
-        ["g" * 65],
-        "has more than the 64 characters",
-        (*S3, "InstanceGroupNames", 0),
-    ),
+    Refused(GROUPED, (*S3, "InstanceGroupNames"), [""], "is empty", below=(0,)),
+    Refused(GROUPED, (*S3, "InstanceGroupNames"), ["g" * 65], "has more than the 64 characters", below=(0,)),
     Refused(
         GROUPED,
         (*S3, "InstanceGroupNames"),
         ["other"],
         "'other' is no group of ResourceConfig.InstanceGroups",
-        (*S3, "InstanceGroupNames", 0),
+        below=(0,),
     ),
     Refused(
-        BASE,
-        (*S3, "InstanceGroupNames"),
-        ["other"],
-        "'other' is no group of ResourceConfig.InstanceGroups",
-        (*S3, "InstanceGroupNames", 0),
+        BASE, (*S3, "InstanceGroupNames"), ["other"], "'other' is no group of ResourceConfig.InstanceGroups", below=(0,)
     ),
     Refused(BASE, ("ResourceConfig", "InstanceCount"), -1, "is out of the range"),
     Refused(BASE, ("ResourceConfig", "InstancesCount"), 1, "is not a field of the API"),
@@ -262,7 +251,7 @@ REFUSED = [
         ("ResourceConfig", "InstanceGroups"),
         [GROUPS[0]] * 2,
         f"{'0' * 64!r} is the name of another group",
-        ("ResourceConfig", "InstanceGroups", 1, "InstanceGroupName"),
+        below=(1, "InstanceGroupName"),
     ),
     Refused(
         GROUPED,
@@ -273,19 +262,15 @@ REFUSED = [
     ),
     Refused(BASE, ("TrainingJobName",), "a job", "has characters that"),
     Refused(BASE, ("TrainingJobName",), "j" * 64, "has more than the 63 characters"),
-    Refused(BASE, ("HyperParameters",), {"epochs": 5}, "is not text", ("HyperParameters", "epochs")),
-    Refused(BASE, ("HyperParameters",), {"the rate": None}, "is not text", ("HyperParameters", "the rate")),
-    Refused(
-        BASE, ("HyperParameters",), {"a": "x" * 2501}, "has more than the 2500 characters", ("HyperParameters", "a")
-    ),
+    Refused(BASE, ("HyperParameters",), {"epochs": 5}, "is not text", below=("epochs",)),
+    Refused(BASE, ("HyperParameters",), {"the rate": None}, "is not text", below=("the rate",)),
+    Refused(BASE, ("HyperParameters",), {"a": "x" * 2501}, "has more than the 2500 characters", below=("a",)),
     Refused(BASE, ("HyperParameters",), {str(n): "" for n in range(101)}, "has more than the 100 items"),
-    Refused(
-        BASE, ("HyperParameters",), {"n" * 257: ""}, "has more than the 256 characters", ("HyperParameters", "n" * 257)
-    ),
-    Refused(BASE, ("Environment",), {"1A": ""}, "has characters that", ("Environment", "1A")),
-    Refused(BASE, ("Environment",), {"A": "\0"}, "has characters that", ("Environment", "A")),
-    Refused(BASE, ("Environment",), {"A": "x" * 513}, "has more than the 512 characters", ("Environment", "A")),
-    Refused(BASE, ("Environment",), {"N" * 513: ""}, "has more than the 512 characters", ("Environment", "N" * 513)),
+    Refused(BASE, ("HyperParameters",), {"n" * 257: ""}, "has more than the 256 characters", below=("n" * 257,)),
+    Refused(BASE, ("Environment",), {"1A": ""}, "has characters that", below=("1A",)),
+    Refused(BASE, ("Environment",), {"A": "\0"}, "has characters that", below=("A",)),
+    Refused(BASE, ("Environment",), {"A": "x" * 513}, "has more than the 512 characters", below=("A",)),
+    Refused(BASE, ("Environment",), {"N" * 513: ""}, "has more than the 512 characters", below=("N" * 513,)),
     Refused(BASE, ("Environment",), {f"V{n}": "" for n in range(101)}, "has more than the 100 items"),
 ]
 
@@ -312,7 +297,7 @@ def test_a_legal_value_reaches_the_channel(
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{spelled(case.path)}-{shown(case.value)}")
 def test_another_value_is_refused_with_the_path_of_the_field(case: Refused) -> None:
     error = refusal(with_field(case.tree, case.path, case.value))
-    field = spelled(case.at or case.path)
+    field = spelled((case.at or case.path) + case.below)
     assert re.match(rf"job\.json:\d+:\d+: {re.escape(field)}: {re.escape(case.message)}", str(error)), error
     assert "secret" not in f"{error}{error.hint}"
 

@@ -15,8 +15,8 @@ import pytest
 
 from fastfuse.sagemaker.description.channel import TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment
-from fastfuse.sagemaker.script.files import JobPaths, write_job_files
+from fastfuse.sagemaker.environment import count_gpus, script_environment
+from fastfuse.sagemaker.files import JobPaths, write_job_files
 from tests.sagemaker.jobs import S3, job_of, request, source, with_field
 
 SCRIPT = """
@@ -89,24 +89,3 @@ def test_the_toolkit_makes_the_same_environment_of_our_files(tmp_path: Path, tre
     theirs = found["variables"]
     assert json.loads(ours.pop("SM_TRAINING_ENV")) == json.loads(theirs.pop("SM_TRAINING_ENV"))
     assert ours == theirs
-
-
-def test_the_toolkit_finds_the_channels_hosts_and_places_of_the_job(tmp_path: Path) -> None:
-    found, _ = toolkit(tmp_path, job_of(MODES), "2/3")
-    data = tmp_path / "input/data"
-    assert found["channels"] == {name: str(data / name) for name in ("train", "Eval-1.x", "all")}
-    assert found["hosts"] == ["algo-1", "algo-2", "algo-3"]
-    assert found["current_host"] == "algo-2"
-    assert not found["master"]
-    assert found["input_dir"] == str(tmp_path / "input")
-    for place in ("model_dir", "output_data_dir", "code"):
-        assert Path(found[place]).is_relative_to(tmp_path)
-        assert Path(found[place]).is_dir()
-
-
-def test_the_toolkit_finds_a_groups_channels_only_on_its_hosts(tmp_path: Path) -> None:
-    assert [sorted(toolkit(tmp_path, job_of(GROUPED), f"{host}/3")[0]["channels"]) for host in (1, 2, 3)] == [
-        ["a", "b"],
-        ["b"],
-        ["b"],
-    ]

@@ -1,25 +1,21 @@
-"""The checked values of a training job, its channels and its hosts, in the words of SageMaker's API."""
+"""The checked values of a training job, its channels and its hosts, in the words of SageMaker's API. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.fields import Field
+from fastfuse.sizes import format_size
 
 __all__ = [
-    "HOMOGENEOUS",
-    "Channel",
-    "Cluster",
-    "InputMode",
-    "InstanceGroup",
-    "LocalDirectory",
-    "OutputConfig",
-    "RequestedGroup",
-    "SyncedDirectory",
-    "TrainingJob",
+    *("HOMOGENEOUS", "Channel", "Cluster", "FieldRow", "Handling", "InputMode"),
+    *("InstanceGroup", "LocalDirectory", "OutputConfig", "RequestedGroup", "SyncedDirectory", "TrainingJob"),
+    *("divide_memory", "minimum_job_bytes"),
 ]
 
 # SageMaker's name for the only group of a job without groups.
@@ -42,7 +38,7 @@ class LocalDirectory:
     path: str
     # ``FileSystemId``; empty for a directory that has a path on the host.
     file_system: str = ""
-    # Where the file system is mounted on this host; empty until `local.file_systems` has told.
+    # Where the file system is mounted on this host; empty until `located` has told.
     mounted_at: str = ""
     # ``FileSystemAccessMode`` ``rw``.
     is_writable: bool = False
@@ -213,6 +209,28 @@ class SyncedDirectory:
     are_checkpoints: bool
 
 
+class Handling(StrEnum):
+    """The treatment of a field by `fastfuse run`, compared with SageMaker."""
+
+    DONE = "done"
+    DIFFERENTLY = "done differently"
+    NOT_DONE = "not done here"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """A field of the API, and what becomes of it."""
+
+    # The names that AWS gives, joined with dots.
+    path: str
+    handling: Handling
+    # The difference; empty where there is none.
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.handling}" + (f" ({self.note})" if self.note else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
     """A job description, checked."""
@@ -235,9 +253,57 @@ class TrainingJob:
     # ``ContainerEntrypoint`` and ``ContainerArguments``; left out of repr, for people put tokens there.
     command: tuple[str, ...] = field(default=(), repr=False)
     # The row of each field that the description gives.
-    fields: tuple[Field, ...] = field(default=(), compare=False)
+    fields: tuple[FieldRow, ...] = field(default=(), compare=False)
 
     @property
     def fetches_code(self) -> bool:
         """Return whether SageMaker's toolkit fetches the script from S3."""
         return "s3://" in self.hyperparameters.get("sagemaker_submit_directory", "")
+
+
+# Modes that need memory at the same time: downloads end before the command reads mounts; streams begin at once.
+_AT_ONCE = (frozenset({InputMode.FILE, InputMode.PIPE}), frozenset({InputMode.FAST_FILE, InputMode.PIPE}))
+
+
+def minimum_job_bytes(channels: Sequence[Channel]) -> int:
+    """Return the least memory target that these channels can work with."""
+    return MINIMUM_MEMORY_BYTES * max(len(_sharing(channels, modes)) for modes in _AT_ONCE)
+
+
+def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, int]:
+    """Divide the memory target by weight among the channels that work at the same time; return bytes by channel name.
+
+    Raises:
+        ConfigurationError: it is less than `minimum_job_bytes`.
+    """
+    if total_bytes < minimum_job_bytes(channels):
+        raise ConfigurationError(
+            f"a memory target of {format_size(total_bytes)} is too little for {len(channels)} channels, each of which "
+            f"needs {format_size(MINIMUM_MEMORY_BYTES)}",
+            hint=f"give --memory-target {format_size(minimum_job_bytes(channels)).replace(' ', '')} or more, or fewer "
+            "channels; channels of mode File need none while others are read",
+        )
+    shares: dict[str, int] = {}
+    for modes in _AT_ONCE:
+        for name, share_bytes in _divide(total_bytes, _sharing(channels, modes)).items():
+            shares[name] = min(share_bytes, shares.get(name, share_bytes))
+    return shares
+
+
+def _sharing(channels: Sequence[Channel], modes: frozenset[InputMode]) -> list[Channel]:
+    return [channel for channel in channels if channel.input_mode in modes and not channel.is_put_in_place]
+
+
+def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
+    """Divide by weight; a channel gets the minimum at least, at the cost of the others."""
+    shares: dict[str, int] = {}
+    while channels:
+        left_bytes = total_bytes - sum(shares.values())
+        weights = sum(channel.memory_weight for channel in channels)
+        wanted = {channel.name: int(left_bytes * channel.memory_weight / weights) for channel in channels}
+        small = [channel for channel in channels if wanted[channel.name] < MINIMUM_MEMORY_BYTES]
+        if not small:
+            return shares | wanted
+        shares |= {channel.name: MINIMUM_MEMORY_BYTES for channel in small}
+        channels = [channel for channel in channels if channel not in small]
+    return shares

@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import HOMOGENEOUS, Cluster, InstanceGroup, TrainingJob
@@ -86,18 +86,20 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
     if host is not None:
         match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", host, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise ConfigurationError(
-                f"--host {host!r} is not I/N with I from 1 to N", hint="the second of three hosts is --host 2/3"
-            )
+            _refuse(f"--host {host!r} is not I/N with I from 1 to N", "the second of three hosts is --host 2/3")
         return _numbered(int(match[1]) - 1, int(match[2]))
     if "SM_HOSTS" in environ or "SM_CURRENT_HOST" in environ:
         return _sagemaker_hosts(environ)
-    complete = [pair for pair in _PAIRS if pair.rank in environ and _count_of(pair, environ) is not None]
-    for pair in complete:
-        return _numbered(*_ranked(pair, environ))
+    for pair in _PAIRS:
+        if pair.rank in environ and (count_name := _count_of(pair, environ)):
+            return _numbered(*_ranked(pair, count_name, environ))
     for pair in _PAIRS:
         _refuse_half(pair, environ)
     return None
+
+
+def _refuse(message: str, hint: str = _HINT) -> NoReturn:
+    raise ConfigurationError(message, hint=hint)
 
 
 def _is_elastic(environ: Mapping[str, str]) -> bool:
@@ -109,9 +111,9 @@ def _check_elastic(job: TrainingJob, environ: Mapping[str, str]) -> None:
     """Raise if a channel is sharded, for a shard of a changing number of hosts is no fixed part of the data."""
     sharded = next((channel.name for channel in job.channels if channel.is_sharded), None)
     if sharded is not None and "SM_HOSTS" not in environ:
-        raise ConfigurationError(
+        _refuse(
             f"PET_NNODES is {environ['PET_NNODES']!r}, and channel {sharded} is sharded among a fixed number of hosts",
-            hint="leave S3DataDistributionType out and let the script's sampler divide the files, or " + _HINT,
+            "leave S3DataDistributionType out and let the script's sampler divide the files, or " + _HINT,
         )
 
 
@@ -122,9 +124,9 @@ def _check_alone(job: TrainingJob) -> None:
         return
     has_groups = len(job.groups) > 1
     alone = "" if has_groups else ", or with --host 1/1 to run the whole job here"
-    raise ConfigurationError(
+    _refuse(
         f"the job asks for {wanted} instances, and nothing says which of them this host is",
-        hint=f"start fastfuse on each of them, with --host 1/{wanted} on the first{alone}; or let a launcher say it: "
+        f"start fastfuse on each of them, with --host 1/{wanted} on the first{alone}; or let a launcher say it: "
         "fastfuse knows the variables of torchrun, Slurm, Kubeflow, Open MPI and Kubernetes, NODE_RANK with NNODES, "
         "and SM_HOSTS with SM_CURRENT_HOST",
     )
@@ -142,43 +144,35 @@ def _sagemaker_hosts(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     except (ValueError, RecursionError):
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(item, str) and item for item in hosts):
-        raise ConfigurationError(
-            f"SM_HOSTS is {text!r}, which is not a JSON list of names", hint='set it as in ["algo-1","algo-2"]'
-        )
+        _refuse(f"SM_HOSTS is {text!r}, which is not a JSON list of names", 'set it as in ["algo-1","algo-2"]')
     if len(set(hosts)) != len(hosts):
-        raise ConfigurationError(f"SM_HOSTS is {text!r}, which names a host twice", hint="name each host once")
+        _refuse(f"SM_HOSTS is {text!r}, which names a host twice", "name each host once")
     if current not in hosts:
-        raise ConfigurationError(
-            f"SM_CURRENT_HOST is {current!r}, which SM_HOSTS does not name", hint="set it to the name of this host"
-        )
+        _refuse(f"SM_CURRENT_HOST is {current!r}, which SM_HOSTS does not name", "set it to the name of this host")
     return current, tuple(sorted(hosts))
 
 
-def _ranked(pair: _Pair, environ: Mapping[str, str]) -> tuple[int, int]:
-    count_name = _count_of(pair, environ)
-    assert count_name is not None
+def _ranked(pair: _Pair, count_name: str, environ: Mapping[str, str]) -> tuple[int, int]:
     rank, count = _number(pair.rank, environ), _number(count_name, environ)
     if pair.divided_by and pair.divided_by in environ:
         each = _number(pair.divided_by, environ)
         if each < 1 or count % each:
-            raise ConfigurationError(
-                f"{count_name} is {count}, which {pair.divided_by}={each} does not divide", hint=_HINT
-            )
+            _refuse(f"{count_name} is {count}, which {pair.divided_by}={each} does not divide")
         rank, count = rank // each, count // each
-    elif pair.divided_by and _number("LOCAL_RANK", environ, missing=0):
-        raise ConfigurationError(
+    elif pair.divided_by and _number("LOCAL_RANK", {"LOCAL_RANK": "0", **environ}):
+        _refuse(
             f"LOCAL_RANK shows that {pair.rank} numbers processes, and nothing tells how many a host has",
-            hint="set NODE_RANK and NNODES, or " + _HINT,
+            "set NODE_RANK and NNODES, or " + _HINT,
         )
-    if pair.alone_if and _number(pair.alone_if, environ, missing=1) != 1:
-        raise ConfigurationError(
+    if pair.alone_if and _number(pair.alone_if, {pair.alone_if: "1", **environ}) != 1:
+        _refuse(
             f"{pair.alone_if} is {environ[pair.alone_if]}, and {pair.rank} numbers processes, not hosts",
-            hint="start one fastfuse on each host, or " + _HINT,
+            "start one fastfuse on each host, or " + _HINT,
         )
     if rank >= count:
-        raise ConfigurationError(
+        _refuse(
             f"{pair.rank}={environ[pair.rank]} and {count_name}={environ[count_name]} contradict each other",
-            hint="ranks are counted from 0",
+            "ranks are counted from 0",
         )
     return rank, count
 
@@ -187,12 +181,10 @@ def _count_of(pair: _Pair, environ: Mapping[str, str]) -> str | None:
     return next((name for name in pair.counts if name in environ), None)
 
 
-def _number(name: str, environ: Mapping[str, str], *, missing: int | None = None) -> int:
-    text = environ.get(name)
-    if text is None and missing is not None:
-        return missing
-    if text is None or not re.fullmatch(r"\d{1,6}", text.strip(), re.ASCII):
-        raise ConfigurationError(f"{name} is {text!r}, which is not a number of hosts or of one", hint=_HINT)
+def _number(name: str, environ: Mapping[str, str]) -> int:
+    text = environ[name]
+    if not re.fullmatch(r"\d{1,6}", text.strip(), re.ASCII):
+        _refuse(f"{name} is {text!r}, which is not a number of hosts or of one")
     return int(text)
 
 
@@ -200,9 +192,9 @@ def _refuse_half(pair: _Pair, environ: Mapping[str, str]) -> None:
     """Raise where half of the pair is set; no pair is complete."""
     count_name = _count_of(pair, environ)
     if pair.rank in environ:
-        raise ConfigurationError(f"{pair.rank} is set and {' or '.join(pair.counts)} is not", hint=_HINT)
+        _refuse(f"{pair.rank} is set and {' or '.join(pair.counts)} is not")
     if count_name is not None and _number(count_name, environ) > 1:
-        raise ConfigurationError(f"{count_name} is {environ[count_name]} and {pair.rank} is not set", hint=_HINT)
+        _refuse(f"{count_name} is {environ[count_name]} and {pair.rank} is not set")
 
 
 def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
@@ -215,9 +207,9 @@ def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
         return (InstanceGroup(name=name, instance_type=kind, hosts=tuple(hosts)),)
     wanted = sum(group.count for group in job.groups)
     if wanted != len(hosts):
-        raise ConfigurationError(
+        _refuse(
             f"the job's instance groups have {wanted} hosts, and there are {len(hosts)}",
-            hint=f"start it on {wanted} hosts, with --host 1/{wanted} on the first",
+            f"start it on {wanted} hosts, with --host 1/{wanted} on the first",
         )
     left = sorted(hosts, key=_natural)
     dealt = []
@@ -239,8 +231,8 @@ def _check_groups(job: TrainingJob, groups: Sequence[InstanceGroup]) -> None:
     for index, channel in enumerate(job.channels):
         for name in channel.instance_group_names:
             if name not in known:
-                raise ConfigurationError(
+                _refuse(
                     f"InputDataConfig[{index}].DataSource.S3DataSource.InstanceGroupNames: {name!r} is no group of "
                     "the job",
-                    hint="describe the groups in ResourceConfig.InstanceGroups, or leave the names out",
+                    "describe the groups in ResourceConfig.InstanceGroups, or leave the names out",
                 )

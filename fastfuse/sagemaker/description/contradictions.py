@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.description import request as api
 from fastfuse.sagemaker.description.channel import (
     HOMOGENEOUS,
     Channel,
@@ -20,19 +21,7 @@ from fastfuse.sagemaker.description.channel import (
     SyncedDirectory,
     TrainingJob,
 )
-from fastfuse.sagemaker.description.document import FieldError, FieldPath
-from fastfuse.sagemaker.description.request import (
-    ChannelRequest,
-    CompressionType,
-    DataDistribution,
-    FileSystemAccess,
-    FileSystemSource,
-    OutputCompression,
-    RecordWrapper,
-    Request,
-    ResourceRequest,
-    S3Source,
-)
+from fastfuse.sagemaker.description.request import FieldError, FieldPath
 
 __all__ = ["job_of"]
 
@@ -45,13 +34,12 @@ _AWS_HOST: Final = re.compile(
 )
 
 
-def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
+def job_of(request: api.Request, *, default_mode: InputMode | None) -> TrainingJob:
     """Make the job; channels without a mode get `default_mode`.
 
     Raises:
         FieldError: fields contradict each other, or ask for what is not served here; or a channel has no mode.
     """
-    _check_has_mode(request, default_mode)
     groups = _groups(request.ResourceConfig) if request.ResourceConfig else ()
     channels = tuple(
         _channel(("InputDataConfig", index), item, request.AlgorithmSpecification.TrainingInputMode, default_mode)
@@ -75,48 +63,41 @@ def job_of(request: Request, *, default_mode: InputMode | None) -> TrainingJob:
     )
 
 
-def _check_has_mode(request: Request, default_mode: InputMode | None) -> None:
-    if request.AlgorithmSpecification.TrainingInputMode is not None or default_mode is not None:
-        return
-    for index, item in enumerate(request.InputDataConfig):
-        if item.InputMode is None:
-            raise FieldError(
-                ("AlgorithmSpecification", "TrainingInputMode"),
-                f"is missing, and InputDataConfig[{index}] ({item.ChannelName!r}) has no InputMode of its own",
-                hint="the API requires it: File, FastFile or Pipe, for every channel without an InputMode",
-            )
-
-
 def _channel(
-    path: FieldPath, item: ChannelRequest, job_mode: InputMode | None, default_mode: InputMode | None
+    path: FieldPath, item: api.ChannelRequest, job_mode: InputMode | None, default_mode: InputMode | None
 ) -> Channel:
     mode = item.InputMode or job_mode or default_mode
-    assert mode is not None
+    if mode is None:
+        raise FieldError(
+            ("AlgorithmSpecification", "TrainingInputMode"),
+            f"is missing, and InputDataConfig[{path[1]}] ({item.ChannelName!r}) has no InputMode of its own",
+            hint="the API requires it: File, FastFile or Pipe, for every channel without an InputMode",
+        )
     source = _source(path, item)
     _check_mode(path, item, mode)
     channel = Channel(
         name=item.ChannelName,
         input_mode=mode,
         is_mode_assumed=not (item.InputMode or job_mode),
-        source=_uri(path, source) if isinstance(source, S3Source) else _file_system(path, source),
+        source=_uri(path, source) if isinstance(source, api.S3Source) else _file_system(path, source),
         content_type=item.ContentType,
-        is_gzip=item.CompressionType is CompressionType.GZIP,
-        wraps_records=item.RecordWrapperType is RecordWrapper.RECORD_IO,
+        is_gzip=item.CompressionType == "Gzip",
+        wraps_records=item.RecordWrapperType == "RecordIO",
         shuffle_seed=item.ShuffleConfig.Seed if item.ShuffleConfig else None,
     )
-    if isinstance(source, FileSystemSource):
+    if isinstance(source, api.FileSystemSource):
         return channel
     _check_attributes(path, source, mode)
     return replace(
         channel,
         source_kind=source.S3DataType,
-        is_sharded=source.S3DataDistributionType is DataDistribution.SHARDED,
+        is_sharded=source.S3DataDistributionType == "ShardedByS3Key",
         attribute_names=source.AttributeNames,
         instance_group_names=source.InstanceGroupNames,
     )
 
 
-def _source(path: FieldPath, item: ChannelRequest) -> S3Source | FileSystemSource:
+def _source(path: FieldPath, item: api.ChannelRequest) -> api.S3Source | api.FileSystemSource:
     where = (*path, "DataSource")
     given = [name for name in type(item.DataSource).model_fields if getattr(item.DataSource, name) is not None]
     if len(given) > 1:
@@ -133,11 +114,11 @@ def _source(path: FieldPath, item: ChannelRequest) -> S3Source | FileSystemSourc
     return source
 
 
-def _file_system(path: FieldPath, source: FileSystemSource) -> LocalDirectory:
+def _file_system(path: FieldPath, source: api.FileSystemSource) -> LocalDirectory:
     return LocalDirectory(
         path=_full_path((*path, "DataSource", "FileSystemDataSource", "DirectoryPath"), source.DirectoryPath),
         file_system=source.FileSystemId,
-        is_writable=source.FileSystemAccessMode is FileSystemAccess.READ_WRITE,
+        is_writable=source.FileSystemAccessMode == "rw",
     )
 
 
@@ -149,7 +130,7 @@ def _full_path(where: FieldPath, text: str) -> str:
     return text
 
 
-def _check_mode(path: FieldPath, item: ChannelRequest, mode: InputMode) -> None:
+def _check_mode(path: FieldPath, item: api.ChannelRequest, mode: InputMode) -> None:
     for name in ("CompressionType", "RecordWrapperType"):
         if mode is not InputMode.PIPE and getattr(item, name) != "None":
             raise FieldError(
@@ -159,7 +140,7 @@ def _check_mode(path: FieldPath, item: ChannelRequest, mode: InputMode) -> None:
             )
 
 
-def _check_attributes(path: FieldPath, source: S3Source, mode: InputMode) -> None:
+def _check_attributes(path: FieldPath, source: api.S3Source, mode: InputMode) -> None:
     # AWS's documents disagree on modes for augmented manifests. Here every mode takes them: a job must run when
     # only its mode changes.
     where = (*path, "DataSource", "S3DataSource", "AttributeNames")
@@ -179,7 +160,7 @@ def _check_attributes(path: FieldPath, source: S3Source, mode: InputMode) -> Non
             raise FieldError((*where, index), f"names {name!r} a second time", hint="name each attribute once")
 
 
-def _uri(path: FieldPath, source: S3Source) -> S3Uri | LocalDirectory:
+def _uri(path: FieldPath, source: api.S3Source) -> S3Uri | LocalDirectory:
     path = (*path, "DataSource", "S3DataSource", "S3Uri")
     if source.S3Uri.startswith(_FILE_SCHEME):
         return _named_directory(path, source)
@@ -198,7 +179,7 @@ def _uri(path: FieldPath, source: S3Source) -> S3Uri | LocalDirectory:
     return uri
 
 
-def _named_directory(path: FieldPath, source: S3Source) -> LocalDirectory:
+def _named_directory(path: FieldPath, source: api.S3Source) -> LocalDirectory:
     # Taken verbatim, as the keys of an S3 URI are.
     directory = _full_path(path, source.S3Uri.removeprefix(_FILE_SCHEME))
     if source.S3DataType is not SourceKind.PREFIX:
@@ -253,7 +234,7 @@ def _check_names(channels: tuple[Channel, ...]) -> None:
             )
 
 
-def _groups(resources: ResourceRequest) -> tuple[RequestedGroup, ...]:
+def _groups(resources: api.ResourceRequest) -> tuple[RequestedGroup, ...]:
     path = ("ResourceConfig", "InstanceGroups")
     if not resources.InstanceGroups:
         count = 1 if resources.InstanceCount is None else resources.InstanceCount
@@ -274,7 +255,7 @@ def _groups(resources: ResourceRequest) -> tuple[RequestedGroup, ...]:
     )
 
 
-def _check_group_names(channels: tuple[Channel, ...], resources: ResourceRequest) -> None:
+def _check_group_names(channels: tuple[Channel, ...], resources: api.ResourceRequest) -> None:
     known = {item.InstanceGroupName for item in resources.InstanceGroups}
     for index, channel in enumerate(channels):
         for position, name in enumerate(channel.instance_group_names):
@@ -295,7 +276,7 @@ _CHECKPOINTS: Final = "/opt/ml/checkpoints"
 _TENSORBOARD: Final = "/opt/ml/output/tensorboard"
 
 
-def _output(request: Request) -> OutputConfig | None:
+def _output(request: api.Request) -> OutputConfig | None:
     config = request.OutputDataConfig
     if config is None:
         return None
@@ -303,11 +284,11 @@ def _output(request: Request) -> OutputConfig | None:
     return OutputConfig(
         place=S3Uri(folder.bucket, f"{folder.path}{_job_name(request)}/output/"),
         kms_key_id=config.KmsKeyId or "",
-        is_compressed=config.CompressionType is OutputCompression.GZIP,
+        is_compressed=config.CompressionType == "GZIP",
     )
 
 
-def _synced(request: Request) -> Iterator[SyncedDirectory]:
+def _synced(request: api.Request) -> Iterator[SyncedDirectory]:
     checkpoints, logs = request.CheckpointConfig, request.TensorBoardOutputConfig
     if checkpoints is not None:
         path = _local_path("CheckpointConfig", checkpoints.LocalPath or _CHECKPOINTS)
@@ -341,7 +322,7 @@ def _folder(where: FieldPath, text: str) -> S3Uri:
     return S3Uri(place.bucket, f"{path}/" if path else "")
 
 
-def _job_name(request: Request) -> str:
+def _job_name(request: api.Request) -> str:
     if not request.TrainingJobName:
         raise FieldError(
             ("TrainingJobName",),
@@ -351,7 +332,7 @@ def _job_name(request: Request) -> str:
     return request.TrainingJobName
 
 
-def _runtime_s(request: Request) -> int | None:
+def _runtime_s(request: api.Request) -> int | None:
     condition = request.StoppingCondition
     if condition is None:
         return None
@@ -365,7 +346,7 @@ def _runtime_s(request: Request) -> int | None:
     return runtime_s
 
 
-def _command(request: Request) -> tuple[str, ...]:
+def _command(request: api.Request) -> tuple[str, ...]:
     """Return the command that the job names; arguments alone are those of an image's own command, which is not here."""
     algorithm = request.AlgorithmSpecification
     entrypoint, arguments = algorithm.ContainerEntrypoint, algorithm.ContainerArguments

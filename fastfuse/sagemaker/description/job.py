@@ -25,24 +25,25 @@ memory_weight      of the memory target, relative to the other channels; 1 if le
 =================  ======================================================================
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
-from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree, read_bytes, read_json
-from fastfuse.sagemaker.description.fields import given_fields
-from fastfuse.sagemaker.description.request import parse_request
+from fastfuse.sagemaker.description.request import FieldError, FieldPath, given_fields, parse_request
 
-__all__ = ["channels_job", "located", "parse_json_job", "read_job"]
+__all__ = ["channels_job", "located", "parse_json_job", "read_job", "read_json"]
 
 _CHANNELS: Final = "InputDataConfig"
 _S3: Final = ("DataSource", "S3DataSource")
+
+_KINDS: Final = "a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array"
 
 # For channels alone: a whole job says its mode, as the API requires.
 _DEFAULT_MODE: Final = InputMode.FAST_FILE
@@ -112,10 +113,12 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
             )
         source, *settings = rest.split(",")
         uri = f"file://{source}" if source.startswith("/") else source
-        values: dict[str, object] = {"name": name, "source": uri}
+        values: dict[str, Any] = {"name": name, "source": uri}
         for setting in settings:
             _take(word, values, setting)
-        weights.append(_weight(word, values.pop(_WEIGHT, 1)))
+        weights.append(values.pop(_WEIGHT, 1))
+        if not 0 < weights[-1] <= _MAX_WEIGHT:
+            _refuse(f"{word}: {_WEIGHT}: is not a number above 0 and up to {_MAX_WEIGHT}", "1 is the default")
         channels.append(_request({"type": "S3Prefix"} | values))
         names[_CHANNELS, index] = word
         names |= {(_CHANNELS, index, *theirs): f"{word}: {ours}" for ours, theirs in _FIELDS.items()}
@@ -126,10 +129,10 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
 
     job = _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
     weighed = zip(job.channels, weights, strict=True)
-    return replace(job, channels=tuple(replace(channel, memory_weight=weight) for channel, weight in weighed))
+    return replace(job, channels=tuple(replace(channel, memory_weight=float(weight)) for channel, weight in weighed))
 
 
-def _take(word: str, values: dict[str, object], setting: str) -> None:
+def _take(word: str, values: dict[str, Any], setting: str) -> None:
     """Put the option ``name=value`` into `values`."""
     name, separator, text = setting.partition("=")
     name = name.strip().replace("-", "_")
@@ -139,9 +142,7 @@ def _take(word: str, values: dict[str, object], setting: str) -> None:
         hint += "" if separator else "; a source with a comma in it goes into a job file"
         _refuse(f"{word}: {setting!r} is not an option of a channel", hint)
     if name in _LISTS:
-        items = values.setdefault(name, [])
-        assert isinstance(items, list)
-        items.append(text)
+        values.setdefault(name, []).append(text)
     elif name in values:
         _refuse(f"{word}: {name} is given twice", "give it once")
     elif name in ("shuffle_seed", _WEIGHT):
@@ -166,23 +167,14 @@ def _chosen(word: str, text: str, words: Mapping[str, str]) -> str:
     return found[0]
 
 
-def _weight(word: str, weight: object) -> float:
-    assert isinstance(weight, int | float)
-    if not 0 < weight <= _MAX_WEIGHT:
-        _refuse(f"{word}: {_WEIGHT}: is not a number above 0 and up to {_MAX_WEIGHT}", "1 is the default")
-    return float(weight)
-
-
-def _request(values: Mapping[str, object]) -> dict[str, object]:
+def _request(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the channel with AWS's names for its fields."""
-    channel: dict[str, object] = {}
+    channel: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = _FIELDS[name]
         inner = channel
         for step in outer:
-            found = inner.setdefault(step, {})
-            assert isinstance(found, dict)
-            inner = found
+            inner = inner.setdefault(step, {})
         inner[last] = value
     return channel
 
@@ -191,15 +183,52 @@ def _refuse(message: str, hint: str) -> NoReturn:
     raise ConfigurationError(message, hint=hint)
 
 
+# SageMaker's limits keep any request far smaller: 100 hyperparameters of 2500 characters, 20 channels.
+MAX_BYTES: Final = 4 << 20
+# The deepest field of the API lies ten levels down.
+MAX_DEPTH: Final = 64
+# A description of twenty channels has a few thousand.
+MAX_VALUES: Final = 100_000
+# More digits than any number of the API has; Python refuses to convert thousands of them.
+_MAX_DIGITS: Final = 40
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """`name` is the file's, for errors; `offsets` has each value's place in `text`, or that of its name."""
+
+    name: str
+    tree: object
+    text: str
+    offsets: dict[FieldPath, int]
+
+    def place(self, path: FieldPath) -> str:
+        """Return ``FILE:LINE:COLUMN`` where the field is named, or what would hold it if there is none."""
+        while path not in self.offsets:
+            path = path[:-1]
+        return f"{self.name}:{_line_and_column(self.text, self.offsets[path])}"
+
+
 def read_job(path: Path) -> TrainingJob:
-    """Read the job in a file.
+    """Read the job in a file; a pipe (``--job <(...)``) is read to its end.
 
     Raises:
         ConfigurationError: the file cannot be read, or is no job that can be run here; with its place.
     """
-    data = read_bytes(path)
-    name = str(path).encode(errors="backslashreplace").decode()
-    return parse_json_job(data, name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigurationError(f"the job file {str(path)!r} cannot be read: {reason}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigurationError(
+            f"the job file {str(path)!r} is larger than {MAX_BYTES >> 20} MiB",
+            hint="a job description is a few kilobytes; is this the data?",
+        )
+    return parse_json_job(data, str(path).encode(errors="backslashreplace").decode())
 
 
 def parse_json_job(data: bytes, name: str) -> TrainingJob:
@@ -210,34 +239,140 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
     """
     document = read_json(data, name)
     if isinstance(document.tree, list):
-        tree: Tree = {_CHANNELS: document.tree}
+        tree: object = {_CHANNELS: document.tree}
         # The array has no name in the file, and is the whole of it.
         return _checked(tree, _DEFAULT_MODE, lambda path: f"{document.place(path[1:])}: {_path_text(path)}")
+    whole = document.place(())
     if not isinstance(document.tree, dict):
-        raise ConfigurationError(
-            f"{document.place(())}: not a job description",
-            hint="give a CreateTrainingJob request, a DescribeTrainingJob answer or an InputDataConfig array",
-        )
+        _refuse(f"{whole}: not a job description", f"give {_KINDS}")
     if "ChannelName" in document.tree:
-        raise ConfigurationError(
-            f"{document.place(())}: one channel, where a job or a list of channels is wanted",
-            hint="put it between square brackets",
-        )
+        _refuse(f"{whole}: one channel, where a job or a list of channels is wanted", "put it between square brackets")
     if document.tree and all(isinstance(value, str) and value.startswith("s3://") for value in document.tree.values()):
-        raise ConfigurationError(
-            f"{document.place(())}: not a job description, but sources by name of channel",
-            hint="give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
+        _refuse(
+            f"{whole}: not a job description, but sources by name of channel",
+            "give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
         )
     default_mode = _DEFAULT_MODE if document.tree.keys() == {_CHANNELS} else None
     return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {_path_text(path)}")
 
 
-def _checked(tree: Tree, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
+def _checked(tree: object, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
     try:
         job = job_of(parse_request(tree), default_mode=default_mode)
     except FieldError as error:
         raise ConfigurationError(f"{place(error.path)}: {error}", hint=error.hint) from error
     return replace(job, fields=given_fields(tree))
+
+
+def read_json(data: bytes, name: str) -> Document:
+    """Parse the JSON document in `data`, once, into plain dictionaries, lists, texts and numbers.
+
+    Raises:
+        ConfigurationError: not UTF-8, not JSON, a name twice in one object, a number that is none, nested too deeply;
+            with line and column.
+    """
+    text = _decoded(data, name)
+    offsets: dict[FieldPath, int] = {}
+    start = _skip_space(text, 0)
+    try:
+        tree, end = _value(text, start, (), start, offsets)
+        if (end := _skip_space(text, end)) < len(text):
+            raise json.JSONDecodeError("Extra data", text, end)
+    except OverflowError as error:
+        raise ConfigurationError(f"{name}: {error}", hint="is this the data?") from error
+    except json.JSONDecodeError as error:
+        what = error.msg if isinstance(error, _RefusedError) else f"not JSON: {error.msg}"
+        raise ConfigurationError(
+            f"{name}:{error.lineno}:{error.colno}: {what}", hint=f"the file is {_KINDS}"
+        ) from error
+    return Document(name, tree, text, offsets)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    """Decode UTF-8, without the byte order mark that Windows' tools put first."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig", "replace")
+        place = f"{name}:{_line_and_column(before, len(before))}"
+        raise ConfigurationError(f"{place}: not UTF-8", hint="save the file as UTF-8") from error
+
+
+def _line_and_column(text: str, offset: int) -> str:
+    return f"{text.count(chr(10), 0, offset) + 1}:{offset - text.rfind(chr(10), 0, offset)}"
+
+
+class _RefusedError(json.JSONDecodeError):
+    """JSON that no job description has."""
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("the number has too many digits")
+    return int(digits)
+
+
+def _constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
+
+
+def _value(text: str, at: int, path: FieldPath, named_at: int, offsets: dict[FieldPath, int]) -> tuple[object, int]:
+    """Return the value at `at` and the offset behind it, and note the places of all that it holds."""
+    offsets[path] = named_at
+    if len(offsets) > MAX_VALUES + 1:  # and the whole
+        raise OverflowError(f"has more than {MAX_VALUES} values")
+    if len(path) > MAX_DEPTH:
+        raise _RefusedError("nested too deeply for a job description", text, named_at)
+    if not text.startswith(("{", "["), at):
+        return _scalar(text, at, named_at)
+    is_object = text[at] == "{"
+    closing = "}" if is_object else "]"
+    made: dict[str | int, object] = {}
+    at = _skip_space(text, at + 1)
+    while made or not text.startswith(closing, at):
+        item_at = at
+        step, at = _name(text, at) if is_object else (len(made), at)
+        if step in made:
+            raise _RefusedError(f"{str(step)[:100]!r} is given twice in one object", text, item_at)
+        made[step], at = _value(text, at, (*path, step), item_at, offsets)
+        at = _skip_space(text, at)
+        if text.startswith(closing, at):
+            break
+        at = _after(",", text, at)
+    return (made if is_object else [*made.values()]), at + 1
+
+
+def _name(text: str, at: int) -> tuple[str, int]:
+    """Return the name of a member, and the offset of its value."""
+    if not text.startswith('"', at):
+        raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
+    name, at = _DECODER.raw_decode(text, at)
+    return name, _after(":", text, at)
+
+
+def _scalar(text: str, at: int, named_at: int) -> tuple[object, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise _RefusedError(str(error), text, named_at) from error
+
+
+def _after(delimiter: str, text: str, at: int) -> int:
+    """Return the offset of what follows `delimiter`, which follows spaces."""
+    at = _skip_space(text, at)
+    if not text.startswith(delimiter, at):
+        raise json.JSONDecodeError(f"Expecting {delimiter!r} delimiter", text, at)
+    return _skip_space(text, at + 1)
+
+
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
 
 
 def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:
@@ -250,14 +385,12 @@ def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:
     for option in options:
         name, _, place = option.partition("=")
         if not name or not place.startswith("/"):
-            raise ConfigurationError(
+            _refuse(
                 f"--file-system {option!r} does not say where a file system is mounted",
-                hint="write it as in --file-system fs-0123456789abcdef0=/mnt/efs",
+                "write it as in --file-system fs-0123456789abcdef0=/mnt/efs",
             )
         if places.setdefault(name, place) != place:
-            raise ConfigurationError(
-                f"--file-system {name} is given with {places[name]} and with {place}", hint="name one place"
-            )
+            _refuse(f"--file-system {name} is given with {places[name]} and with {place}", "name one place")
     return replace(job, channels=tuple(_located(channel, places) for channel in job.channels))
 
 
@@ -267,9 +400,9 @@ def _located(channel: Channel, places: dict[str, str]) -> Channel:
         return channel
     place = places.get(source.file_system)
     if place is None:
-        raise ConfigurationError(
+        _refuse(
             f"channel {channel.name} lies in the file system {source.file_system}, and nothing says where that is "
             "mounted",
-            hint=f"mount it, and add --file-system {source.file_system}=/DIRECTORY",
+            f"mount it, and add --file-system {source.file_system}=/DIRECTORY",
         )
     return replace(channel, source=replace(source, mounted_at=place))

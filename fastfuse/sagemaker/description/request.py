@@ -1,76 +1,119 @@
 """CreateTrainingJob requests and DescribeTrainingJob answers, field by field, as SageMaker's API defines them.
 
 Each structure of the API is a class here: its attributes are the fields that fastfuse reads. The others of the API are
-known by their rows in `fields`. A new field of a job begins here; `contradictions` decides what fields mean together.
+known by their rows in `FIELDS`. A new field of a job begins here; `contradictions` decides what fields mean together.
 Lengths, patterns and words are those of botocore's ``sagemaker/2017-07-24/service-2.json``.
 """
 
+from collections.abc import Iterator
 from difflib import get_close_matches
-from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fastfuse.index.origin import SourceKind
-from fastfuse.sagemaker.description.channel import InputMode
-from fastfuse.sagemaker.description.document import FieldError, FieldPath, Tree
-from fastfuse.sagemaker.description.fields import FIELDS
+from fastfuse.sagemaker.description.channel import FieldRow, Handling, InputMode
 
 __all__ = [
-    "ChannelRequest",
-    "CompressionType",
-    "DataDistribution",
-    "FileSystemAccess",
-    "FileSystemSource",
-    "OutputCompression",
-    "RecordWrapper",
-    "Request",
-    "ResourceRequest",
-    "S3Source",
-    "parse_request",
+    *("FIELDS", "ChannelRequest", "FieldError", "FieldPath", "FileSystemSource", "Request", "ResourceRequest"),
+    *("S3Source", "given_fields", "parse_request"),
 ]
 
-
-class CompressionType(StrEnum):
-    NONE = "None"
-    GZIP = "Gzip"
+FieldPath = tuple[str | int, ...]
 
 
-class RecordWrapper(StrEnum):
-    NONE = "None"
-    RECORD_IO = "RecordIO"
+class FieldError(Exception):
+    """One wrong field: its path in AWS's names, what is wrong, and what to do. `job` adds the place in the file."""
+
+    def __init__(self, path: FieldPath, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        self.hint = hint
 
 
-class DataDistribution(StrEnum):
-    REPLICATED = "FullyReplicated"
-    SHARDED = "ShardedByS3Key"
+# The treatment of each field of a job: one row for every member of CreateTrainingJob. A row covers its field and
+# everything below it, and no two overlap. A test compares them with botocore's model, and fails for a field that AWS
+# adds. Paths leave out the indices of lists.
+#
+# Below the path of a structure, a line for each of its fields: mark, names, and the note behind the bar.
+_MARKS: Final = {"+": Handling.DONE, "~": Handling.DIFFERENTLY, "-": Handling.NOT_DONE}
+_TABLE: Final = """
++ TrainingJobName TrainingJobArn HyperParameters Environment
+AlgorithmSpecification
++ TrainingInputMode
+~ ContainerEntrypoint | the command, if none is given after --; it runs on this host, in no image
+~ ContainerArguments | they follow ContainerEntrypoint, and without one they are not used
+- TrainingImage AlgorithmName TrainingImageConfig | no image is started: the command runs with the programs of this host
+- MetricDefinitions EnableSageMakerMetricsTimeSeries | no metrics are taken from the script's output
+.
+- RoleArn | credentials are those of this host, or of --profile
+InputDataConfig
++ ChannelName ContentType CompressionType RecordWrapperType InputMode
+~ ShuffleConfig | Pipe shuffles by fastfuse's own rule, other modes not
+InputDataConfig.DataSource.S3DataSource
++ S3DataType S3Uri AttributeNames InstanceGroupNames
++ S3DataDistributionType | which host gets what is fastfuse's own rule
+- ModelAccessConfig HubAccessConfig | nothing is fetched from the hub
+InputDataConfig.DataSource.FileSystemDataSource
+~ FileSystemId | you mount it, and --file-system tells where
++ DirectoryPath
+~ FileSystemAccessMode | ro takes the right to mount, or else warns
+- FileSystemType | whatever is mounted there is read
+InputDataConfig.DataSource
+- DatasetSource | the job is refused: give the S3 prefix
+OutputDataConfig
++ S3OutputPath KmsKeyId CompressionType
+.
++ CheckpointConfig TensorBoardOutputConfig
+StoppingCondition
++ MaxRuntimeInSeconds
+- MaxWaitTimeInSeconds MaxPendingTimeInSeconds | nobody waits for an instance
+ResourceConfig
+~ InstanceType InstanceGroups.InstanceType | the instance is this host; only the name reaches the script
+~ InstanceGroups.InstanceGroupName | the instance is this host; only the name reaches the script
+~ InstanceCount | you start each host; --host or a launcher's variables tell which one this is
+~ InstanceGroups.InstanceCount | you start each host; --host or a launcher's variables tell which one this is
+- KeepAlivePeriodInSeconds TrainingPlanArn InstancePlacementConfig InstancePreferences | no instances are rented
+- SelectedInstanceType SelectedInstanceCount | no instances are rented
+- VolumeSizeInGB VolumeKmsKeyId | the disk is that of --base-dir
+.
+- VpcConfig EnableNetworkIsolation | the network is that of this host
+- EnableInterContainerTrafficEncryption | hosts talk to each other as they are
+- EnableManagedSpotTraining | no instances are rented
+- RetryStrategy | a run that fails is not repeated
+- Tags ExperimentConfig ModelPackageConfig | nothing is written to SageMaker
+- MlflowConfig | set MLflow's own variables in Environment
+- DebugHookConfig DebugRuleConfigurations | SageMaker Debugger is not run
+ProfilerConfig
++ DisableProfiler | no profiler runs
+- S3OutputPath ProfilingIntervalInMilliseconds ProfilingParameters | no profiler runs
+.
+- ProfilerRuleConfigurations | no profiler runs
+- RemoteDebugConfig | log in to this host
+- InfraCheckConfig | the hardware is not checked
+- SessionChainingConfig | no role is assumed
+- ServerlessJobConfig | SageMaker's own recipes are not here
+"""
 
 
-class OutputCompression(StrEnum):
-    GZIP = "GZIP"
-    NONE = "NONE"
+def _rows(table: str) -> Iterator[FieldRow]:
+    structure = ""
+    for line in table.strip().splitlines():
+        mark, _, rest = line.partition(" ")
+        if not rest:
+            structure = f"{line}.".lstrip(".")
+            continue
+        names, _, note = rest.partition(" | ")
+        yield from (FieldRow(structure + name, _MARKS[mark], note) for name in names.split())
 
 
-class FileSystemAccess(StrEnum):
-    READ_ONLY = "ro"
-    READ_WRITE = "rw"
-
-
-class FileSystemType(StrEnum):
-    EFS = "EFS"
-    LUSTRE = "FSxLustre"
+FIELDS: Final = tuple(_rows(_TABLE))
 
 
 # Text becomes an enum, which strict mode would refuse.
 _Mode = Annotated[InputMode, Field(strict=False)]
 _Kind = Annotated[SourceKind, Field(strict=False)]
-_Distribution = Annotated[DataDistribution, Field(strict=False)]
-_Compression = Annotated[CompressionType, Field(strict=False)]
-_OutputCompression = Annotated[OutputCompression, Field(strict=False)]
-_Wrapper = Annotated[RecordWrapper, Field(strict=False)]
-_Access = Annotated[FileSystemAccess, Field(strict=False)]
-_FileSystem = Annotated[FileSystemType, Field(strict=False)]
 
 _Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
 _AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -98,7 +141,7 @@ _ANSWERED: Final = """
 
 
 def _fields_below(structure: str) -> frozenset[str]:
-    """Return the fields of the API in a structure, by its path in `fields`."""
+    """Return the fields of the API in a structure, by its path in `FIELDS`."""
     below = (row.path.removeprefix(structure) for row in FIELDS if row.path.startswith(structure))
     return frozenset(path.partition(".")[0] for path in below)
 
@@ -129,15 +172,15 @@ class S3Source(_Shape):
 
     S3DataType: _Kind
     S3Uri: Annotated[str, Field(max_length=1024)]
-    S3DataDistributionType: _Distribution = DataDistribution.REPLICATED
+    S3DataDistributionType: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
     AttributeNames: Annotated[tuple[_AttributeName, ...], Field(max_length=16, strict=False)] = ()
     InstanceGroupNames: Annotated[tuple[_GroupName, ...], Field(max_length=5, strict=False)] = ()
 
 
 class FileSystemSource(_Shape):
     FileSystemId: Annotated[str, Field(min_length=11, max_length=21, pattern=r"^fs-[0-9a-f]{8,}$")]
-    FileSystemAccessMode: _Access
-    FileSystemType: _FileSystem
+    FileSystemAccessMode: Literal["ro", "rw"]
+    FileSystemType: Literal["EFS", "FSxLustre"]
     DirectoryPath: Annotated[str, Field(max_length=4096)]
 
 
@@ -152,8 +195,8 @@ class ChannelRequest(_Shape):
     ChannelName: _Name
     DataSource: SourceRequest
     ContentType: Annotated[str, Field(max_length=256)] | None = None
-    CompressionType: _Compression = CompressionType.NONE
-    RecordWrapperType: _Wrapper = RecordWrapper.NONE
+    CompressionType: Literal["None", "Gzip"] = "None"
+    RecordWrapperType: Literal["None", "RecordIO"] = "None"
     InputMode: _Mode | None = None
     ShuffleConfig: ShuffleRequest | None = None
 
@@ -183,7 +226,7 @@ class ResourceRequest(_Shape):
 class OutputRequest(_Shape):
     S3OutputPath: Annotated[str, Field(max_length=1024)]
     KmsKeyId: Annotated[str, Field(max_length=2048, pattern=r"^[a-zA-Z0-9:/_-]*$")] | None = None
-    CompressionType: _OutputCompression = OutputCompression.GZIP
+    CompressionType: Literal["GZIP", "NONE"] = "GZIP"
 
 
 class CheckpointRequest(_Shape):
@@ -219,7 +262,7 @@ class Request(_Shape):
     Environment: Annotated[dict[_VariableName, _VariableValue], Field(max_length=100)] = {}
 
 
-def parse_request(tree: Tree) -> Request:
+def parse_request(tree: object) -> Request:
     """Check each field of `tree` by itself and return the request.
 
     Raises:
@@ -256,10 +299,12 @@ def _explained(details: ErrorDetails, path: FieldPath) -> tuple[str, str]:
 
 
 # By the type of pydantic's error; other types mean a value that is no object.
+_NO_WORD: Final = ("is not one of {expected}", "words of the API are written exactly so")
 _EMPTY: Final = ("is empty", "the API wants one at least")
 _OUT_OF_RANGE: Final = ("is out of the range that the API allows", "")
 _SENTENCES: Final = {
-    "enum": ("is not one of {expected}", "words of the API are written exactly so"),
+    "enum": _NO_WORD,
+    "literal_error": _NO_WORD,
     "string_too_short": _EMPTY,
     "too_short": _EMPTY,
     "string_too_long": ("has more than the {max_length} characters that the API allows", ""),
@@ -312,3 +357,30 @@ _SHAPES: Final[dict[str, type[_Shape]]] = {
     "TensorBoardOutputConfig": TensorBoardRequest,
     "StoppingCondition": StoppingRequest,
 }
+
+
+def given_fields(tree: object) -> tuple[FieldRow, ...]:
+    """Return the row of each field that a job description in AWS's names gives, in the order of `FIELDS`.
+
+    Null, false and what is empty ask for nothing. Fields of a DescribeTrainingJob answer only are one row, the last.
+    """
+    given = [field for field in FIELDS if _asks(tree, field.path.split("."))]
+    roots = {field.path.partition(".")[0] for field in FIELDS}
+    answers = [name for name, value in tree.items() if value and name not in roots] if isinstance(tree, dict) else []
+    if answers:
+        given.append(FieldRow(", ".join(answers), Handling.NOT_DONE, "SageMaker's answer tells of a job that it ran"))
+    return tuple(given)
+
+
+def _asks(value: object, path: list[str]) -> bool:
+    """Return whether anything at `path` below `value`, in any item of a list, asks for something."""
+    if isinstance(value, list):
+        return any(_asks(item, path) for item in value)
+    if not path:
+        return any(_asks(item, path) for item in value.values()) if isinstance(value, dict) else _is_set(value)
+    return isinstance(value, dict) and path[0] in value and _asks(value[path[0]], path[1:])
+
+
+def _is_set(value: object) -> bool:
+    # A zero is a value, such as of a seed.
+    return value is not None and value is not False and value != ""

@@ -1,8 +1,8 @@
 """File mode: a channel's objects as files on the host's disk.
 
-`survey` finds what is there already and whether the rest fits, `file_channel` fetches what is missing, and `landing`
-puts it in place. A file becomes visible whole, by one rename out of a private directory. The next run
-continues one that was killed or that filled the disk.
+`landing` finds what is there already and whether the rest fits, `file_channel` fetches what is missing, and `landing`
+puts it in place. A file becomes visible whole, by one rename out of a private directory. The next run continues one
+that was killed or that filled the disk.
 
 A killed run loses nothing that was written, because the kernel has it. Whole files are kept, and the parts of others
 that their journals name. A power cut may lose data, because fetching does not wait for the disk. So a file of an

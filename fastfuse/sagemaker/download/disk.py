@@ -1,4 +1,5 @@
-"""The channel's directory and what lies below it, by descriptors, and the records on disk about a file.
+"""The channel's directory and what lies below it, by descriptors, and the records on disk about a file;
+and what the channels of a job have yet to write to one disk.
 
 A user who can write to the directory may put links there during a download; none is followed, so none leads out of it.
 
@@ -19,6 +20,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import stat
 import struct
@@ -32,24 +34,11 @@ from typing import NamedTuple, Self
 
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.script.files import open_directory
+from fastfuse.sagemaker.files import libc_error, open_directory
 
 __all__ = [
-    "PRIVATE_NAME",
-    "Directory",
-    "Journal",
-    "Part",
-    "Stamp",
-    "Trust",
-    "disk_errors",
-    "open_private",
-    "open_root",
-    "read_stamp",
-    "read_trust",
-    "settle",
-    "version_of",
-    "write_all",
-    "write_stamp",
+    *("PRIVATE_NAME", "Directory", "DiskClaim", "Journal", "Part", "Stamp", "Trust", "disk_claims", "disk_errors"),
+    *("open_private", "open_root", "read_stamp", "read_trust", "settle", "version_of", "write_all", "write_stamp"),
 ]
 
 _DIGEST_BYTES = 16
@@ -319,8 +308,42 @@ def settle(root: Directory) -> None:
     settled_ns = time.time_ns()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syncfs(root.fd):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise libc_error()
     with suppress(OSError):
         os.setxattr(root.fd, _SETTLED, str(settled_ns).encode())
         os.fsync(root.fd)
+
+
+# Of each place: the device, and bytes.
+_FIELDS = 2
+_FIELD_BYTES = 8
+_MAX_CLAIM_BYTES = (1 << 63) - 1  # no disk has as many
+
+
+class DiskClaim:
+    """One channel's place in memory that the processes of all channels share; each place has one writer."""
+
+    def __init__(self, values: memoryview, place: int) -> None:
+        self._values = values
+        self._at = _FIELDS * place
+        self._size_bytes = 0
+
+    def put(self, device: int, size_bytes: int) -> None:
+        self._values[self._at], self._size_bytes = device, size_bytes
+        self.shrink(1)
+
+    def shrink(self, share: float) -> None:
+        """Keep `share` of the claim, from 1 to 0: what is still to be written."""
+        self._values[self._at + 1] = min(int(share * self._size_bytes), _MAX_CLAIM_BYTES)
+
+    @property
+    def others_bytes(self) -> int:
+        """The bytes that other channels still have to write to the same device."""
+        values, device = self._values, self._values[self._at]
+        return sum(values[at + 1] for at in range(0, len(values), _FIELDS) if at != self._at and values[at] == device)
+
+
+def disk_claims(count: int) -> list[DiskClaim]:
+    """Return a claim for each of so many channels, all empty, to be inherited by the channels' processes."""
+    values = memoryview(mmap.mmap(-1, count * _FIELDS * _FIELD_BYTES)).cast("q")
+    return [DiskClaim(values, place) for place in range(count)]

@@ -36,16 +36,9 @@ from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.room import Room
-from fastfuse.sagemaker.download.disk import Directory, Part, disk_errors, open_private, open_root, read_trust, settle
-from fastfuse.sagemaker.download.landing import Half, Job, Landing, Places, jobs
-from fastfuse.sagemaker.download.survey import (
-    DiskClaim,
-    check_room,
-    clear_private,
-    disk_claims,
-    private_name,
-    take_survey,
-)
+from fastfuse.sagemaker.download import disk, landing
+from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Part, disk_claims, disk_errors, open_root
+from fastfuse.sagemaker.download.landing import Half, Job, Landing, Places
 
 __all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel", "settle_channel"]
 
@@ -144,7 +137,7 @@ def settle_channel(directory: Path, base: Path | None = None) -> None:
     root = open_root(directory, base)
     try:
         with disk_errors(root.path):
-            settle(root)
+            disk.settle(root)
     finally:
         root.close()
 
@@ -170,7 +163,7 @@ async def download(
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(report_often)
-                await run.fetch(jobs(run.places, run.survey.is_there))
+                await run.fetch(landing.jobs(run.places, run.survey.is_there))
                 nursery.cancel_scope.cancel()
             await trio.to_thread.run_sync(run.clean_up)
         finally:
@@ -189,12 +182,13 @@ class _Download:
     ) -> None:
         self._started_s = time.monotonic()
         self.places = Places(table, root)
-        self._private_name = private_name(self.places)
-        trust = read_trust(root)
-        self.survey = take_survey(self.places, trust, self._private_name)
-        self._private = open_private(root, self._private_name)
+        self._private_name = landing.private_name(self.places)
+        trust = disk.read_trust(root)
+        self.survey = landing.take_survey(self.places, trust, self._private_name)
+        self._private = disk.open_private(root, self._private_name)
         self._claim = settings.claim
-        check_room(self.places, self.survey, clear_private(self.places, self._private, self.survey), self._claim)
+        halves_bytes = landing.clear_private(self.places, self._private, self.survey)
+        landing.check_room(self.places, self.survey, halves_bytes, self._claim)
         self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
         self._landing = Landing(self._private, trust, continues=not settings.is_verified)
         self._reader = reader

@@ -17,41 +17,27 @@ import numpy as np
 from fastfuse.filesystem.recorder import HISTORY_NAME
 from fastfuse.index.inodes.columns import Kind
 from fastfuse.index.snapshot import Snapshot
+from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.running.budget import Usage
-from fastfuse.sagemaker.script.files import JobPaths, open_directory, write_file
+from fastfuse.sagemaker.files import JobPaths, directory_at, write_file
+from fastfuse.sizes import format_size
 from fastfuse.version import VERSION
 
 __all__ = [
-    "ETAGS_NAME",
-    "RECORD_NAME",
-    "Artifact",
-    "ChannelAccount",
-    "Listing",
-    "job_history",
-    "job_record",
-    "listing_of",
-    "read_failure",
-    "write_etags",
-    "write_record",
+    *("ETAGS_NAME", "RECORD_NAME", "ChannelAccount", "Usage", "job_history", "job_record"),
+    *("listing_of", "read_failure", "write_etags", "write_record"),
 ]
 
 # They say which rows there are, with their sizes and versions; times and inode numbers are left out.
 _HASHED = ("names", "name_ends", "parents", "kinds", "sizes", "etag_parts", "made", "source_order")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The objects or files that this host gets of a channel."""
+def listing_of(snapshot: Snapshot) -> dict[str, object]:
+    """Describe the listing in `snapshot` for the record: what this host gets of a channel.
 
-    objects: int
-    total_bytes: int
-    # The hash covers names below the prefix, sizes, ETags and the order of a manifest.
-    sha256: str
-
-
-def listing_of(snapshot: Snapshot) -> Listing:
-    """Describe the listing in `snapshot`; equal content has an equal hash, whatever the bucket and the times."""
+    The hash covers names below the prefix, sizes, ETags and the order of a manifest. Equal content has an equal hash,
+    whatever the bucket and the times.
+    """
     table = snapshot.table
     hashed = hashlib.sha256()
     for name in _HASHED:
@@ -65,7 +51,7 @@ def listing_of(snapshot: Snapshot) -> Listing:
     for row in unusual:
         hashed.update(f"{table.etag(table.inode(int(row)))}\n".encode(errors="surrogateescape"))
     metadata = table.metadata
-    return Listing(objects=metadata.file_count, total_bytes=metadata.total_bytes, sha256=hashed.hexdigest())
+    return {"Objects": metadata.file_count, "Bytes": metadata.total_bytes, "ListingSha256": hashed.hexdigest()}
 
 
 RECORD_NAME: Final = "job-record.json"
@@ -79,28 +65,42 @@ _MAX_CHARACTER_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Bytes and requests of one channel; requests that the client repeated count once."""
+
+    fetched_bytes: int
+    # GETs and HEADs.
+    gets: int
+    lists: int
+
+    @property
+    def cost_usd(self) -> float:
+        return dollars(Item.GET, self.gets) + dollars(Item.LIST, self.lists)
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
+            gets=self.gets + other.gets,
+            lists=self.lists + other.lists,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{format_size(self.fetched_bytes)}, {self.gets:,} GET, {self.lists:,} LIST, "
+            f"${self.cost_usd:.{2 if self.cost_usd >= 0.1 else 6}f} at the prices of us-east-1"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAccount:
     """A channel, and what this host had of it."""
 
     channel: Channel
     usage: Usage
-    # None: the channel was not listed, or is a directory that the script itself reads.
-    listing: Listing | None
+    # As `listing_of` describes it. Empty: it was not listed, or is a directory that the script itself reads.
+    listing: Mapping[str, object]
     # The part of a record that `filesystem.recorder` makes.
     samples: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
-    """Something that the job has made, as S3 holds it."""
-
-    uri: str
-    # Files and links; without any, nothing was sent.
-    files: int
-    # The sum of the files' sizes.
-    total_bytes: int
-    # The ETag of an archive; empty for a prefix.
-    etag: str = ""
 
 
 def job_record(
@@ -114,12 +114,13 @@ def job_record(
     failure_reason: str,
     times: tuple[float, float],
     phase_s: Mapping[str, float],
-    artifacts: Mapping[str, Artifact],
+    artifacts: Mapping[str, Mapping[str, object]],
 ) -> dict[str, object]:
     """Return the record as JSON.
 
     `status` is ``Completed``, ``Failed`` or ``Stopped``, and `secondary_status` the same, or what SageMaker calls a
-    special one. `times` are those of start and end, and `artifacts` are by name, such as ``model``.
+    special one. `times` are those of start and end. `artifacts` are by name, such as ``model``: with S3Uri, Files (and
+    links), the sum of their Bytes, and the ETag of an archive.
     """
     return {
         "RecordFormat": _FORMAT,
@@ -135,24 +136,21 @@ def job_record(
         "StartTime": _utc(times[0]),
         "EndTime": _utc(times[1]),
         "PhaseSeconds": {name: round(took_s, 3) for name, took_s in phase_s.items()},
-        "Artifacts": {name: _artifact(artifact) for name, artifact in artifacts.items()},
+        "Artifacts": dict(artifacts),
         "Channels": {account.channel.name: _channel(account, cluster) for account in channels},
     }
 
 
 def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
-    channel, usage, listing = account.channel, account.usage, account.listing
+    channel, usage = account.channel, account.usage
     shard = cluster.shard(channel)
-    listed = {}
-    if listing is not None:
-        listed = {"Objects": listing.objects, "Bytes": listing.total_bytes, "ListingSha256": listing.sha256}
     return {
         "InputMode": channel.input_mode.value,
         "Source": str(channel.source),
         "SourceType": channel.source_kind.value,
         "ShuffleSeed": channel.shuffle_seed,
         "Shard": None if shard is None else {"Index": shard.index, "Count": shard.count},
-        **listed,
+        **account.listing,
         "BytesRead": usage.fetched_bytes,
         "GetRequests": usage.gets,
         "ListRequests": usage.lists,
@@ -175,11 +173,6 @@ def job_history(
     return {"fastfuse": _FORMAT, "version": VERSION, "job": record, "phases": phases, "channels": told}
 
 
-def _artifact(artifact: Artifact) -> dict[str, object]:
-    etag = {"ETag": artifact.etag} if artifact.etag else {}
-    return {"S3Uri": artifact.uri, "Files": artifact.files, "Bytes": artifact.total_bytes, **etag}
-
-
 def _utc(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
@@ -191,12 +184,9 @@ def write_record(record: Mapping[str, object], history: Mapping[str, object], pa
         OSError: it cannot be written.
     """
     text = json.dumps(record, indent=2) + "\n"
-    output_fd = open_directory(paths.output, paths.base)
-    try:
+    with directory_at(paths.output, paths.base) as output_fd:
         write_file(output_fd, RECORD_NAME, [text])
         write_file(output_fd, HISTORY_NAME, [json.dumps(history), "\n"])
-    finally:
-        os.close(output_fd)
     return text.encode()
 
 
@@ -209,11 +199,8 @@ def write_etags(snapshot: Snapshot, channel: str, paths: JobPaths) -> None:
     table = snapshot.table
     files = (table.ref(file[0]) for row in range(len(table)) if (file := table.file_at(row)) is not None)
     told = ({"Bucket": it.bucket, "Key": it.key, "Size": it.size_bytes, "ETag": it.etag} for it in files)
-    etags_fd = open_directory(paths.output / ETAGS_NAME, paths.base)
-    try:
+    with directory_at(paths.output / ETAGS_NAME, paths.base) as etags_fd:
         write_file(etags_fd, f"{channel}.jsonl", (json.dumps(one) + "\n" for one in told))
-    finally:
-        os.close(etags_fd)
 
 
 def read_failure(paths: JobPaths, since: float = 0.0) -> str:
@@ -221,18 +208,16 @@ def read_failure(paths: JobPaths, since: float = 0.0) -> str:
 
     Control characters but newlines and tabs are replaced, because the text is printed.
     """
+    # Neither a link nor a FIFO leads anywhere.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        output_fd = open_directory(paths.output, paths.base)
-        try:
-            # Neither a link nor a FIFO leads anywhere.
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with os.fdopen(os.open("failure", flags, dir_fd=output_fd), "rb") as file:
-                # A run that keeps what was there does not fail for an earlier one's reason.
-                if os.fstat(file.fileno()).st_mtime < since:
-                    return ""
-                data = file.read(_FAILURE_CHARACTERS * _MAX_CHARACTER_BYTES)
-        finally:
-            os.close(output_fd)
+        with directory_at(paths.output, paths.base) as output_fd:
+            fd = os.open("failure", flags, dir_fd=output_fd)
+        with os.fdopen(fd, "rb") as file:
+            # A run that keeps what was there does not fail for an earlier one's reason.
+            if os.fstat(fd).st_mtime < since:
+                return ""
+            data = file.read(_FAILURE_CHARACTERS * _MAX_CHARACTER_BYTES)
     except OSError:
         return ""
     text = data.decode(errors="replace").strip()[:_FAILURE_CHARACTERS]

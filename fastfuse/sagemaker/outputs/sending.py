@@ -1,16 +1,29 @@
 """Writes what a job has made to S3, in a process of its own, each object whole or not at all.
 
-One thread reads the disk and hands pieces to the S3 client, at most as fast as S3 takes them. An archive ends only
-after its last file was read: whatever fails before aborts the upload.
+`walk` finds the files, in the same order each time. One thread reads the disk and hands pieces to the S3 client, at
+most as fast as S3 takes them. An archive ends only after its last file was read: whatever fails before aborts the
+upload.
+
+An archive is a gzipped tar as a stream, which takes little memory and no disk: a model may be larger than what is free.
+It is one gzip member (RFC 1952), for not every reader takes several. Its deflate blocks are made side by side, one
+thread for each processor, and joined at byte boundaries as pigz does: one thread compresses 30 MB/s of weights.
 """
 
+import logging
 import math
+import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import stat
+import struct
+import tarfile
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import trio
 
@@ -20,11 +33,190 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
-from fastfuse.sagemaker.outputs.archive import Found, open_found, unreadable, walk, write_archive
-from fastfuse.sagemaker.outputs.record import Artifact
+from fastfuse.sagemaker.files import directory_at, path_of
 from fastfuse.sizes import format_size
 
-__all__ = ["Outgoing", "SendTask", "Tell", "key_of", "piece_bytes_of", "send_outputs"]
+__all__ = [
+    *("Found", "Outgoing", "SendTask", "Tell", "key_of", "open_found", "piece_bytes_of", "send_outputs"),
+    *("unreadable", "walk", "write_archive", "writer_to"),
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file, a directory or a symbolic link."""
+
+    # The directory that holds it, open until the next one is asked for.
+    parent_fd: int
+    name: str
+    # The path below the directory where the walk began.
+    path: str
+    status: os.stat_result
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.status.st_mode)
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.status.st_mode)
+
+    @property
+    def place(self) -> Path:
+        return path_of(self.parent_fd) / self.name
+
+
+def walk(directory: Path, base: Path) -> Iterator[Found]:
+    """Yield everything below `directory`, which lies below `base`: by name, each directory before what it holds.
+
+    FIFOs, sockets and devices are left out, with a warning. So is what vanishes meanwhile, without one.
+
+    Raises:
+        OutputError: something cannot be read; the message names it.
+    """
+    try:
+        with directory_at(directory, base) as fd:
+            yield from _walk(fd, directory, "")
+    except OSError as error:
+        raise unreadable(directory, error) from error
+
+
+def _walk(fd: int, directory: Path, above: str) -> Iterator[Found]:
+    try:
+        for name in sorted(os.listdir(fd)):
+            path = above + name
+            try:
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            found = Found(fd, name, path, status)
+            if not (found.is_file or found.is_directory or found.is_link):
+                _log.warning("%r is neither a file, a directory nor a link, and is left out", str(directory / path))
+                continue
+            yield found
+            if found.is_directory:
+                try:
+                    below_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                except FileNotFoundError:
+                    continue
+                try:
+                    yield from _walk(below_fd, directory, f"{path}/")
+                finally:
+                    os.close(below_fd)
+    except OSError as error:
+        raise unreadable(directory / above / str(error.filename or ""), error) from error
+
+
+def open_found(found: Found) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is no file any more.
+    """
+    # A FIFO in its place must not make us wait.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(found.name, flags, dir_fd=found.parent_fd), "rb")
+
+
+def unreadable(path: Path, error: OSError) -> OutputError:
+    """Return the error for something that cannot be read; `error` has the reason."""
+    return OutputError(f"{str(path)!r} cannot be read: {error.strerror or error}")
+
+
+_BLOCK_BYTES = 1 << 20
+# Weights hardly get smaller at any level; see docs/MEASUREMENTS.md, "Model archive".
+_LEVEL = 1
+# ID, deflate, no flags, no time (the same files make the same archive), fastest method, Unix.
+_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\x03"
+# An empty deflate block that is the last one.
+_LAST_BLOCK = b"\x03\x00"
+
+
+def write_archive(
+    directory: Path, found: Iterable[Found], write: Callable[[bytes], object], report: Callable[[int], object]
+) -> None:
+    """Call `write` with the pieces of a gzipped tar of all that was `found` in `directory`, links as links.
+
+    `report` is called with the bytes of the tar that are being compressed or done.
+
+    Raises:
+        OutputError: a file cannot be read, or got shorter meanwhile; the archive is not complete then.
+    """
+    packed = _Gzip(write, report)
+    try:
+        with tarfile.TarFile(fileobj=packed, mode="w", copybufsize=_BLOCK_BYTES) as archive:  # type: ignore[arg-type]
+            for one in found:
+                try:
+                    _add(archive, one)
+                except OSError as error:
+                    raise unreadable(directory / one.path, error) from error
+        packed.finish()
+    finally:
+        packed.close()
+
+
+def _add(archive: tarfile.TarFile, found: Found) -> None:
+    if not found.is_file:
+        archive.addfile(archive.gettarinfo(str(found.place), found.path))
+        return
+    with open_found(found) as file:
+        archive.addfile(archive.gettarinfo(arcname=found.path, fileobj=file), file)
+
+
+class _Gzip:
+    """A file for `tarfile` to write to, which passes the compressed bytes on."""
+
+    def __init__(self, write: Callable[[bytes], object], report: Callable[[int], object]) -> None:
+        self._write = write
+        self._report = report
+        threads = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(threads)
+        # So many keep every thread busy while the oldest block is passed on.
+        self._most_ahead = 2 * threads
+        self._ahead: deque[Future[bytes]] = deque()
+        self._begun = bytearray()
+        self._crc = self._size_bytes = 0
+        write(_HEADER)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def write(self, data: bytes) -> int:
+        self._size_bytes += len(data)
+        self._begun += data
+        if len(self._begun) >= _BLOCK_BYTES:
+            self._start()
+        return len(data)
+
+    def finish(self) -> None:
+        self._start()
+        while self._ahead:
+            self._write(self._ahead.popleft().result())
+        self._write(_LAST_BLOCK + struct.pack("<II", self._crc, self._size_bytes & 0xFFFFFFFF))
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _start(self) -> None:
+        block, self._begun = bytes(self._begun), bytearray()
+        self._crc = zlib.crc32(block, self._crc)
+        self._report(self._size_bytes)
+        self._ahead.append(self._pool.submit(_deflate, block))
+        if len(self._ahead) > self._most_ahead:
+            self._write(self._ahead.popleft().result())
+
+
+def _deflate(block: bytes) -> bytes:
+    """Return deflate blocks that end at a byte, and none of which is the last."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(block) + packer.flush(zlib.Z_SYNC_FLUSH)
+
 
 # The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20
@@ -57,7 +249,7 @@ class SendTask:
     kms_key_id: str
 
 
-# A function of the name of an output, and of "progress", "said", "sent" (the fields of `Artifact`) or "error".
+# A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
 Tell = Callable[..., None]
 
 
@@ -75,18 +267,18 @@ async def _send_all(task: SendTask, tell: Tell) -> None:
             for outgoing in task.outgoing:
                 try:
                     sent = await _Sending(task, outgoing, client, exits, tell).run()
-                    tell(outgoing.name, sent=asdict(sent), **_said(outgoing, sent))
+                    tell(outgoing.name, sent=sent, **_said(outgoing, sent))
                 except FastfuseError as error:
                     tell(outgoing.name, error=error)
             nursery.cancel_scope.cancel()
 
 
-def _said(outgoing: Outgoing, sent: Artifact) -> dict[str, str]:
+def _said(outgoing: Outgoing, sent: Mapping[str, Any]) -> dict[str, str]:
     if outgoing.data is not None:
         return {}
-    if not sent.files:
+    if not sent["Files"]:
         return {"said": f"{outgoing.place} is empty, and nothing is uploaded"}
-    return {"said": f"{sent.files:,} files, {format_size(sent.total_bytes)} at {outgoing.uri}"}
+    return {"said": f"{sent['Files']:,} files, {format_size(sent['Bytes'])} at {outgoing.uri}"}
 
 
 async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -105,16 +297,14 @@ class _Sending:
         self._tell = tell
         self._files = self._entries = self._total_bytes = 0
 
-    async def run(self) -> Artifact:
-        """Send it."""
+    async def run(self) -> dict[str, Any]:
+        """Send it, and return its entry in the record; without any file or link, nothing is sent."""
         if self._outgoing.data is None:
             await trio.to_thread.run_sync(self._survey)
             if not self._files:
-                return Artifact(uri=str(self._outgoing.uri), files=0, total_bytes=0)
+                return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
-        region = await self._client.region(uri.bucket)
-        session, kms_key_id = self._client.session, self._task.kms_key_id
-        writer = ObjectWriter(session, self._exits, uri.bucket, uri.path, region, kms_key_id=kms_key_id)
+        writer = await writer_to(uri, self._client, self._exits, self._task.kms_key_id)
         try:
             if self._outgoing.data is not None:
                 etag = await writer.stream(_once(self._outgoing.data))
@@ -123,7 +313,8 @@ class _Sending:
         except ExceptionGroup as group:
             error = first_of(group)
             raise error from error.__cause__
-        return Artifact(uri=str(uri), files=self._files, total_bytes=self._total_bytes, etag=etag)
+        sent = {"S3Uri": str(uri), "Files": self._files, "Bytes": self._total_bytes}
+        return sent | ({"ETag": etag} if etag else {})
 
     def _survey(self) -> None:
         """Count the files."""
@@ -182,6 +373,11 @@ class _Sending:
                 await writer.beside(key).stream(_read(file, piece_bytes_of(found.status.st_size)))
         except OSError as error:
             raise unreadable(path, error) from error
+
+
+async def writer_to(uri: S3Uri, client: S3Client, exits: AsyncExitStack, kms_key_id: str = "") -> ObjectWriter:
+    region = await client.region(uri.bucket)
+    return ObjectWriter(client.session, exits, uri.bucket, uri.path, region, kms_key_id=kms_key_id)
 
 
 def key_of(prefix: S3Uri, below: str, path: Path) -> str:

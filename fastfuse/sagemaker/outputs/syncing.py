@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,10 +27,17 @@ from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
-from fastfuse.sagemaker.outputs.archive import Found, open_found, unreadable, walk
-from fastfuse.sagemaker.outputs.record import Artifact
-from fastfuse.sagemaker.outputs.sending import Tell, key_of, piece_bytes_of
-from fastfuse.sagemaker.script.files import JobPaths
+from fastfuse.sagemaker.files import JobPaths
+from fastfuse.sagemaker.outputs.sending import (
+    Found,
+    Tell,
+    key_of,
+    open_found,
+    piece_bytes_of,
+    unreadable,
+    walk,
+    writer_to,
+)
 from fastfuse.sizes import format_size
 
 __all__ = ["SyncTask", "sync_directories"]
@@ -146,9 +153,7 @@ class _Directory:
         self._error = None
         try:
             if self._writer is None:
-                prefix = self.synced.place
-                region = await client.region(prefix.bucket)
-                self._writer = ObjectWriter(client.session, exits, prefix.bucket, prefix.path, region)
+                self._writer = await writer_to(self.synced.place, client, exits)
             await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
         except FastfuseError as error:
             self._fail(error)
@@ -161,8 +166,7 @@ class _Directory:
             return
         files, size_bytes = len(self._sent_paths), self._sent_bytes
         said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
-        sent = Artifact(uri=str(self.synced.place), files=files, total_bytes=size_bytes)
-        tell(self.synced.name, sent=asdict(sent), **said)
+        tell(self.synced.name, sent={"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}, **said)
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
         seen = {}

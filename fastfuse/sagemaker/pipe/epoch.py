@@ -14,10 +14,9 @@ import trio
 from fastfuse.errors import SourceError
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine, part_ranges
-from fastfuse.sagemaker.pipe.encodings import MAX_RECORD_BYTES, Framer, Gunzip, Scan
-from fastfuse.sagemaker.pipe.sequence import File, Item
+from fastfuse.sagemaker.pipe.content import MAX_RECORD_BYTES, File, Framer, Gunzip, Item, Scan
 
-__all__ = ["EpochWriter", "Lookahead", "Sink"]
+__all__ = ["EpochWriter", "Lookahead"]
 
 # Takes bytes, one piece after the other.
 Sink = Callable[[Buffer], Awaitable[None]]

@@ -34,6 +34,7 @@ import trio
 
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.objects import Buffer
+from fastfuse.sagemaker.files import libc_error
 
 __all__ = ["Fifo", "Guard", "remove_stale"]
 
@@ -178,7 +179,7 @@ class Fifo:
         pages = _IoVector(address, size_bytes)
         count: int = _LIBC.vmsplice(self._write_fd, ctypes.byref(pages), 1, _SPLICE_F_NONBLOCK)
         if count < 0:
-            raise _last_error()
+            raise libc_error()
         return count
 
     def _open(self, hidden: Path) -> None:
@@ -219,16 +220,11 @@ def _enlarge(fd: int) -> None:
             return
 
 
-def _last_error() -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
-
-
 def _watch_opens(path: Path) -> int:
     """Return a descriptor that is readable once any process opens `path` from now on, by any name."""
     fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0 or _LIBC.inotify_add_watch(fd, os.fsencode(path), _IN_OPEN) < 0:
-        error = _last_error()
+        error = libc_error()
         if fd >= 0:
             os.close(fd)
         raise MountError(

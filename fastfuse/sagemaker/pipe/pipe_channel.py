@@ -22,11 +22,11 @@ from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
+from fastfuse.sagemaker.files import open_directory, path_of
 from fastfuse.sagemaker.local_files import FileReader
+from fastfuse.sagemaker.pipe.content import Lines, Objects, sequence_of
 from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
 from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
-from fastfuse.sagemaker.pipe.sequence import Lines, Objects, sequence_of
-from fastfuse.sagemaker.script.files import open_directory, path_of
 
 __all__ = ["PipeSettings", "PipeStream", "stream_channel"]
 

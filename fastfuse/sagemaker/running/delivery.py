@@ -12,7 +12,7 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.children import NoRoomError
-from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME, Artifact
+from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
 from fastfuse.sagemaker.running.job_processes import ChildProcess
@@ -38,7 +38,7 @@ class Sender(ChildProcess):
         # The checkpoints that S3 had are in place.
         self.is_ready = False
         # The content of S3, by name.
-        self.artifacts: dict[str, Artifact] = {}
+        self.artifacts: dict[str, dict[str, Any]] = {}
         self._lacks = lacks
         self._is_finishing = self._is_stopping = False
         self._reported_s = 0.0
@@ -87,7 +87,7 @@ class Sender(ChildProcess):
         if "said" in message:
             phases.say(f"{name}: {message['said']}")
         if "sent" in message:
-            self.artifacts[name] = Artifact(**message["sent"])
+            self.artifacts[name] = message["sent"]
 
 
 def _not_sent(name: str, lack: str, error: FastfuseError) -> FastfuseError:
@@ -109,7 +109,7 @@ class Delivery:
         self._uploader: Sender | None = None
         self._is_lost_told = False
         # The content of S3, by name.
-        self.artifacts: dict[str, Artifact] = {}
+        self.artifacts: dict[str, dict[str, Any]] = {}
 
     def say_where(self) -> None:
         job = self._settings.job
@@ -220,5 +220,5 @@ class Delivery:
                     kill_at_s = min(kill_at_s, time.monotonic() + _END_S)
             if time.monotonic() >= kill_at_s:
                 process.kill()
-        self.artifacts |= {name: artifact for name, artifact in process.artifacts.items() if artifact.files}
+        self.artifacts |= {name: artifact for name, artifact in process.artifacts.items() if artifact["Files"]}
         return process.failures()

@@ -23,8 +23,7 @@ from fastfuse.filesystem.recorder import Recorder
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.outputs.record import ChannelAccount, Listing
-from fastfuse.sagemaker.running.budget import Usage
+from fastfuse.sagemaker.outputs.record import ChannelAccount, Usage
 from fastfuse.sagemaker.running.phases import Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
 
@@ -138,7 +137,7 @@ class ChannelProcess(ChildProcess):
         self.channel: Channel = task.channel
         self.is_ready = False
         self.is_stopping = False
-        self._listing: Listing | None = None
+        self._listing: dict[str, object] = {}
         # Read here even after a death.
         self._counters = counters
         # A channel that is put in place has none.
@@ -209,7 +208,7 @@ class ChannelProcess(ChildProcess):
         if "progress" in message:
             phases.progress(self.channel.name, *message["progress"])
         if "listing" in message:
-            self._listing = Listing(**message["listing"])
+            self._listing = message["listing"]
         if "ready" in message:
             self.is_ready = True
             phases.say(f"{self.channel.name} ({self.channel.input_mode}): {message['ready']}")

@@ -12,16 +12,19 @@ import logging
 import math
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
+from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.metrics import Counters
-from fastfuse.sagemaker.description.channel import Channel, InputMode, TrainingJob
-from fastfuse.sagemaker.description.fields import Handling
-from fastfuse.sagemaker.download.survey import disk_claims
+from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
+from fastfuse.sagemaker.download.disk import disk_claims
+from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
+from fastfuse.sagemaker.files import claim_base_dir, put_aside, write_job_files
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
@@ -29,11 +32,8 @@ from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.job_processes import ChannelProcess, serving_metrics, usage_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
-from fastfuse.sagemaker.running.sharing import Members, Owner, claim_or_join
-from fastfuse.sagemaker.script.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.script.files import claim_base_dir, put_aside, write_job_files
-from fastfuse.sagemaker.script.host_names import HostNames
-from fastfuse.sagemaker.script.training import CommandProcess, adopt_orphans, find_command, ignored_signals
+from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended
+from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
 
 __all__ = ["run"]
 
@@ -93,7 +93,7 @@ class _Run:
         self._guardian: Guardian | None = None
         # The runs that share our channels, or the run whose channels we share; None unless the run is shared.
         self._members: Members | None = None
-        self._owner: Owner | None = None
+        self._owner: socket.socket | None = None
         self._started_at = time.time()
         self._has_terminal = os.isatty(2)
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
@@ -137,7 +137,7 @@ class _Run:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
         claimed = claim_or_join(settings) if settings.is_shared else claim_base_dir(settings.paths)
-        if isinstance(claimed, Owner):
+        if not isinstance(claimed, int):
             return self._run_as_member(claimed, program)
         try:
             if settings.is_shared:
@@ -157,10 +157,10 @@ class _Run:
                 self._members.close()
             os.close(claimed)
 
-    def _run_as_member(self, owner: Owner, program: str) -> _Outcome:
+    def _run_as_member(self, owner: socket.socket, program: str) -> _Outcome:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         self._owner = owner
-        owner.watch()
+        raise_sigio(owner)
         adopt_orphans()
         return self._train(program, self._environment())
 
@@ -312,9 +312,7 @@ class _Run:
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
-        left_s = settings.stop_timeout_s if command.left_s is None else command.left_s
-        leftovers = command.leftovers(left_s)
-        while leftovers.press():
+        while command.press_leftovers(settings.stop_timeout_s):
             self._take_signal(_LOOK_EVERY_S)
         self._outlast_members()
         if broken:
@@ -327,7 +325,7 @@ class _Run:
 
     def _losses(self) -> list[FastfuseError]:
         """Return the losses that the command cannot see for itself: of a stream, or of the run that has the mounts."""
-        if self._owner is not None and self._owner.has_ended:
+        if self._owner is not None and has_ended(self._owner):
             return [MountError(f"the run that prepared the channels has ended{self._delivery.not_done()}")]
         return self._failures(InputMode.PIPE)
 

@@ -6,7 +6,7 @@ Counters are in memory that parent and child share.
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastfuse.cache.settings import CacheSettings
@@ -24,14 +24,13 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
+from fastfuse.sagemaker.download.disk import DiskClaim
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
-from fastfuse.sagemaker.download.survey import DiskClaim
-from fastfuse.sagemaker.local_files import index_files
+from fastfuse.sagemaker.files import JobPaths
+from fastfuse.sagemaker.local_files import index_files, keep_in_place
 from fastfuse.sagemaker.outputs.record import listing_of, write_etags
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
-from fastfuse.sagemaker.placing import keep_in_place
-from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.sizes import format_size
 
 __all__ = ["ChannelTask", "RunSettings", "serve_channel"]
@@ -48,7 +47,7 @@ class RunSettings:
     connection: ConnectionConfig
     # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
     origins: Mapping[str, IndexOrigin]
-    # By name of channel (`budget`).
+    # By name of channel (`divide_memory`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
     # The local tier of mounted channels, or None.
@@ -135,7 +134,7 @@ class ChannelTask:
 def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     """Serve the channel until it is done or told to stop, and return the exit code (clause L5).
 
-    `tell` takes an error, or one of ``listing`` (the fields of `Listing`), ``ready`` (a text), and ``progress`` of a
+    `tell` takes an error, or one of ``listing`` (of `listing_of`), ``ready`` (a text), and ``progress`` of a
     download (bytes done, and of how many).
 
     Raises:
@@ -168,18 +167,12 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, tell: Callable[..., None]
             write_etags(snapshot, task.channel.name, task.settings.paths)
         except OSError as error:
             raise DiskError(f"the ETags of channel {task.channel.name} cannot be written: {error.strerror}") from error
-    tell(listing=asdict(listing_of(snapshot)))
+    tell(listing=listing_of(snapshot))
 
 
 def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     del counters  # nothing is read here
-    origin, base = task.origin, task.settings.paths.base
-    keep_in_place(
-        *(task.channel, task.place, base),
-        shard=origin.shard,
-        allow_empty=origin.allow_empty,
-        ready=lambda text: tell(ready=text),
-    )
+    keep_in_place(task.channel, task.place, task.settings.paths.base, task.origin, lambda text: tell(ready=text))
     return 0
 
 

@@ -11,17 +11,16 @@ A greeting tells members which job the owner runs, because a member of another j
 
 import hashlib
 import logging
-import os
 import select
 import socket
 from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.sockets import raise_sigio
+from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 from fastfuse.sagemaker.running.serving import RunSettings
-from fastfuse.sagemaker.script.files import BaseDirInUseError, claim_base_dir, open_directory, path_of
 
-__all__ = ["Members", "Owner", "claim_or_join"]
+__all__ = ["Members", "claim_or_join", "has_ended"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Members:
                 with suppress(ConnectionError):  # it ended at once
                     connection.send(self._greeting)
                 self._connections.append(connection)
-        for connection in [item for item in self._connections if _has_ended(item)]:
+        for connection in [item for item in self._connections if has_ended(item)]:
             connection.close()
             self._connections.remove(connection)
         return bool(self._connections)
@@ -80,24 +79,8 @@ class Members:
         self._listener = None
 
 
-class Owner:
-    """A member's side: the run that prepared the channels."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def watch(self) -> None:
-        """Have SIGIO tell of the owner's end; the caller has blocked it."""
-        raise_sigio(self._connection)
-
-    @property
-    def has_ended(self) -> bool:
-        """True once the owner, and with it the channels, is gone."""
-        return _has_ended(self._connection)
-
-
-def claim_or_join(settings: RunSettings) -> "int | Owner":
-    """Wait for the channels or for the right to prepare them; return the owner, or the descriptor of our claim.
+def claim_or_join(settings: RunSettings) -> int | socket.socket:
+    """Wait for the channels or for the right to prepare them; return the owner's end, or the descriptor of our claim.
 
     Raises:
         ConfigurationError: the owner runs another job, or the base directory cannot be made.
@@ -106,17 +89,13 @@ def claim_or_join(settings: RunSettings) -> "int | Owner":
     paths = settings.paths
     is_told = False
     while True:
-        try:
+        with suppress(BaseDirInUseError):
             return claim_base_dir(paths)
-        except BaseDirInUseError:
-            input_fd = open_directory(paths.input, paths.base)
-        try:
+        with directory_at(paths.input, paths.base) as input_fd:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if (greeting := _greeted(connection, str(path_of(input_fd) / _NAME))) is not None:
                 break
             connection.close()
-        finally:
-            os.close(input_fd)
         if not is_told:
             _log.info("waiting for the run that prepares the channels below %s", paths.base)
             is_told = True
@@ -129,7 +108,7 @@ def claim_or_join(settings: RunSettings) -> "int | Owner":
         )
     if settings.metrics_listen is not None:
         _log.info("the run that prepared the channels serves the metrics")
-    return Owner(connection)
+    return connection
 
 
 def _greeted(connection: socket.socket, path: str) -> bytes | None:
@@ -151,7 +130,8 @@ def _digest(settings: RunSettings) -> bytes:
     return hashlib.sha256(repr(shared).encode(errors="surrogateescape")).digest()
 
 
-def _has_ended(connection: socket.socket) -> bool:
+def has_ended(connection: socket.socket) -> bool:
+    """Return whether the run at the other end is gone, and with an owner its channels."""
     try:
         return not connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
     except BlockingIOError:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastfuse.index.inodes.builder import TableBuilder
@@ -11,11 +11,11 @@ from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.download.disk import DiskClaim, disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
-from fastfuse.sagemaker.download.survey import DiskClaim, disk_claims
 from fastfuse.testing import LoopbackServer, MemoryObjects
 
-__all__ = ["MEMORY_BYTES", "PART_BYTES", "files_below", "refs_of", "run", "settings_for", "snapshot_fd", "table_of"]
+__all__ = ["MEMORY_BYTES", "PART_BYTES", "Source", "files_below", "refs_of", "settings_for", "snapshot_fd", "table_of"]
 
 PART_BYTES = 64 << 10
 MEMORY_BYTES = 1 << 20
@@ -61,31 +61,41 @@ def settings_for(directory: Path, *, claim: DiskClaim | None = None) -> Download
     )
 
 
-def run(
-    server: LoopbackServer,
-    table: InodeTable,
-    directory: Path,
-    *,
-    claim: DiskClaim | None = None,
-    tell: Callable[[DownloadReport], None] = lambda _: None,
-    deadline_s: float = 60.0,
-    verify: bool = False,
-) -> DownloadReport:
-    """Download the channel in this process."""
-    connection = ConnectionConfig(
-        endpoint_url=server.endpoint_url,
-        region="us-east-1",
-        sign_request=False,
-        force_path_style=True,
-        deadline_s=deadline_s,
-        verify=verify,
-    )
-    fd = snapshot_fd(table)
-    settings = replace(settings_for(directory, claim=claim), is_verified=verify)
-    try:
-        return download_channel(fd, connection, settings, tell)
-    finally:
-        os.close(fd)
+@dataclass(frozen=True)
+class Source:
+    """A server and its bucket ``bucket``, to be downloaded in this process."""
+
+    server: LoopbackServer
+    objects: MemoryObjects
+
+    def table(self) -> InodeTable:
+        """Return the index of all objects, as they are now."""
+        return table_of(refs_of(self.objects))
+
+    def run(
+        self,
+        directory: Path,
+        *,
+        table: InodeTable | None = None,
+        claim: DiskClaim | None = None,
+        tell: Callable[[DownloadReport], None] = lambda _: None,
+        deadline_s: float = 60.0,
+        verify: bool = False,
+    ) -> DownloadReport:
+        connection = ConnectionConfig(
+            endpoint_url=self.server.endpoint_url,
+            region="us-east-1",
+            sign_request=False,
+            force_path_style=True,
+            deadline_s=deadline_s,
+            verify=verify,
+        )
+        fd = snapshot_fd(self.table() if table is None else table)
+        settings = replace(settings_for(directory, claim=claim), is_verified=verify)
+        try:
+            return download_channel(fd, connection, settings, tell)
+        finally:
+            os.close(fd)
 
 
 def files_below(root: Path) -> dict[str, bytes]:

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.sagemaker.download.channels import Source
 
 
 @pytest.fixture
-def server(objects: MemoryObjects) -> Iterator[LoopbackServer]:
+def s3(objects: MemoryObjects) -> Iterator[Source]:
     with LoopbackServer({"bucket": objects}) as server:
-        yield server
+        yield Source(server, objects)

@@ -15,17 +15,9 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download_channel, settle_channel
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import FaultRule, MemoryObjects, Stall
 from tests.forked import Forked
-from tests.sagemaker.download.channels import (
-    PART_BYTES,
-    files_below,
-    refs_of,
-    run,
-    settings_for,
-    snapshot_fd,
-    table_of,
-)
+from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, settings_for, snapshot_fd
 
 OBJECTS = {f"small/{number:02}": os.urandom(1000) for number in range(20)} | {"z-large": os.urandom(40 * PART_BYTES)}
 # Rows go breadth first: the large object is on its way before the small ones.
@@ -37,14 +29,14 @@ def objects() -> MemoryObjects:
     return MemoryObjects(OBJECTS)
 
 
-def kill_when(server: LoopbackServer, objects: MemoryObjects, directory: Path, *, gets: int) -> tuple[int, int]:
+def kill_when(s3: Source, directory: Path, *, gets: int) -> tuple[int, int]:
     """Kill a download once `gets` of its GETs are on the disk; returns the files and bytes that it had told of."""
-    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", skip=gets))
+    rule = s3.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", skip=gets))
     snapshot = directory.parent / "snapshot"
-    fd = snapshot_fd(table_of(refs_of(objects)))
+    fd = snapshot_fd(s3.table())
     snapshot.write_bytes(os.pread(fd, 1 << 20, 0))
     os.close(fd)
-    command = [sys.executable, "-m", "tests.sagemaker.download.child", server.endpoint_url]
+    command = [sys.executable, "-m", "tests.sagemaker.download.child", s3.server.endpoint_url]
     command += [str(snapshot), str(directory)]
     files, total_bytes = 0, 0
     with Forked(command, stdout=subprocess.PIPE, text=True) as child:
@@ -57,58 +49,40 @@ def kill_when(server: LoopbackServer, objects: MemoryObjects, directory: Path, *
         child.kill()
         child.wait()
         assert child.returncode == -signal.SIGKILL
-    server.faults.remove(rule)
-    server.clear_requests()
+    s3.server.faults.remove(rule)
+    s3.server.clear_requests()
     return files, total_bytes
 
 
 @pytest.mark.parametrize("gets", [0, 1, 17, 39, 45])
-def test_after_a_kill_only_what_is_missing_is_fetched(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, gets: int
-) -> None:
+def test_after_a_kill_only_what_is_missing_is_fetched(s3: Source, tmp_path: Path, gets: int) -> None:
     channel = tmp_path / "channel"
-    files, done_bytes = kill_when(server, objects, channel, gets=gets)
+    files, done_bytes = kill_when(s3, channel, gets=gets)
     shown = {
         name: data for name, data in files_below(channel).items() if not name.startswith(os.fsdecode(PRIVATE_NAME))
     }
     assert shown.items() <= OBJECTS.items()
     assert len(shown) == files
-    report = run(server, table_of(refs_of(objects)), channel)
+    report = s3.run(channel)
     assert files_below(channel) == OBJECTS
     assert report.kept_files == files
     assert report.fetched_bytes == TOTAL_BYTES - done_bytes
 
 
-def test_after_two_kills_each_part_was_fetched_once(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
-) -> None:
+def test_parts_of_an_object_that_was_replaced_meanwhile_are_thrown_away(s3: Source, tmp_path: Path) -> None:
     channel = tmp_path / "channel"
-    _, first_bytes = kill_when(server, objects, channel, gets=10)
-    rest = (TOTAL_BYTES - first_bytes) // PART_BYTES
-    assert rest == 30
-    report = run(server, table_of(refs_of(objects)), channel)
-    assert report.fetched_bytes == TOTAL_BYTES - first_bytes
-    assert files_below(channel) == OBJECTS
-
-
-def test_parts_of_an_object_that_was_replaced_meanwhile_are_thrown_away(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
-) -> None:
-    channel = tmp_path / "channel"
-    kill_when(server, objects, channel, gets=10)
+    kill_when(s3, channel, gets=10)
     other = os.urandom(40 * PART_BYTES)
-    objects.put("z-large", other)
-    report = run(server, table_of(refs_of(objects)), channel)
+    s3.objects.put("z-large", other)
+    report = s3.run(channel)
     assert files_below(channel) == OBJECTS | {"z-large": other}
     assert report.fetched_bytes == TOTAL_BYTES
 
 
 @pytest.mark.parametrize("damage", ["shorter", "no journal", "bad journal"])
-def test_parts_that_are_not_what_the_journal_says_are_fetched_again(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, damage: str
-) -> None:
+def test_parts_that_are_not_what_the_journal_says_are_fetched_again(s3: Source, tmp_path: Path, damage: str) -> None:
     channel = tmp_path / "channel"
-    kill_when(server, objects, channel, gets=10)
+    kill_when(s3, channel, gets=10)
     (journal,) = (channel / os.fsdecode(PRIVATE_NAME)).glob("*.parts")
     match damage:
         case "shorter":
@@ -117,7 +91,7 @@ def test_parts_that_are_not_what_the_journal_says_are_fetched_again(
             journal.unlink()
         case "bad journal":
             journal.write_bytes(b"\1" * journal.stat().st_size)
-    report = run(server, table_of(refs_of(objects)), channel)
+    report = s3.run(channel)
     assert files_below(channel) == OBJECTS
     assert report.fetched_bytes == TOTAL_BYTES
 
@@ -136,52 +110,46 @@ def multipart(objects: MemoryObjects) -> None:
 
 
 def test_after_another_boot_only_files_that_prove_themselves_are_kept(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, other_boot: Path
+    s3: Source, tmp_path: Path, other_boot: Path
 ) -> None:
-    multipart(objects)
+    multipart(s3.objects)
     channel = tmp_path / "channel"
-    run(server, table_of(refs_of(objects)), channel)
+    s3.run(channel)
     damaged = channel / "small/03"
     times = damaged.stat().st_mtime_ns
     damaged.write_bytes(bytes(1000))  # as a file whose bytes never reached the disk
     os.utime(damaged, ns=(times, times))
     other_boot.write_text("00000000-0000-0000-0000-000000000002\n")
-    report = run(server, table_of(refs_of(objects)), channel)
+    report = s3.run(channel)
     assert report.kept_files == 19
     assert report.fetched_bytes == 1000 + 40 * PART_BYTES
     assert files_below(channel) == OBJECTS
-    assert run(server, table_of(refs_of(objects)), channel).requests == 0
+    assert s3.run(channel).requests == 0
 
 
-def test_after_another_boot_a_settled_channel_is_kept(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, other_boot: Path
-) -> None:
-    multipart(objects)
+def test_after_another_boot_a_settled_channel_is_kept(s3: Source, tmp_path: Path, other_boot: Path) -> None:
+    multipart(s3.objects)
     channel = tmp_path / "channel"
-    run(server, table_of(refs_of(objects)), channel)
+    s3.run(channel)
     settle_channel(channel)
     other_boot.write_text("00000000-0000-0000-0000-000000000002\n")
-    assert run(server, table_of(refs_of(objects)), channel).requests == 0
+    assert s3.run(channel).requests == 0
 
 
-def test_after_another_boot_parts_are_fetched_again(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path, other_boot: Path
-) -> None:
+def test_after_another_boot_parts_are_fetched_again(s3: Source, tmp_path: Path, other_boot: Path) -> None:
     channel = tmp_path / "channel"
-    kill_when(server, objects, channel, gets=10)  # a child, of the kernel's boot
-    assert run(server, table_of(refs_of(objects)), channel).fetched_bytes == TOTAL_BYTES
+    kill_when(s3, channel, gets=10)  # a child, of the kernel's boot
+    assert s3.run(channel).fetched_bytes == TOTAL_BYTES
     assert files_below(channel) == OBJECTS
 
 
-def test_without_extended_attributes_only_an_md5_keeps_a_file(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
-) -> None:
-    multipart(objects)
-    run(server, table_of(refs_of(objects)), tmp_path)
+def test_without_extended_attributes_only_an_md5_keeps_a_file(s3: Source, tmp_path: Path) -> None:
+    multipart(s3.objects)
+    s3.run(tmp_path)
     for path in tmp_path.rglob("*"):
         if path.is_file():
             os.removexattr(path, "user.fastfuse")
-    report = run(server, table_of(refs_of(objects)), tmp_path)
+    report = s3.run(tmp_path)
     assert (report.kept_files, report.fetched_bytes) == (20, 40 * PART_BYTES)
 
 
@@ -196,11 +164,9 @@ def small_disk(place: Path, *, size_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def test_a_disk_that_fills_up_is_told_and_what_is_whole_stays(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
-) -> None:
-    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False)
-    fd = snapshot_fd(table_of(refs_of(objects)))
+def test_a_disk_that_fills_up_is_told_and_what_is_whole_stays(s3: Source, tmp_path: Path) -> None:
+    connection = ConnectionConfig(endpoint_url=s3.server.endpoint_url, region="us-east-1", sign_request=False)
+    fd = snapshot_fd(s3.table())
     with small_disk(tmp_path / "disk", size_bytes=TOTAL_BYTES + (1 << 20)) as place:
         filler = place / "filler"
 
@@ -216,17 +182,15 @@ def test_a_disk_that_fills_up_is_told_and_what_is_whole_stays(
         assert {name: shown[name] for name in shown.keys() & OBJECTS.keys()}.items() <= OBJECTS.items()
         assert "z-large" not in shown
         filler.unlink()
-        report = run(server, table_of(refs_of(objects)), place / "channel")
+        report = s3.run(place / "channel")
         assert files_below(place / "channel") == OBJECTS
         assert report.fetched_bytes < TOTAL_BYTES
     os.close(fd)
 
 
-def test_a_disk_without_enough_inodes_is_refused_before_the_first_byte(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
-) -> None:
+def test_a_disk_without_enough_inodes_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_bytes=1 << 30) as place:
         subprocess.run(["mount", "-o", "remount,nr_inodes=10", place], check=True)
         with pytest.raises(DiskError, match=r"needs 22 inodes in '.*', and . are free there"):
-            run(server, table_of(refs_of(objects)), place)
-    assert server.requests == ()
+            s3.run(place)
+    assert s3.server.requests == ()

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import DiskError
-from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download.survey import disk_claims
-from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.sagemaker.download.channels import files_below, refs_of, run, table_of
+from fastfuse.sagemaker.download.disk import disk_claims
+from fastfuse.testing import MemoryObjects
+from tests.sagemaker.download.channels import Source, files_below, table_of
 from tests.sagemaker.download.test_accidents import small_disk
 
 MIB = 1 << 20
@@ -21,11 +20,6 @@ OBJECTS = {"large": os.urandom(2 * MIB), "small": b"s"}
 @pytest.fixture(scope="module")
 def objects() -> MemoryObjects:
     return MemoryObjects(OBJECTS)
-
-
-@pytest.fixture
-def table(objects: MemoryObjects) -> InodeTable:
-    return table_of(refs_of(objects))
 
 
 def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
@@ -61,42 +55,38 @@ def test_claims_are_shared_with_processes_that_are_forked() -> None:
     assert ours.others_bytes == 1000
 
 
-def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(
-    server: LoopbackServer, table: InodeTable, tmp_path: Path
-) -> None:
+def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:
     claims = disk_claims(2)
     with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as place:
         other = claims[0]
         other.put(place.stat().st_dev, 3 * MIB)
         with pytest.raises(DiskError, match=r"needs 2 MiB in '.*', the job's other channels 3 MiB, and .* are"):
-            run(server, table, place / "channel", claim=claims[1])
-        assert server.requests == ()
+            s3.run(place / "channel", claim=claims[1])
+        assert s3.server.requests == ()
         other.shrink(0.5)
-        run(server, table, place / "channel", claim=claims[1])
+        s3.run(place / "channel", claim=claims[1])
         assert files_below(place / "channel") == OBJECTS
 
 
-def test_objects_of_16_eib_in_all_are_refused_with_their_sum(server: LoopbackServer, tmp_path: Path) -> None:
+def test_objects_of_16_eib_in_all_are_refused_with_their_sum(s3: Source, tmp_path: Path) -> None:
     ref = ObjectRef("bucket", "a", (1 << 63) - 1, '"e"', 0)
     with pytest.raises(DiskError, match=r"the channel needs 17179869184 GiB in "):
-        run(server, table_of([ref, replace(ref, key="b")]), tmp_path)
+        s3.run(tmp_path, table=table_of([ref, replace(ref, key="b")]))
 
 
-def test_what_is_written_is_claimed_no_more(server: LoopbackServer, table: InodeTable, tmp_path: Path) -> None:
+def test_what_is_written_is_claimed_no_more(s3: Source, tmp_path: Path) -> None:
     claims = disk_claims(2)
     watching = claims[1]
     watching.put(tmp_path.stat().st_dev, 0)
     seen: list[int] = []
-    run(server, table, tmp_path, claim=claims[0], tell=lambda _: seen.append(watching.others_bytes))
+    s3.run(tmp_path, claim=claims[0], tell=lambda _: seen.append(watching.others_bytes))
     assert seen[0] > 2 * MIB
     assert seen[-1] == 0
     assert seen == sorted(seen, reverse=True)
 
 
-def test_who_needs_nothing_is_not_refused_for_what_others_need(
-    server: LoopbackServer, table: InodeTable, tmp_path: Path
-) -> None:
+def test_who_needs_nothing_is_not_refused_for_what_others_need(s3: Source, tmp_path: Path) -> None:
     claims = disk_claims(2)
-    run(server, table, tmp_path)
+    s3.run(tmp_path)
     claims[1].put(tmp_path.stat().st_dev, 1 << 60)
-    assert run(server, table, tmp_path, claim=claims[0]).requests == 0
+    assert s3.run(tmp_path, claim=claims[0]).requests == 0

@@ -14,11 +14,9 @@ import pytest
 
 from fastfuse.filesystem.mountpoint import find_mount
 from tests.bad_input.checks import NOBODY, as_nobody, run
-from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.local.conftest import FILES, mounted_tmpfs, write_files
-from tests.sagemaker.running.jobs import CHECKSUMS, Job, channel, running, script
+from tests.sagemaker.running.jobs import CHECKSUMS, channel, running, script
 from tests.sagemaker.running.test_accidents import kill_all
-from tests.semantics.leftovers import descendants
 
 # Nothing answers there: no channel of these jobs is in S3.
 NO_S3 = "http://127.0.0.1:9"
@@ -133,15 +131,6 @@ def test_an_ordinary_user_gets_a_link(tmp_path: Path) -> None:
     assert left_in(base / "input/data") == []
 
 
-def kill(job: Job) -> None:
-    """Kill the run alone; the guardian clears up."""
-    ends = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
-    job.process.kill()
-    for end in ends:
-        wait_for_end(end)
-    job.wait()
-
-
 def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
     directory = write_files(tmp_path / "data")
     channels = [local("whole", "FastFile", directory), local("share", "File", directory, "ShardedByS3Key")]
@@ -152,7 +141,7 @@ def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
         assert len(left_in(job.data / "share")) == len(FILES)
     with running(NO_S3, channels, base=tmp_path / "ml") as job:
         job.wait_for_log("All channels are ready")
-        kill(job)
+        job.kill()
         assert find_mount(job.data / "whole") is None
         assert left_in(job.data) == []
     assert all((directory / name).read_bytes() == content for name, content in FILES.items())

@@ -11,7 +11,7 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.local_files import FileReader, Found, list_files
-from fastfuse.sagemaker.pipe.sequence import source_order
+from fastfuse.sagemaker.pipe.content import source_order
 from tests.sagemaker.local.conftest import FILES, write_files
 from tests.tables import check_table
 

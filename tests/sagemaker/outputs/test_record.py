@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fastfuse import __version__
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, read_failure
-from fastfuse.sagemaker.script.files import JobPaths
+from fastfuse.sagemaker.files import JobPaths
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, Usage, read_failure
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from tests.sagemaker.running.jobs import BUCKET, Job, channel, running, script
 from tests.semantics.leftovers import nothing_is_left
@@ -97,3 +97,10 @@ def test_a_failure_that_is_a_link_or_a_fifo_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "output" / "failure").unlink()
     os.mkfifo(tmp_path / "output" / "failure")
     assert read_failure(JobPaths(tmp_path)) == ""
+
+
+def test_small_costs_are_told_to_the_digit_that_counts() -> None:
+    assert str(Usage(fetched_bytes=3 << 20, gets=10, lists=1)) == (
+        "3 MiB, 10 GET, 1 LIST, $0.000009 at the prices of us-east-1"
+    )
+    assert ", $4.00 at" in str(Usage(fetched_bytes=0, gets=10_000_000, lists=0))

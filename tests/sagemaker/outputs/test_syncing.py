@@ -14,10 +14,10 @@ import pytest
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import SyncedDirectory
+from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.sagemaker.script.files import JobPaths
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request as request_of
@@ -129,7 +129,7 @@ def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Serve
         sync.wait_for(**{"a": b"other", "b/c": b""})
         sync.finish()
         assert sync.process.failures() == []
-        assert sync.process.artifacts["checkpoints"].files == 2
+        assert sync.process.artifacts["checkpoints"]["Files"] == 2
 
 
 def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(moto_server: S3Server, directory: Path) -> None:
@@ -171,7 +171,7 @@ def test_what_s3_has_is_brought_back_and_not_sent_again(moto_server: S3Server, d
         assert (directory / "epoch-1" / "model").read_bytes() == b"weights"
         assert [path.name for path in directory.iterdir()] == ["epoch-1"]
         sync.finish()
-        assert sync.process.artifacts["checkpoints"].files == 0
+        assert sync.process.artifacts["checkpoints"]["Files"] == 0
 
 
 def test_what_was_brought_back_and_has_changed_is_sent(moto_server: S3Server, directory: Path) -> None:
@@ -180,7 +180,7 @@ def test_what_was_brought_back_and_has_changed_is_sent(moto_server: S3Server, di
         put(directory / "model", b"newer")
         sync.finish()
         assert sync.objects() == {"model": b"newer"}
-        assert sync.process.artifacts["checkpoints"].files == 1
+        assert sync.process.artifacts["checkpoints"]["Files"] == 1
 
 
 def test_files_that_are_there_are_kept_and_nothing_is_brought_back(

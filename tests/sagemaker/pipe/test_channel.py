@@ -5,15 +5,18 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from fastfuse.index.sources.shuffle import shuffled
-from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, Flip, LoopbackServer, MemoryObjects, Stall, Truncate
+from fastfuse.testing import ACCESS_DENIED, FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
 from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
-from tests.sagemaker.pipe.test_recordio import MAGIC, model_read
+from tests.sagemaker.pipe.test_encodings import MAGIC, model_read
+
+Stream = Callable[..., AbstractContextManager[Streamer]]
 
 MIB = 1 << 20
 # Small files and one of several parts, in folders whose keys are not in the order of their names.
@@ -57,16 +60,28 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "input" / "data"
 
 
+@pytest.fixture
+def stream(server: LoopbackServer, place: Path) -> Stream:
+    """Stream a prefix or manifest of the bucket to `place`, until the block ends."""
+
+    @contextmanager
+    def streamed(source: str = "data/", *, is_ready: bool = True, **settings: object) -> Iterator[Streamer]:
+        with streaming(server.endpoint_url, f"s3://bucket/{source}", place, **settings) as streamer:
+            if is_ready:
+                streamer.hear("ready")
+            yield streamer
+
+    return streamed
+
+
 def names(place: Path) -> set[str]:
     return {path.name for path in place.iterdir()}
 
 
-def test_epochs_follow_one_another_each_with_everything_in_the_order_of_keys(
-    server: LoopbackServer, place: Path
-) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+def test_epochs_follow_one_another_each_with_everything_in_the_order_of_keys(stream: Stream, place: Path) -> None:
+    with stream() as streamer:
         assert names(place) == {"train_0"}
+        assert stat.S_IMODE((place / "train_0").stat().st_mode) == 0o644  # whoever may enter the directory may read
         assert Reader.start(place, count=3).epochs() == [WHOLE] * 3
         # As they were announced, and no more of them than the next one.
         assert [streamer.hear("progress")["epoch"] for _ in range(3)][-1] <= 3
@@ -74,9 +89,8 @@ def test_epochs_follow_one_another_each_with_everything_in_the_order_of_keys(
     assert names(place) == set()
 
 
-def test_progress_counts_what_was_streamed_and_fetched_over_all_epochs(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+def test_progress_counts_what_was_streamed_and_fetched_over_all_epochs(stream: Stream, place: Path) -> None:
+    with stream() as streamer:
         total_bytes = WHOLE[0]
         for epoch in (1, 2):
             assert Reader.start(place, first=epoch - 1).epochs() == [WHOLE]
@@ -89,9 +103,8 @@ def test_progress_counts_what_was_streamed_and_fetched_over_all_epochs(server: L
             assert len(DATA) - 1 <= told["requests"]
 
 
-def test_the_next_epochs_fifo_is_there_while_one_is_read(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+def test_the_next_epochs_fifo_is_there_while_one_is_read(stream: Stream, place: Path) -> None:
+    with stream():
         with open(place / "train_0", "rb", buffering=0) as first:
             assert first.read(10) == ORDERED[0][:10]
             assert names(place) == {"train_0", "train_1"}
@@ -104,103 +117,71 @@ def test_the_next_epochs_fifo_is_there_while_one_is_read(server: LoopbackServer,
             assert digest(second.read()) == WHOLE
 
 
-def test_a_reader_that_closes_early_gets_the_next_epoch_from_its_beginning(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+def test_a_reader_that_closes_early_gets_the_next_epoch_from_its_beginning(stream: Stream, place: Path) -> None:
+    with stream():
         assert all(total < 5000 for total, _ in Reader.start(place, count=3, stop_bytes=2000).epochs())
         assert Reader.start(place, first=3).epochs() == [WHOLE]
 
 
-def test_a_reader_that_never_blocks_gets_everything(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+def test_a_reader_that_never_blocks_gets_everything(stream: Stream, place: Path) -> None:
+    with stream():
         assert Reader.start(place, count=2, is_blocking=False).epochs() == [WHOLE] * 2
 
 
-def test_a_reader_that_waits_for_the_fifo_to_appear_gets_everything(server: LoopbackServer, place: Path) -> None:
-    reader = Reader.start(place)
-    with streaming(server.endpoint_url, "s3://bucket/data/", place):
-        assert reader.epochs() == [WHOLE]
-
-
-def test_an_empty_shard_is_an_empty_epoch(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/nothing/", place) as streamer:
-        streamer.hear("ready")
+def test_an_empty_shard_is_an_empty_epoch(stream: Stream, place: Path) -> None:
+    with stream("nothing/"):
         assert Reader.start(place, count=2).epochs() == [digest(b"")] * 2
 
 
-def test_each_epoch_is_shuffled_by_seed_and_number(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place, shuffle_seed=7) as streamer:
-        streamer.hear("ready")
+def test_each_epoch_is_shuffled_by_seed_and_number(stream: Stream, place: Path) -> None:
+    with stream(shuffle_seed=7):
         expected = [digest(b"".join(ORDERED[at] for at in shuffled(len(ORDERED), 7, epoch))) for epoch in (0, 1)]
         assert Reader.start(place, count=2).epochs() == expected
 
 
-def test_a_manifest_is_streamed_in_its_own_order_and_twice_where_it_says_so(
-    server: LoopbackServer, place: Path
-) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/prefix.manifest", place, kind="ManifestFile") as streamer:
-        streamer.hear("ready")
+def test_a_manifest_is_streamed_in_its_own_order_and_twice_where_it_says_so(stream: Stream, place: Path) -> None:
+    with stream("prefix.manifest", kind="ManifestFile"):
         expected = DATA["data/large"] + DATA["data/a/001"] * 2
         assert Reader.start(place).epochs() == [digest(expected)]
 
 
-def test_gzip_is_decompressed_over_all_members(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/gzip/", place, is_gzip=True) as streamer:
-        streamer.hear("ready")
+def test_gzip_is_decompressed_over_all_members(stream: Stream, place: Path) -> None:
+    with stream("gzip/", is_gzip=True):
         expected = DATA["data/a/001"] + DATA["data/large"] + DATA["data/a/002"]
         assert Reader.start(place).epochs() == [digest(expected)]
 
 
 def _read_records(streamer: Streamer) -> list[bytes]:
-    streamer.hear("ready")
     with open(streamer.directory / "train_0", "rb") as fifo:
         return model_read(fifo.read())
 
 
-def test_each_object_is_a_record(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/records/", place, wraps_records=True) as streamer:
+def test_each_object_is_a_record(stream: Stream) -> None:
+    with stream("records/", wraps_records=True) as streamer:
         assert _read_records(streamer) == [MAGIC + b"x" * (9 * MIB) + MAGIC, b"odd", b""]
 
 
-def test_a_record_is_what_was_compressed(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/gzip/", place, wraps_records=True, is_gzip=True) as streamer:
-        assert _read_records(streamer) == [DATA["data/a/001"] + DATA["data/large"], DATA["data/a/002"]]
-
-
 @pytest.mark.parametrize("seed", [None, 3])
-def test_of_an_augmented_manifest_each_attribute_is_a_record_line_after_line(
-    server: LoopbackServer, place: Path, seed: int | None
-) -> None:
+def test_of_an_augmented_manifest_each_attribute_is_a_record_line_after_line(stream: Stream, seed: int | None) -> None:
     settings = {"kind": "AugmentedManifestFile", "attribute_names": ("class", "source-ref"), "shuffle_seed": seed}
-    with streaming(
-        server.endpoint_url, "s3://bucket/lines.manifest", place, wraps_records=True, **settings
-    ) as streamer:
+    with stream("lines.manifest", wraps_records=True, **settings) as streamer:
         order = range(20) if seed is None else shuffled(20, seed, 0)
         expected = [record for line in order for record in (b"%d" % line, DATA[f"data/a/{line:03}"])]
         assert _read_records(streamer) == expected
 
 
-def test_without_records_the_attributes_follow_one_another(server: LoopbackServer, place: Path) -> None:
+def test_without_records_the_attributes_follow_one_another(stream: Stream, place: Path) -> None:
     settings = {"kind": "AugmentedManifestFile", "attribute_names": ("class", "source-ref")}
-    with streaming(server.endpoint_url, "s3://bucket/lines.manifest", place, **settings) as streamer:
-        streamer.hear("ready")
+    with stream("lines.manifest", **settings):
         expected = b"".join(b"%d" % line + DATA[f"data/a/{line:03}"] for line in range(20))
         assert Reader.start(place).epochs() == [digest(expected)]
 
 
-def test_what_the_service_gets_wrong_now_and_then_is_not_seen(server: LoopbackServer, place: Path) -> None:
-    server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", probability=0.1, seed=1))
-    server.faults.add(FaultRule(action=Truncate(500), operation="GetObject", probability=0.1, seed=2))
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
-        assert Reader.start(place).epochs() == [WHOLE]
-
-
-def test_an_epoch_that_fails_has_no_end_until_the_streamer_is_stopped(server: LoopbackServer, place: Path) -> None:
+def test_an_epoch_that_fails_has_no_end_until_the_streamer_is_stopped(
+    server: LoopbackServer, stream: Stream, place: Path
+) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/large"))
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+    with stream() as streamer:
         reader = Reader.start(place)
         assert "'data/large'" in streamer.hear("error")
         assert not reader.is_done()
@@ -212,12 +193,12 @@ def test_an_epoch_that_fails_has_no_end_until_the_streamer_is_stopped(server: Lo
     assert names(place) == set()
 
 
-def test_an_epoch_of_bytes_that_were_damaged_has_no_end(server: LoopbackServer, place: Path) -> None:
+def test_an_epoch_of_bytes_that_were_damaged_has_no_end(server: LoopbackServer, stream: Stream, place: Path) -> None:
     """The server keeps no checksums, but its ETags are MD5s."""
-    with streaming(server.endpoint_url, "s3://bucket/data/large", place, verify=True):
+    with stream("data/large", verify=True):
         assert Reader.start(place).epochs() == [digest(DATA["data/large"])]
     server.faults.add(FaultRule(action=Flip(lambda start, end: [5]), operation="GetObject", key="data/large"))
-    with streaming(server.endpoint_url, "s3://bucket/data/large", place, verify=True) as streamer:
+    with stream("data/large", verify=True) as streamer:
         reader = Reader.start(place)
         assert "'data/large' was received damaged" in streamer.hear("error")
         assert not reader.is_done()
@@ -225,9 +206,8 @@ def test_an_epoch_of_bytes_that_were_damaged_has_no_end(server: LoopbackServer, 
 
 
 @pytest.mark.parametrize(("key", "what"), [("1", "it is not gzip data"), ("2", "cut short")])
-def test_damaged_gzip_fails_the_epoch(server: LoopbackServer, place: Path, key: str, what: str) -> None:
-    with streaming(server.endpoint_url, f"s3://bucket/damaged/{key}", place, is_gzip=True) as streamer:
-        streamer.hear("ready")
+def test_damaged_gzip_fails_the_epoch(stream: Stream, place: Path, key: str, what: str) -> None:
+    with stream(f"damaged/{key}", is_gzip=True) as streamer:
         reader = Reader.start(place)
         told = streamer.hear("error")
         assert f"'s3://bucket/damaged/{key}' cannot be decompressed" in told
@@ -237,52 +217,42 @@ def test_damaged_gzip_fails_the_epoch(server: LoopbackServer, place: Path, key: 
         assert streamer.stop() == 4
 
 
-def test_sigterm_while_nobody_reads_ends_it_and_leaves_nothing(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
-        assert streamer.stop() == 0
-    assert names(place) == set()
-
-
-def test_sigterm_while_a_slow_service_is_waited_for_ends_it(server: LoopbackServer, place: Path) -> None:
+def test_sigterm_while_a_slow_service_is_waited_for_ends_it(
+    server: LoopbackServer, stream: Stream, place: Path
+) -> None:
     stall = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="data/large"))
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
-        with open(place / "train_0", "rb", buffering=0) as fifo:
-            assert fifo.read(10) == ORDERED[0][:10]
-            assert streamer.stop() == 0
+    with stream() as streamer, open(place / "train_0", "rb", buffering=0) as fifo:
+        assert fifo.read(10) == ORDERED[0][:10]
+        assert streamer.stop() == 0
     server.faults.remove(stall)
 
 
-def test_what_an_earlier_run_has_left_is_replaced(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+def test_what_an_earlier_run_has_left_is_replaced(stream: Stream, place: Path) -> None:
+    with stream() as streamer:
         streamer.process.kill()
         streamer.wait()
     assert names(place) == {"train_0"}
     os.mkfifo(place / "train_7")
     os.mkfifo(place / "train_x")
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+    with stream() as streamer:
         assert names(place) == {"train_0", "train_x"}
         assert Reader.start(place).epochs() == [WHOLE]
 
 
-def test_what_is_no_fifo_is_refused_and_stays(server: LoopbackServer, place: Path) -> None:
+def test_what_is_no_fifo_is_refused_and_stays(stream: Stream, place: Path) -> None:
     place.mkdir(parents=True)
     (place / "train_0").write_text("mine")
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
+    with stream(is_ready=False) as streamer:
         assert "is where a FIFO of the channel belongs" in streamer.hear("raised")
         assert streamer.wait() == 2
     assert (place / "train_0").read_text() == "mine"
     assert names(place) == {"train_0"}
 
 
-def test_what_takes_the_next_epochs_place_fails_this_one(server: LoopbackServer, place: Path) -> None:
+def test_what_takes_the_next_epochs_place_fails_this_one(stream: Stream, place: Path) -> None:
     place.mkdir(parents=True)
     (place / "train_1").mkdir()
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
+    with stream() as streamer:
         reader = Reader.start(place)
         assert "train_1" in streamer.hear("error")
         reader.kill()
@@ -290,8 +260,8 @@ def test_what_takes_the_next_epochs_place_fails_this_one(server: LoopbackServer,
     assert names(place) == {"train_1"}
 
 
-def test_a_streamer_that_is_killed_gives_its_reader_no_end(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place, is_guarded=True) as streamer:
+def test_a_streamer_that_is_killed_gives_its_reader_no_end(stream: Stream, place: Path) -> None:
+    with stream(is_guarded=True, is_ready=False) as streamer:
         pid = streamer.hear("pid")
         streamer.hear("ready")
         # It has one epoch to its end, so its parent lets go what it should.
@@ -312,9 +282,3 @@ def test_a_streamer_that_is_killed_gives_its_reader_no_end(server: LoopbackServe
             assert fifo.read(1) == b""
             assert os.read(later, 1) == b""
             os.close(later)
-
-
-def test_a_fifo_may_be_read_by_whoever_may_enter_its_directory(server: LoopbackServer, place: Path) -> None:
-    with streaming(server.endpoint_url, "s3://bucket/data/", place) as streamer:
-        streamer.hear("ready")
-        assert stat.S_IMODE((place / "train_0").stat().st_mode) == 0o644

@@ -25,7 +25,7 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode
-from fastfuse.sagemaker.pipe.sequence import File, sequence_of
+from fastfuse.sagemaker.pipe.content import File, sequence_of
 from tests.store import MemoryStore
 
 EPOCHS = 5

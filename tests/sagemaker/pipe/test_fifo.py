@@ -2,6 +2,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import trio.testing
 
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.s3.buffers import PartBuffers
-from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
+from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
 from tests.descriptors import open_descriptors
 
 PIPE_MAX = int(Path("/proc/sys/fs/pipe-max-size").read_text())
@@ -108,15 +109,6 @@ async def test_where_pages_cannot_be_lent_they_are_copied(
     assert await lent(tmp_path, fifo, parts) == b"a" * (128 << 10) + b"b" * (128 << 10)
 
 
-async def test_a_reader_that_was_there_before_anybody_waited_is_noticed(tmp_path: Path) -> None:
-    fifo = Fifo(tmp_path / "train_0")
-    os.close(os.open(tmp_path / "train_0", os.O_RDONLY))
-    await fifo.opened()
-    with pytest.raises(BrokenPipeError):
-        await fifo.write(b"data")
-    fifo.close()
-
-
 async def test_a_reader_that_goes_while_a_write_waits_ends_the_write(tmp_path: Path) -> None:
     fifo = Fifo(tmp_path / "train_0")
     fd = os.open(tmp_path / "train_0", os.O_RDONLY)
@@ -212,3 +204,39 @@ def test_only_fifos_of_the_channels_epochs_are_stale(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {
         *("train_1_0", "train_x", "train2_0", "train_", "train_3", "train_4")
     }
+
+
+def is_over(reading_fd: int) -> bool:
+    """Whether nobody has the other end open; nothing is ever written there."""
+    return bool(select.select([reading_fd], [], [], 0)[0])
+
+
+def test_what_is_held_has_no_end_until_it_is_let_go_the_earliest_first() -> None:
+    guard = Guard()
+    pipes = [os.pipe() for _ in range(2)]
+    for _, writing_fd in pipes:
+        guard.hold(writing_fd)
+        os.close(writing_fd)
+    guard.update()
+    readers = [reading_fd for reading_fd, _ in pipes]
+    assert [is_over(fd) for fd in readers] == [False, False]
+    guard.let_go()
+    assert select.select([guard], [], [], 0)[0] == [guard]
+    guard.update()
+    assert [is_over(fd) for fd in readers] == [True, False]
+    guard.close()
+    assert [is_over(fd) for fd in readers] == [True, True]
+    for fd in readers:
+        os.close(fd)
+
+
+def test_what_was_held_last_before_a_death_is_held() -> None:
+    guard = Guard()
+    reading_fd, writing_fd = os.pipe()
+    guard.hold(writing_fd)
+    os.close(writing_fd)
+    # Nobody has looked yet.
+    assert not is_over(reading_fd)
+    guard.close()
+    assert is_over(reading_fd)
+    os.close(reading_fd)

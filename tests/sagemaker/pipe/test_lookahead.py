@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.sagemaker.pipe.content import File
 from fastfuse.sagemaker.pipe.epoch import Lookahead
-from fastfuse.sagemaker.pipe.sequence import File
 from tests.fakes import CountingReader
 from tests.readahead.readers import Files, ScriptedReader, content, listed
 

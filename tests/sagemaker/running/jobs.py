@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.filesystem.waiting import PATIENCE_S, wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
+from tests.semantics.leftovers import descendants
 
 __all__ = ["BUCKET", "CHECKSUMS", "Job", "Script", "channel", "checksums", "running", "script"]
 
@@ -95,6 +96,14 @@ class Job:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.wait()
+
+    def kill(self) -> None:
+        """Kill the run alone, and wait for the end of all that it started, its guardian too."""
+        started = [os.pidfd_open(pid) for pid in descendants(self.process.pid)]
+        self.process.kill()
+        assert self.wait() == -signal.SIGKILL
+        for process in started:
+            wait_for_end(process)
 
     def wait_for_output(self, text: str) -> None:
         """Wait until the command has printed that."""

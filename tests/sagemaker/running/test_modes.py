@@ -6,7 +6,7 @@ import json
 import os
 import pty
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -29,12 +29,6 @@ OBJECTS: Mapping[str, bytes] = {
 }
 TRAIN = hashlib.sha256(b"".join(data for key, data in OBJECTS.items() if key.startswith("train/"))).hexdigest()
 TEST = hashlib.sha256(OBJECTS["test/x"]).hexdigest()
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as running_server:
-        yield running_server
 
 
 @pytest.mark.parametrize("modes", [*zip(MODES, MODES, strict=True), *product(MODES[:1], MODES[1:])], ids="-".join)
@@ -70,17 +64,6 @@ def is_up(modes: tuple[str, str]) -> bool:
     return {*modes} != {"File"}
 
 
-def test_files_that_were_downloaded_are_not_fetched_again(server: LoopbackServer, tmp_path: Path) -> None:
-    channels = [channel("train", "File", "train/")]
-    for _ in range(2):
-        with running(server.endpoint_url, channels, "--keep", base=tmp_path, command=script(CHECKSUMS)) as job:
-            assert job.wait() == 0, job.log
-            assert checksums(job) == {"train": TRAIN}
-    gets = [record.key for record in server.requests if record.operation == "GetObject"]
-    assert sorted(set(gets)) == ["train/a", "train/b/c"]
-    assert gets.count("train/b/c") == 1
-
-
 def test_files_that_are_none_of_the_channels_are_told_and_left_alone(server: LoopbackServer, tmp_path: Path) -> None:
     other = tmp_path / "input" / "data" / "train" / "of-another-dataset"
     other.parent.mkdir(parents=True)
@@ -107,13 +90,6 @@ def test_without_a_command_a_run_ends_when_nothing_is_left_to_serve(server: Loop
         assert job.wait() == 0, job.log
         assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
         assert "Completed - nothing is left to be served" in job.log
-
-
-def test_the_config_files_are_there_before_the_command(server: LoopbackServer) -> None:
-    command = script("import os; print(open(os.environ['SM_INPUT_CONFIG_DIR'] + '/inputdataconfig.json').read())")
-    with running(server.endpoint_url, [channel("train", "FastFile", "train/")], command=command) as job:
-        assert job.wait() == 0, job.log
-        assert list(json.loads(job.output)) == ["train"]
 
 
 def test_the_mode_of_channels_that_say_none_is_told(server: LoopbackServer) -> None:
@@ -158,15 +134,6 @@ def test_a_channel_that_cannot_be_prepared_ends_the_run_and_is_named(server: Loo
         assert "channel broken: There is no bucket 'missing'" in job.log
         assert job.output == ""
         assert not [path for path in job.data.iterdir() if path.is_fifo()]
-
-
-def test_a_download_that_fails_ends_the_run_and_is_named(server: LoopbackServer) -> None:
-    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
-    channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
-    with running(server.endpoint_url, channels, command=script("print('never')")) as job:
-        assert job.wait() == 3, job.log
-        assert "error: channel test: " in job.log
-        assert job.output == ""
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -250,13 +217,6 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(
     assert not (tmp_path / "ml").exists()
 
 
-def test_a_base_directory_that_cannot_be_written_is_named_with_a_way_out(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    done = run_fastfuse("run", "--base-dir", str(tmp_path / "file"), "--channel", "train=s3://bucket/", "true")
-    assert done.returncode == 2
-    assert "--base-dir" in done.stderr
-
-
 def test_a_second_run_below_the_same_base_directory_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
     channels = [channel("train", "Pipe", "train/")]
     with running(server.endpoint_url, channels, base=tmp_path) as first:
@@ -296,15 +256,6 @@ open(os.path.join(BASE, "model/weights"), "w").close()
     left = sorted(str(path.relative_to(tmp_path / "runs")).partition("/")[2] for path in tmp_path.glob("runs/*/*/*"))
     kept = ["model/weights", "output/data", "output/job-history.json", "output/job-record.json"]
     assert left == sorted(["input/data", *kept, *kept])
-
-
-def test_a_base_directory_with_files_of_somebody_else_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "theirs").write_bytes(b"x")
-    with running(server.endpoint_url, [channel("train", "FastFile", "train/")], base=tmp_path) as job:
-        assert job.wait() == 2
-        assert f"{tmp_path}/model has files that no run of fastfuse left there" in job.log
-    assert (tmp_path / "model" / "theirs").read_bytes() == b"x"
 
 
 def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer) -> None:

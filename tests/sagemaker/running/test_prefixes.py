@@ -1,14 +1,12 @@
 """A prefix that ends within a name, in real jobs: File and Pipe mode take every key that begins with it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
-
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from fastfuse.testing import LoopbackServer
 from tests.sagemaker.prefixes import in_fast_file_mode, matching, paths_of_key_names
-from tests.sagemaker.running.jobs import BUCKET, channel, running, script
+from tests.sagemaker.running.jobs import channel, running, script
 
 KEYS = (
     "data/other", "data/train-01.txt", "data/train-01/", "data/train-01/data.csv", "data/train-011/x", "one/only.csv",
@@ -31,12 +29,6 @@ for name in json.loads(os.environ["SM_CHANNELS"]):
         found[name] = {os.path.relpath(path, place): open(path).read() for path in paths}
 print(json.dumps(found))
 """
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as running_server:
-        yield running_server
 
 
 def contents(

@@ -14,10 +14,9 @@ import pytest
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
-from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
 from tests.sagemaker.running.jobs import BUCKET, Job, Script, channel, running, script
-from tests.semantics.leftovers import descendants
 from tests.servers import free_ports
 
 pytestmark = pytest.mark.fuse
@@ -89,15 +88,6 @@ def up(jobs: Sequence[Job]) -> tuple[Job, list[Job]]:
     return owner, [job for job in jobs if job is not owner]
 
 
-def kill(job: Job) -> None:
-    """Kill the run, and wait for everything that it started, its guardian too."""
-    started = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
-    job.process.kill()
-    job.wait()
-    for pid_fd in started:
-        wait_for_end(pid_fd)
-
-
 def listings(server: LoopbackServer) -> int:
     return sum(record.operation == "ListObjectsV2" for record in server.requests)
 
@@ -145,7 +135,7 @@ def test_members_end_with_an_owner_that_is_killed(server: LoopbackServer, tmp_pa
     description = request(CHANNELS[0], OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/models"})
     with ranks(server, tmp_path, gate, gate, description=description) as jobs:
         owner, (member,) = up(jobs)
-        kill(owner)
+        owner.kill()
         assert member.wait() == MountError.exit_code
         assert "the run that prepared the channels has ended: what the job has made may not be in S3" in member.log
         assert f"lies in {tmp_path}/ml0/model and {tmp_path}/ml0/output/data" in member.log
@@ -162,7 +152,7 @@ def test_a_member_becomes_the_owner_when_the_first_dies_while_it_lists(server: L
         server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) == 1, PATIENCE_S)
         (first,) = [job for job in jobs if "Downloading" in job.log]
         (other,) = [job for job in jobs if job is not first]
-        kill(first)
+        first.kill()
         assert up([other]) == (other, [])
         gate.close()
         assert other.wait() == 0, other.log

@@ -7,20 +7,20 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import FaultRule, LoopbackServer, Stall
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT
-from tests.sagemaker.running.jobs import BUCKET, Job, channel, running, script
+from tests.sagemaker.running.jobs import Job, channel, running, script
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import block_bytes
 
 MODES = ("FastFile", "File", "Pipe")
+OBJECTS = {"data/x": block_bytes(1, 40 << 20)}
 CHANNELS = [channel("mounted", "FastFile", "data/"), channel("piped", "Pipe", "data/")]
 
 # Tells of every signal that it gets, and ends at SIGTERM and SIGINT with codes of its own.
@@ -38,12 +38,6 @@ while True:
     signal.pause()
 """
 STUBBORN = PATIENT.replace("    sys.exit(40 + number)\n", "")
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({BUCKET: MemoryObjects({"data/x": block_bytes(1, 40 << 20)})}) as running_server:
-        yield running_server
 
 
 def fifos(job: Job) -> list[str]:
@@ -141,8 +135,9 @@ def test_ctrl_c_reaches_the_command_once_and_no_channel(server: LoopbackServer) 
     os.close(ours)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("mode", "number"), [("FastFile", signal.SIGTERM), ("File", signal.SIGINT), ("Pipe", signal.SIGTERM)]
+)
 def test_a_signal_during_preparation_ends_it(server: LoopbackServer, mode: str, number: signal.Signals) -> None:
     server.faults.add(FaultRule(action=Stall(0), operation="GetObject" if mode == "File" else "ListObjectsV2"))
     channels = [channel("mounted", "FastFile", "data/") | {"ChannelName": "other"}, channel("slow", mode, "data/")]
@@ -172,11 +167,7 @@ print("whole", flush=True)
 """
     with running(server.endpoint_url, CHANNELS, "--stop-timeout", "1", command=script(text)) as job:
         job.wait_for_output("reading")
-        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
-        job.process.kill()
-        assert job.wait() == -signal.SIGKILL
-        for process in processes:
-            wait_for_end(process)
+        job.kill()
         assert job.output.split() == ["reading", "told"]
         assert_nothing_is_left(job)
 
@@ -197,11 +188,7 @@ print("whole", flush=True)
     command = ("sh", "-c", '"$0" -c "$1"; true', sys.executable, text)
     with running(server.endpoint_url, CHANNELS, "--stop-timeout", "1", command=command) as job:
         job.wait_for_output("reading")
-        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
-        job.process.kill()
-        assert job.wait() == -signal.SIGKILL
-        for process in processes:
-            wait_for_end(process)
+        job.kill()
         assert job.output.split() == ["reading"]
         assert_nothing_is_left(job)
 
@@ -252,11 +239,7 @@ print(len(open(place + {"_0" if mode == "Pipe" else "/x"!r}, "rb").read()), flus
 """
     with running(server.endpoint_url, channels, base=tmp_path, command=script(size)) as job:
         server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
-        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
-        job.process.kill()
-        job.wait()
-        for process in processes:
-            wait_for_end(process)
+        job.kill()
         assert job.output == ""
         assert not (job.data / "data" / "x").exists()
     server.faults.remove(rule)

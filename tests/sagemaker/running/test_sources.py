@@ -1,18 +1,13 @@
 """Shards of a job: a host may be without any. What hosts and manifests deliver is in `tests/sagemaker/scripts`."""
 
 import hashlib
-from collections.abc import Iterator
 
 import pytest
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script
+from fastfuse.testing import LoopbackServer
+from tests.sagemaker.running.jobs import CHECKSUMS, channel, checksums, running, script
 
-
-@pytest.fixture
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({BUCKET: MemoryObjects({"data/0": b"all of it"})}) as running_server:
-        yield running_server
+OBJECTS = {"data/0": b"all of it"}
 
 
 # In FastFile mode: `tests/sagemaker/scripts/test_modes.py`, where hosts are more than objects.

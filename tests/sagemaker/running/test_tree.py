@@ -66,16 +66,3 @@ def test_twenty_channels_are_one_tree_that_keeps_its_budget_and_ends_as_one(serv
         for end in ends:
             wait_for_end(end)
         assert not [path for path in fastfuse_mounts() if path.is_relative_to(job.data)]
-
-
-def test_twenty_channels_are_gone_after_kill_9(server: ServerProcess) -> None:
-    channels = [channel(name, "Pipe" if number % 2 else "FastFile") for number, name in enumerate(NAMES)]
-    with running(server.endpoint_url, channels) as job:
-        job.wait_for_log("All channels are ready")
-        ends = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
-        job.process.kill()
-        for end in ends:
-            wait_for_end(end)
-        job.wait()
-        assert not [path for path in fastfuse_mounts() if path.is_relative_to(job.data)]
-        assert not [path for path in job.data.iterdir() if path.is_fifo()]

@@ -7,12 +7,13 @@ SageMaker gives each job a new instance. Here the files of an earlier run move t
 and nothing is deleted. A file in the base directory names the run whose files are there: others are not ours to move.
 """
 
+import ctypes
 import errno
 import fcntl
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -21,17 +22,8 @@ from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 
 __all__ = [
-    "BASE_DIR",
-    "BaseDirInUseError",
-    "JobPaths",
-    "claim_base_dir",
-    "input_data_config",
-    "open_directory",
-    "path_of",
-    "put_aside",
-    "resource_config",
-    "write_file",
-    "write_job_files",
+    *("BASE_DIR", "BaseDirInUseError", "JobPaths", "claim_base_dir", "directory_at", "input_data_config"),
+    *("libc_error", "open_directory", "path_of", "put_aside", "resource_config", "write_file", "write_job_files"),
 ]
 
 
@@ -64,6 +56,22 @@ def open_directory(path: Path, base: Path) -> int:
             os.close(fd)
         fd = below
     return fd
+
+
+@contextmanager
+def directory_at(path: Path, base: Path) -> Iterator[int]:
+    """Open a directory as `open_directory` does, and close it again."""
+    fd = open_directory(path, base)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def libc_error() -> OSError:
+    """Return the error of the call to the C library that has just failed."""
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
 
 
 def path_of(fd: int) -> Path:
@@ -153,12 +161,9 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
     try:
         for directory in (paths.data, paths.model, paths.code, paths.output_data, paths.checkpoints):
             os.close(open_directory(directory, paths.base))
-        config_fd = open_directory(paths.config, paths.base)
-        try:
+        with directory_at(paths.config, paths.base) as config_fd:
             for name, content in files.items():
                 write_file(config_fd, name, [json.dumps(content, separators=(",", ":"))])
-        finally:
-            os.close(config_fd)
     except OSError as error:
         raise _cannot_make(paths.config / (error.filename or ""), error) from error
 
@@ -232,13 +237,13 @@ def put_aside(
     Raises:
         ConfigurationError: files are there that no run of fastfuse made, or that cannot be moved.
     """
-    base_fd = open_directory(paths.base, paths.base)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
     try:
-        moved = None if keeps else _put_aside(paths, base_fd, synced, fetches_code=fetches_code)
-        fd = os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=base_fd)
-        below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
-        with os.fdopen(fd, "w", encoding="utf-8") as mark:
-            json.dump({"name": name, "synced": below}, mark)
+        with directory_at(paths.base, paths.base) as base_fd:
+            moved = None if keeps else _put_aside(paths, base_fd, synced, fetches_code=fetches_code)
+            with os.fdopen(os.open(_MARK, flags, 0o644, dir_fd=base_fd), "w", encoding="utf-8") as mark:
+                json.dump({"name": name, "synced": below}, mark)
         return moved
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -247,8 +252,6 @@ def put_aside(
             f"what an earlier run left below {paths.base} cannot be moved: {error.filename}: {error.strerror}",
             hint="move it yourself, begin with it (--keep), or give another --base-dir",
         ) from error
-    finally:
-        os.close(base_fd)
 
 
 def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetches_code: bool) -> Path | None:
@@ -271,12 +274,9 @@ def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetch
     aside = _new_directory(paths.base, name)
     for path in left:
         below = path.relative_to(paths.base)
-        from_fd, to_fd = open_directory(path.parent, paths.base), open_directory((aside / below).parent, paths.base)
-        try:
+        to = (aside / below).parent
+        with directory_at(path.parent, paths.base) as from_fd, directory_at(to, paths.base) as to_fd:
             os.rename(below.name, below.name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
-        finally:
-            os.close(from_fd)
-            os.close(to_fd)
     return aside
 
 
@@ -329,18 +329,11 @@ def _earlier_run(base_fd: int) -> tuple[str | None, list[str]]:
 
 
 def _new_directory(base: Path, name: str) -> Path:
-    runs_fd = open_directory(base / _RUNS, base)
-    try:
-        number = 1
+    with directory_at(base / _RUNS, base) as runs_fd:
+        chosen, number = name, 1
         while True:
-            chosen = name if number == 1 else f"{name}-{number}"
-            try:
+            with suppress(FileExistsError):
                 os.mkdir(chosen, dir_fd=runs_fd)
-            except OSError as error:
-                if error.errno != errno.EEXIST:
-                    raise
-                number += 1
-            else:
                 return base / _RUNS / chosen
-    finally:
-        os.close(runs_fd)
+            number += 1
+            chosen = f"{name}-{number}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Cluster, TrainingJob
-from fastfuse.sagemaker.script.files import BASE_DIR, JobPaths, input_data_config, resource_config
+from fastfuse.sagemaker.files import BASE_DIR, JobPaths, input_data_config, resource_config
 
 __all__ = ["count_gpus", "script_environment", "service_environment"]
 

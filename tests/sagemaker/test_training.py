@@ -1,4 +1,4 @@
-"""The names of a job's hosts resolve for the command, and for nobody else."""
+"""The process that trains: the names of a job's hosts resolve for it alone; what it leaves running is ended."""
 
 import os
 import socket
@@ -9,9 +9,9 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.sagemaker import training
 from fastfuse.sagemaker.description.channel import Cluster
-from fastfuse.sagemaker.script import host_names
-from fastfuse.sagemaker.script.host_names import HostNames, parse_addresses
+from fastfuse.sagemaker.training import CommandProcess, HostNames, parse_addresses
 
 HAS_NAMESPACES = subprocess.run(["unshare", "--user", "--mount", "true"], check=False).returncode == 0
 PAIR = Cluster(current_host="algo-1", hosts=("algo-1", "algo-2"))
@@ -22,7 +22,7 @@ NOBODY = 65534
 def hosts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "hosts"
     place.write_text("127.0.0.1 localhost\n")
-    monkeypatch.setattr(host_names, "HOSTS_FILE", place)
+    monkeypatch.setattr(training, "HOSTS_FILE", place)
     return place
 
 
@@ -36,7 +36,7 @@ def entered(cluster: Cluster, given: dict[str, str], looked_up: str, uid: int | 
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            host_names._LIBC.prctl(4, 1)  # PR_SET_DUMPABLE
+            training._LIBC.prctl(4, 1)  # PR_SET_DUMPABLE
         environment: dict[str, str] = {}
         HostNames(cluster, given).enter(environment)
         try:
@@ -57,9 +57,9 @@ def entered(cluster: Cluster, given: dict[str, str], looked_up: str, uid: int | 
 def test_names_resolve_in_a_namespace(uid: int | None) -> None:
     if uid is not None and os.geteuid() != 0:
         pytest.skip("takes root, to be another user")
-    before = host_names.HOSTS_FILE.read_bytes()
+    before = training.HOSTS_FILE.read_bytes()
     assert entered(PAIR, {"algo-2": "10.1.2.3"}, "algo-2", uid) == ("10.1.2.3", False)
-    assert host_names.HOSTS_FILE.read_bytes() == before
+    assert training.HOSTS_FILE.read_bytes() == before
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no namespaces may be made here")
@@ -80,7 +80,7 @@ def test_of_private_mounts_no_namespace_is_made_unasked(
 ) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"5 1 0:5 / /proc rw shared:9 - proc proc rw\n1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n")
-    monkeypatch.setattr(host_names, "_MOUNTS", mounts)
+    monkeypatch.setattr(training, "_MOUNTS", mounts)
     alone = Cluster(current_host="algo-1", hosts=("algo-1",))
     # The look-up of a name that nobody knows may take long.
     assert entered(alone, {}, "algo-1" if is_made else "localhost") == ("127.0.0.1", not is_made)
@@ -117,3 +117,16 @@ def test_addresses_are_checked_and_names_looked_up() -> None:
     for wrong in ("algo-1", "algo-1=", "algo-1=no.invalid", "algo-1=..", "algo-3=10.0.0.1", "algo-1=10.0.0.1\nx"):
         with pytest.raises(ConfigurationError, match="--address"):
             parse_addresses([wrong], PAIR.hosts)
+
+
+def test_only_what_the_command_left_running_is_told_to_end() -> None:
+    """A shell that has started something may have become this process: ``tensorboard & exec fastfuse run ...``."""
+    with subprocess.Popen(["sleep", "600"]) as earlier:
+        command = CommandProcess("/bin/true", ["true"], {})
+        os.waitpid(command.pid, 0)
+        assert not command.press_leftovers(600.0)
+        with subprocess.Popen(["sleep", "600"]) as later:
+            assert command.press_leftovers(600.0)
+            assert later.wait() == -15
+        assert earlier.poll() is None
+        earlier.kill()
