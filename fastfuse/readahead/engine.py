@@ -188,10 +188,6 @@ class ReadEngine:
         foreseen_bytes = pool.held_bytes - pool.spent_bytes
         return {"in flight": pool.reserved_bytes, "unread": foreseen_bytes, "read": pool.spent_bytes}
 
-    def check_invariants(self) -> None:
-        """Assert that the pool's books are right, for tests."""
-        self._pool.check_invariants()
-
     async def _read_whole(self, inode: int, ref: ObjectRef) -> Buffer:
         """Read a small file, whose memory is reserved, in the task of its reader: nothing else needs to know of it."""
         counts = self._fetches.counts

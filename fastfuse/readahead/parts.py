@@ -4,7 +4,6 @@ import math
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Protocol
 
 import trio
@@ -130,11 +129,6 @@ class Shelf:
         self.remove(part)
         return part
 
-    def check_invariants(self) -> None:
-        """Assert that the books are right, for tests."""
-        assert self.size_bytes == sum(part.size_bytes for part in self)
-        assert all(part.shelf is self for part in self)
-
 
 class FileParts:
     """The parts of one file, held or in flight, by place. Invariant: they do not overlap."""
@@ -218,14 +212,6 @@ class FileParts:
             return []
         latest_s = now_s - _NEARLY_ALL * (now_s - start_s)
         return [part for part in self.waiting if part.wanted_at_s <= latest_s]
-
-    def check_invariants(self) -> None:
-        """Assert that the books are right, for tests."""
-        assert self.is_open or self.reads or len(self)
-        assert self.is_expected or not self.is_guess
-        assert all(before.end <= after.start for before, after in pairwise(self))
-        assert 0 <= self.demanded_in_flight <= self.in_flight
-        assert self.size_bytes == sum(part.size_bytes for part in self)
 
     def remove(self, part: Part) -> None:
         """Forget `part`, and remember its range as cached if it was read. Idempotent."""

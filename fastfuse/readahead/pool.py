@@ -36,7 +36,7 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.fetches import PoolStatistics
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
 from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
-from fastfuse.readahead.shelves import Expected, Spare, check_shelves
+from fastfuse.readahead.shelves import Expected, Spare
 
 __all__ = ["PartPool"]
 
@@ -296,20 +296,6 @@ class PartPool:
             fetched_bytes=self._fetched_bytes,
             unread_dropped_bytes=self._unread_dropped_bytes,
         )
-
-    def check_invariants(self) -> None:
-        """Assert that the books agree with the parts, for tests."""
-        shelved = check_shelves(self._fresh, self._expected, self._spare)
-        assert self._reserved_bytes + sum(part.size_bytes for part in shelved) <= self._limit_bytes
-        assert set(shelved) <= {part for file in self._files.values() for part in file}
-        for file in self._files.values():
-            file.check_invariants()
-        assert self._in_flight <= self._connections
-        assert all(file.waiting for file in self._queue)
-        assert len({*self._queue}) == len(self._queue)
-        may = [file.waiting[0] for file in self._queue if self._may_start(file.demanded_in_flight)]
-        assert self._lacks_memory == bool(may)
-        assert not may or self._reserved_bytes + may[0].size_bytes > self._limit_bytes
 
     def _touch(self, file: FileParts) -> None:
         if file.is_open and file.ref.size_bytes > self._first_part_bytes:  # a file of one part needs no share

@@ -15,7 +15,7 @@ INVARIANT: known, guessed and what is in flight for them take at most a quarter 
 
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 
-__all__ = ["Expected", "Spare", "check_shelves"]
+__all__ = ["Expected", "Spare"]
 
 # A quarter of the limit; and so few parts that what a file and its part take as Python objects (2 kB) does not count.
 _EXPECTED_DIVISOR = 4
@@ -83,14 +83,6 @@ class Expected:
         for part in parts:
             self.put(part)
 
-    def check_invariants(self) -> None:
-        """Assert that the books are right, for tests."""
-        assert self.size_bytes + self.in_flight_bytes <= self.max_bytes
-        assert len(self) + self.in_flight <= self.max_parts
-        for shelf, is_guess in ((self.known, False), (self.guessed, True)):
-            assert all(part.file.is_expected and not part.file.is_open for part in shelf)
-            assert all(part.file.is_guess == is_guess for part in shelf)
-
 
 class _Left(Shelf):
     """Parts that were left, counted by file."""
@@ -104,11 +96,6 @@ class _Left(Shelf):
     def remove(self, part: Part) -> None:
         super().remove(part)
         part.file.left_bytes -= part.size_bytes
-
-    def check_invariants(self) -> None:
-        super().check_invariants()
-        for file in {part.file for part in self}:
-            assert file.left_bytes == sum(part.size_bytes for part in self if part.file is file)
 
 
 class Spare:
@@ -141,16 +128,3 @@ class Spare:
             return [*gone, part]
         self.spent.put(part)
         return gone
-
-
-def check_shelves(fresh: Shelf, expected: Expected, spare: Spare) -> list[Part]:
-    """Assert that the books of all shelves are right, and return the parts on them, for tests."""
-    shelves = (fresh, *expected.shelves, *spare.shelves)
-    for shelf in shelves:
-        shelf.check_invariants()
-    expected.check_invariants()
-    assert len(spare.spent) <= expected.max_parts
-    assert all(part.is_left for part in spare.left)
-    parts = [part for shelf in shelves for part in shelf]
-    assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in parts)
-    return parts

@@ -11,6 +11,7 @@ from fastfuse.errors import StaleInodeError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.limits import PAGE_BYTES
+from tests.readahead.books import check_books
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -135,7 +136,7 @@ async def running(
         yield engine
         reader.let_go()
         await settled()
-        engine.check_invariants()
+        check_books(engine)
         pool = engine.statistics().pool
         assert (pool.reserved_bytes, pool.parts_in_flight, pool.parts_waiting) == (0, 0, 0)
         assert reader.in_flight_bytes == 0

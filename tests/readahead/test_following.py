@@ -10,6 +10,7 @@ from trio.testing import MockClock
 from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from tests.readahead.books import check_books
 from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
 from tests.readahead.simulation import SimulatedService
 
@@ -60,7 +61,7 @@ async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends(autoju
         await read_all(engine, refs, [4])
         # Every byte once.
         assert sum(end - start for start, end in reader.ranges("shard-04")) == SIZE_BYTES
-        engine.check_invariants()
+        check_books(engine)
 
 
 @pytest.mark.parametrize("directories", [0, 2])
@@ -86,7 +87,7 @@ async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_eac
         assert [len(reader.ranges(f"shard-0{row}")) for row in (2, 3)] == [7, 7]
         assert reader.ranges("shard-04")
         await read_all(engine, refs, range(2, 8))
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) == 8 * SIZE_BYTES
 
 
@@ -100,7 +101,7 @@ async def test_of_readers_that_each_have_files_of_their_own_none_gives_up_what_a
         async with trio.open_nursery() as nursery:
             for first in range(0, len(refs), 8):
                 nursery.start_soon(read_all, engine, refs, range(first, first + 8))
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) == len(refs) * SIZE_BYTES
 
 
@@ -123,7 +124,7 @@ async def test_readers_that_end_their_files_together_find_the_next_ones_ahead(
             await settled()
             for row in rows:
                 engine.release(row + 1)
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) <= (1.05 if readers == 8 else 1.1) * len(refs) * SIZE_BYTES
 
 
@@ -142,7 +143,7 @@ async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for
         assert engine.statistics().streams == 4
         await begin_and_leave(engine, refs, elsewhere[8:])
         assert engine.statistics().streams == 0
-        engine.check_invariants()
+        check_books(engine)
 
 
 async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead(autojump_clock: MockClock) -> None:
@@ -213,7 +214,7 @@ async def test_what_is_not_begun_is_released_after_sixteen_others(autojump_clock
         assert engine.statistics().streams == 1
         await begin_and_leave(engine, refs, [7])
         assert engine.statistics().streams == 0
-        engine.check_invariants()
+        check_books(engine)
 
 
 async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(autojump_clock: MockClock) -> None:
@@ -239,7 +240,7 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybod
         for inode, ref in enumerate(refs, 1):
             if ref is not None:
                 await read_until(engine, inode, ref)
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) == 6 * SIZE_BYTES
 
 
@@ -333,7 +334,7 @@ async def test_what_was_fetched_ahead_is_released_when_sixteen_others_were_begun
         assert engine.statistics().streams == 1
         await begin_and_leave(engine, refs, [4])
         assert engine.statistics().streams == 0
-        engine.check_invariants()
+        check_books(engine)
 
 
 async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more(

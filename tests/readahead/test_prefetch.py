@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from tests.readahead.books import check_books
 from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
 
 KB = 1000
@@ -117,7 +118,7 @@ async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_a
         statistics = engine.statistics()
         assert (statistics.pool.held_bytes, statistics.streams, statistics.waits) == (0, 0, 0)
         assert statistics.pool.unread_dropped_bytes == 0
-        engine.check_invariants()
+        check_books(engine)
         # The kernel has dropped it already.
         assert await engine.read(1, refs[0], 0, 39 * KB) == content(refs[0])
         assert reader.gets == [(refs[0].key, 0, 39 * KB)] * 2
@@ -211,7 +212,7 @@ async def test_a_refresh_leaves_nothing_of_what_it_took_away() -> None:
         await settled()
         tables.append(Files(refs[:10]))
         engine.refreshed()
-        engine.check_invariants()
+        check_books(engine)
         assert engine.statistics().streams == 1
         assert await engine.read(1, refs[0], 4 * KIB, 4 * KIB) == content(refs[0])[4 * KIB : 8 * KIB]
         engine.forget(1)
@@ -393,7 +394,7 @@ async def test_files_fetched_before_a_refresh_that_replaced_them_take_no_room_fr
         assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
         table = Renewed(new, 1000)
         assert await time_s_of(engine, new, range(1001, 2001), 1000) < 1000 * 0.02 / 20
-        engine.check_invariants()
+        check_books(engine)
 
 
 async def test_files_fetched_before_a_refresh_that_changed_nothing_give_way_to_a_known_order(
@@ -720,7 +721,7 @@ async def test_what_is_fetched_for_files_to_come_stays_within_a_quarter_of_the_m
             await settled()
             pool = engine.statistics().pool
             assert pool.expected_bytes <= CONFIG.memory_limit_bytes // 4
-            engine.check_invariants()
+            check_books(engine)
         assert len(reader.gets) == 300
 
 
@@ -888,5 +889,5 @@ async def _carry_out(actions: list[tuple[str, int]]) -> None:
                 case _:
                     reader.let_go()
             await settled()
-            engine.check_invariants()
+            check_books(engine)
         reader.let_go()
