@@ -36,12 +36,15 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.fetches import PoolStatistics
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
 from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
-from fastfuse.readahead.shelves import Expected, Spare
+from fastfuse.readahead.shelves import Expected, LeftShelf
 
 __all__ = ["PartPool"]
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
+# Spent parts: two behind a reader with a full window, and no more than eight parts of 8 MiB.
+_SPENT_DIVISOR = 8
+_MAX_SPENT_BYTES = 64 << 20
 
 
 class PartPool:
@@ -53,9 +56,10 @@ class PartPool:
         self._first_part_bytes = config.first_part_bytes
         self._connections = config.max_parts_in_flight
         self._ahead = ahead_share(config)
-        self._fresh, self._expected = Shelf(), Expected(limit)
+        self._expected = Expected(limit)
         self.max_expected_parts = self._expected.max_parts
-        self._spare = Spare(limit, self.max_expected_parts)
+        self._fresh, self._left, self._spent = Shelf(), LeftShelf(), Shelf()
+        self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -97,7 +101,8 @@ class PartPool:
         """Note that nobody reads on: all parts, also those in flight, count as spent."""
         file.is_open = False
         self._share.forget(file)
-        self._rest(file)
+        for part in file:
+            self.spend(part)
         self._forget_if_empty(file)
 
     def forget(self, inode: int) -> None:
@@ -125,7 +130,7 @@ class PartPool:
     def rank(self, part: Part, *, is_left: bool) -> None:
         """Note that the reader of `part` has jumped away (`is_left`), or that one is about to come to it."""
         part.is_left = is_left
-        source, target = (self._fresh, self._spare.left) if is_left else (self._spare.left, self._fresh)
+        source, target = (self._fresh, self._left) if is_left else (self._left, self._fresh)
         if part.shelf is source:
             source.remove(part)
             target.put(part)
@@ -240,7 +245,7 @@ class PartPool:
     def land(self, part: Part, data: Buffer) -> None:
         """Hold the `data` of `part`, whose GET delivered."""
         part.data = memoryview(data)
-        self._end_flight(part)
+        self._count_flight(part, -1)
         self._fetched_bytes += part.size_bytes
         part.arrived.set()
         if not part.readers:
@@ -259,7 +264,7 @@ class PartPool:
             if part.room is not None:
                 part.room.set()
         else:
-            self._end_flight(part)
+            self._count_flight(part, -1)
             self._reserved_bytes -= part.size_bytes
         file.remove(part)
         part.arrived.set()
@@ -278,7 +283,7 @@ class PartPool:
 
     def spend(self, part: Part) -> None:
         """Note that everything in `part` was read."""
-        if part.shelf is self._fresh or part.shelf is self._spare.left:
+        if part.shelf is self._fresh or part.shelf is self._left:
             part.shelf.remove(part)
             self._shelve_spent(part)
 
@@ -287,8 +292,8 @@ class PartPool:
         expected = self._expected
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
-            held_bytes=self._fresh.size_bytes + expected.size_bytes + self._spare.size_bytes,
-            spent_bytes=self._spare.spent.size_bytes,
+            held_bytes=self._held_bytes,
+            spent_bytes=self._spent.size_bytes,
             expected_bytes=expected.size_bytes + expected.in_flight_bytes,
             parts_in_flight=self._in_flight,
             parts_waiting=sum(len(file.waiting) for file in self._queue),
@@ -300,26 +305,23 @@ class PartPool:
     def _touch(self, file: FileParts) -> None:
         if file.is_open and file.ref.size_bytes > self._first_part_bytes:  # a file of one part needs no share
             for idle in self._share.touch(file, self._fetched_bytes):
-                self._rest(idle)
-
-    def _reserve(self, part: Part) -> None:
-        self._reserved_bytes += part.size_bytes
-        self._in_flight += 1
-        part.file.in_flight += 1
-        self._count_flight(part, 1)
-
-    def _end_flight(self, part: Part) -> None:
-        self._in_flight -= 1
-        part.file.in_flight -= 1
-        self._count_flight(part, -1)
+                for part in idle:
+                    self.spend(part)
 
     def _count_flight(self, part: Part, step: int) -> None:
+        """Count one GET more or less (`step` 1 or -1)."""
+        self._in_flight += step
+        part.file.in_flight += step
         if part.is_demanded:
             part.file.demanded_in_flight += step
         elif part.is_expected:
             self._expected.count_flight(part, step)
         else:
             self._ahead_in_flight += step
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._fresh.size_bytes + self._expected.size_bytes + self._left.size_bytes + self._spent.size_bytes
 
     def _may_start(self, used: int) -> bool:
         """Return whether a connection is free for a kind of parts that has `used` of them."""
@@ -331,9 +333,8 @@ class PartPool:
         allowed_bytes = self._limit_bytes - self._reserved_bytes - size_bytes
         if allowed_bytes < 0:
             return False
-        fresh, expected, spare = self._fresh, self._expected, self._spare
-        while fresh.size_bytes + expected.size_bytes + spare.size_bytes > allowed_bytes:
-            self._drop((spare or expected or fresh).pop())
+        while self._held_bytes > allowed_bytes:
+            self._drop((self._spent or self._left or self._expected or self._fresh).pop())
         return True
 
     def _trade_guesses(self, size_bytes: int) -> None:
@@ -357,7 +358,8 @@ class PartPool:
             return None
         self._make_room(part.size_bytes)  # spare parts are enough: all others fit beside this one
         part.file.add(part)
-        self._reserve(part)
+        self._reserved_bytes += part.size_bytes
+        self._count_flight(part, 1)
         return part
 
     def _unexpect(self, file: FileParts) -> list[Part]:
@@ -380,7 +382,8 @@ class PartPool:
                 self._lacks_memory = True  # and nobody else takes what comes back
                 return
             part = file.waiting.popleft()
-            self._reserve(part)
+            self._reserved_bytes += part.size_bytes
+            self._count_flight(part, 1)
             if part.room is not None:
                 part.room.set()
             if file.waiting:
@@ -395,7 +398,7 @@ class PartPool:
         if part.file.is_stale:
             self._drop(part)
         elif part.file.is_open and part.unread_bytes > 0 and not (part.is_left and part.is_demanded):
-            (self._spare.left if part.is_left else self._fresh).put(part)
+            (self._left if part.is_left else self._fresh).put(part)
         elif part.file.is_expected:
             self._expected.put(part)
         else:
@@ -403,13 +406,14 @@ class PartPool:
         self._grant()
 
     def _shelve_spent(self, part: Part) -> None:
-        for gone in self._spare.put_spent(part):
-            self._drop(gone)
-
-    def _rest(self, file: FileParts) -> None:
-        """Count the parts of `file`, which nobody reads now, as spent."""
-        for part in file:
-            self.spend(part)
+        """Hold `part` as spent in the place of older ones, or drop it if it is too large."""
+        spent, allowed_bytes = self._spent, self._max_spent_bytes - part.size_bytes
+        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.max_expected_parts):
+            self._drop(spent.pop())
+        if allowed_bytes < 0:
+            self._drop(part)
+        else:
+            spent.put(part)
 
     def _drop(self, part: Part) -> None:
         """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""

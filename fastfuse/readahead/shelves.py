@@ -9,21 +9,18 @@
   it to known files. An order that comes to it adopts it. After a refresh of the table all expected files are guesses.
 * known: of a file that an order names, kept until it is begun or the order drops it.
 
-`Spare` holds the first two, `Expected` the others.
+The pool has a shelf for each of the first two, and one for the fresh parts; `Expected` has the others.
 INVARIANT: known, guessed and what is in flight for them take at most a quarter of the limit, and `max_parts` parts.
 """
 
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 
-__all__ = ["Expected", "Spare"]
+__all__ = ["Expected", "LeftShelf"]
 
 # A quarter of the limit; and so few parts that what a file and its part take as Python objects (2 kB) does not count.
 _EXPECTED_DIVISOR = 4
 _MAX_PARTS = 16 << 10
 _BYTES_PER_PART = 64 << 10
-# Two parts behind a reader with a full window, and no more than eight parts of 8 MiB.
-_SPENT_DIVISOR = 8
-_MAX_SPENT_BYTES = 64 << 20
 
 
 class Expected:
@@ -84,7 +81,7 @@ class Expected:
             self.put(part)
 
 
-class _Left(Shelf):
+class LeftShelf(Shelf):
     """Parts that were left, counted by file."""
 
     __slots__ = ()
@@ -96,35 +93,3 @@ class _Left(Shelf):
     def remove(self, part: Part) -> None:
         super().remove(part)
         part.file.left_bytes -= part.size_bytes
-
-
-class Spare:
-    """The parts that readahead may take the place of: spent ones and left ones."""
-
-    def __init__(self, limit_bytes: int, max_spent_parts: int) -> None:
-        self._max_spent_bytes = min(limit_bytes // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
-        self._max_spent_parts = max_spent_parts
-        self.spent, self.left = self.shelves = Shelf(), _Left()
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of both kinds."""
-        return self.spent.size_bytes + self.left.size_bytes
-
-    def __bool__(self) -> bool:
-        return bool(self.spent or self.left)
-
-    def pop(self) -> Part:
-        """Take down the part that goes first."""
-        return (self.spent or self.left).pop()
-
-    def put_spent(self, part: Part) -> list[Part]:
-        """Hold `part` as spent. Return the parts that go for it, or `part` itself if it is too large."""
-        allowed_bytes = self._max_spent_bytes - part.size_bytes
-        gone = []
-        while self.spent and (self.spent.size_bytes > allowed_bytes or len(self.spent) >= self._max_spent_parts):
-            gone.append(self.spent.pop())
-        if allowed_bytes < 0:
-            return [*gone, part]
-        self.spent.put(part)
-        return gone
