@@ -229,9 +229,8 @@ class ReadEngine:
             return stream
         file = self._pool.open(inode, ref)
         stream = Stream(
-            file, self._reader, self._pool, self._config, self._fetches, self._service, self._read_on,
-            is_cached=is_cached,
-        )  # fmt: skip
+            file, self._reader, self._pool, self._config, self._fetches, self._service, self._read_on, is_cached
+        )
         self._streams[inode] = stream
         if len(self._streams) > _MAX_STREAMS:
             self.release(next(iter(self._streams)))

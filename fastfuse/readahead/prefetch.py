@@ -7,6 +7,7 @@ before a refresh) also give way to files of the other orders, which adopt them o
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -111,27 +112,21 @@ class Announcer:
             self._room = None
 
 
+@dataclass(eq=False)
 class Prefetcher:
     """All orders of one engine, and the GETs that they cause. Nothing here waits but the fetches."""
 
-    def __init__(
-        self,
-        listing: Callable[[], Listing],
-        delivered: Delivered,
-        pool: PartPool,
-        reader: RangeReader,
-        config: ReadaheadConfig,
-        fetches: Fetches,
-        claims: Claims | None,
-    ) -> None:
-        """Begin without any order; `listing` returns the table of the moment. What `claims` reads is left to it."""
-        self._listing = listing
-        self._delivered = delivered
-        self._pool = pool
-        self._reader = reader
-        self._config = config
-        self._fetches = fetches
-        self._claims = claims
+    # Returns the table of the moment.
+    _listing: Callable[[], Listing]
+    _delivered: Delivered
+    _pool: PartPool
+    _reader: RangeReader
+    _config: ReadaheadConfig
+    _fetches: Fetches
+    # What somebody else reads is left to it.
+    _claims: Claims | None
+
+    def __post_init__(self) -> None:
         # Announced orders, in their turn.
         self._announcers: deque[Announcer] = deque()
         # Tasks that fetch, and files begun for which neither they nor new ones have fetched anything.

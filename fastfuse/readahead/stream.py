@@ -4,6 +4,7 @@ Awaits are the lock boundaries: there is none between a look into the index and 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import trio
 
@@ -30,6 +31,7 @@ _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Stream:
     """Reads one version of one object for all its readers.
 
@@ -37,44 +39,27 @@ class Stream:
     ends in the pool.
     """
 
-    __slots__ = (
-        *("_beyond", "_config", "_cursor", "_fetches", "_is_cached", "_part", "_pool", "_reader", "_rest"),
-        *("_service", "_window", "file", "was_read"),
-    )
+    file: FileParts
+    _reader: RangeReader
+    _pool: PartPool
+    _config: ReadaheadConfig
+    _fetches: Fetches
+    _service: ServicePace
+    # Takes the inode, how far past the end of the file its window reaches, and how far the reader is from that end.
+    _beyond: Callable[[int, int, int], None]
+    # Most likely the kernel has the file, and asks only for what it has dropped.
+    _is_cached: bool
+    # True once anything was asked for.
+    was_read: bool = False
+    # Made when something is to be foreseen, so not for a small file that is there and read at once.
+    _window: Window = _NO_WINDOW
+    _cursor: Cursor | None = None
+    # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
+    _part: Part = _NO_PART
+    _rest: Rest = field(init=False)
 
-    def __init__(
-        self,
-        file: FileParts,
-        reader: RangeReader,
-        pool: PartPool,
-        config: ReadaheadConfig,
-        fetches: Fetches,
-        service: ServicePace,
-        beyond: Callable[[int, int, int], None],
-        *,
-        is_cached: bool,
-    ) -> None:
-        """Read `file`. `is_cached`: most likely the kernel has it, and asks only for what it has dropped.
-
-        `beyond` takes the inode, how far past the end of the file its window reaches, and how far the reader is from
-        that end.
-        """
-        self.file = file
-        # True once anything was asked for.
-        self.was_read = False
-        self._reader = reader
-        self._pool = pool
-        self._config = config
-        self._fetches = fetches
-        self._service = service
-        self._beyond = beyond
-        self._is_cached = is_cached
-        self._rest = Rest(file.ref.size_bytes)
-        # Made when something is to be foreseen, so not for a small file that is there and read at once.
-        self._window = _NO_WINDOW
-        self._cursor: Cursor | None = None
-        # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
-        self._part = _NO_PART
+    def __post_init__(self) -> None:
+        self._rest = Rest(self.file.ref.size_bytes)
 
     @property
     def pattern(self) -> tuple[str, int]:
