@@ -11,12 +11,11 @@ from itertools import islice
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.fetches import Fetches, PoolStatistics, ReadCounts
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims
-from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.parts import Claims, Fetches, ReadCounts
+from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.stream import Stream

@@ -3,7 +3,8 @@
 import math
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -11,7 +12,7 @@ import trio
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead.page_cache import CachedRanges
 
-__all__ = ["Claims", "FileParts", "Files", "Part", "Shelf"]
+__all__ = ["Claims", "Fetches", "FileParts", "Files", "Part", "ReadCounts", "Shelf"]
 
 # A burst of reads takes a moment to arrive: a read that waited for so much of a time counts as waiting for all of it.
 _NEARLY_ALL = 0.9
@@ -221,3 +222,39 @@ class FileParts:
             self.size_bytes -= part.size_bytes
             del self._parts[part.start]
             del self._starts[bisect_right(self._starts, part.start) - 1]
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """The counts of all files of an engine together. A read is a hit when it waited for nothing."""
+
+    hits: int = 0
+    # Reads that waited, and those of their bytes that were not in memory when they came.
+    waits: int = 0
+    waited_bytes: int = 0
+    demanded_parts: int = 0
+    ahead_parts: int = 0
+    prefetched_parts: int = 0
+    failed_parts: int = 0
+
+
+class Fetches:
+    """Tasks in `nursery` that begin in the order in which they are started.
+
+    trio runs the tasks that become ready in one turn in either order, by chance. Without this queue the part that a
+    reader waits for would often be requested last.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.counts = ReadCounts()
+        self._nursery = nursery
+        self._next: deque[tuple[Callable[[Part], Awaitable[None]], Part]] = deque()
+
+    def start(self, fetch: Callable[[Part], Awaitable[None]], part: Part) -> None:
+        """Call `fetch`, which must raise nothing, with `part` in a task of its own."""
+        self._next.append((fetch, part))
+        self._nursery.start_soon(self._run_next)
+
+    async def _run_next(self) -> None:
+        fetch, part = self._next.popleft()
+        await fetch(part)

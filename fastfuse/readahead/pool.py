@@ -29,22 +29,37 @@ Choudhury and Hahne 1998). One stalled file thus leaves a quarter, and a second 
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.fetches import PoolStatistics
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
 from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
 from fastfuse.readahead.shelves import Expected, LeftShelf
 
-__all__ = ["PartPool"]
+__all__ = ["PartPool", "PoolStatistics"]
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
 # Spent parts: two behind a reader with a full window, and no more than eight parts of 8 MiB.
 _SPENT_DIVISOR = 8
 _MAX_SPENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """`reserved_bytes` are parts in flight or being handed over, `held_bytes` parts that may be evicted."""
+
+    reserved_bytes: int
+    held_bytes: int
+    spent_bytes: int
+    expected_bytes: int
+    parts_in_flight: int
+    parts_waiting: int
+    active_files: int
+    fetched_bytes: int
+    unread_dropped_bytes: int
 
 
 class PartPool:
@@ -93,7 +108,7 @@ class PartPool:
             file = self._files[inode] = FileParts(inode, ref)
         file.is_open = True
         if file.is_expected:
-            for part in self._unexpect(file):
+            for part in self._expected.take(file):
                 self._fresh.put(part)
         return file
 
@@ -215,7 +230,7 @@ class PartPool:
         """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
         if not self.is_expected(inode):
             return False
-        for part in self._unexpect(self._files[inode]):
+        for part in self._expected.take(self._files[inode]):
             self._drop(part)
         return True
 
@@ -361,11 +376,6 @@ class PartPool:
         self._reserved_bytes += part.size_bytes
         self._count_flight(part, 1)
         return part
-
-    def _unexpect(self, file: FileParts) -> list[Part]:
-        """Take down what is held of `file`, which is no longer expected."""
-        file.is_expected = file.is_guess = False
-        return self._expected.take(file)
 
     def _grant(self) -> None:
         """Start the parts that wait for a connection or for memory, the files in turn."""

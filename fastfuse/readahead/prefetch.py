@@ -15,11 +15,10 @@ import trio
 from fastfuse.errors import FastfuseError, UnavailableError
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
-from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims, Part
+from fastfuse.readahead.parts import Claims, Fetches, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.shuffled import ShuffledEpoch
 from fastfuse.s3.base import RangeReader

@@ -66,7 +66,8 @@ class Expected:
         (self.guessed if part.file.is_guess else self.known).put(part)
 
     def take(self, file: FileParts) -> list[Part]:
-        """Take down what is held of `file`."""
+        """Take down what is held of `file`, which is no longer expected."""
+        file.is_expected = file.is_guess = False
         parts = [part for part in file if part.shelf in self.shelves]
         for part in parts:
             if part.shelf is not None:
@@ -76,7 +77,7 @@ class Expected:
     def rank(self, file: FileParts, *, is_guess: bool) -> None:
         """Move `file` to the other rank."""
         parts = self.take(file)
-        file.is_guess = is_guess
+        file.is_expected, file.is_guess = True, is_guess
         for part in parts:
             self.put(part)
 

@@ -11,10 +11,9 @@ import trio
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.cursor import Cursor
-from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
-from fastfuse.readahead.parts import FileParts, Part
+from fastfuse.readahead.parts import Fetches, FileParts, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.ranges import OPENING_PARTS
 from fastfuse.readahead.waits import Rest

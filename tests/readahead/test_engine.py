@@ -10,8 +10,7 @@ from trio.testing import MockClock
 
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.readahead.fetches import Fetches
-from fastfuse.readahead.parts import FileParts, Part
+from fastfuse.readahead.parts import Fetches, FileParts, Part
 from tests.readahead.books import check_books
 from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
 
