@@ -224,15 +224,13 @@ class ReadEngine:
 
     def _open(self, inode: int, ref: ObjectRef, *, is_cached: bool = False) -> Stream:
         stream = self._stream_of(inode, ref)
-        if stream is not None:
-            return stream
-        file = self._pool.open(inode, ref)
-        stream = Stream(
-            file, self._reader, self._pool, self._config, self._fetches, self._service, self._read_on, is_cached
-        )
-        self._streams[inode] = stream
-        if len(self._streams) > _MAX_STREAMS:
-            self.release(next(iter(self._streams)))
+        if stream is None:
+            file, service = self._pool.open(inode, ref), self._service
+            stream = self._streams[inode] = Stream(
+                file, self._reader, self._pool, self._config, self._fetches, service, self._read_on, is_cached
+            )
+            if len(self._streams) > _MAX_STREAMS:
+                self.release(next(iter(self._streams)))
         return stream
 
     def _read_on(self, inode: int, size_bytes: int, left_bytes: int) -> None:
@@ -255,16 +253,13 @@ class ReadEngine:
             before_bytes += ref.size_bytes
 
     def _fetch_first(self, stream: Stream, size_bytes: int, before_bytes: int) -> bool:
-        start, size_bytes = 0, min(size_bytes, stream.file.ref.size_bytes)
-        while start < size_bytes:
-            part = stream.file.at(start)
-            if part is not None:
-                start = part.end
-                continue
-            end = known_part_end(start, stream.file.ref.size_bytes, self._config.part_size_bytes, before_bytes)
-            if not stream.fetch(start, end):
+        start, file = 0, stream.file
+        while start < min(size_bytes, file.ref.size_bytes):
+            part = file.at(start)
+            end = known_part_end(start, file.ref.size_bytes, self._config.part_size_bytes, before_bytes)
+            if part is None and not stream.fetch(start, end):
                 return False
-            start = end
+            start = end if part is None else part.end
         return True
 
     def _release_old_followers(self) -> None:

@@ -81,11 +81,6 @@ class Announcer:
         # Set when more may be announced.
         self._room: trio.Event | None = None
 
-    @property
-    def is_spent(self) -> bool:
-        """True if everything that was announced is fetched or passed over."""
-        return self.decisions.is_spent
-
     async def announce(self, inodes: Sequence[int]) -> None:
         """Take files that will be begun, in this order and after those announced before.
 
@@ -238,7 +233,7 @@ class Prefetcher:
                 return part
         part = self._part_of(self._listed, by_row=True)
         # A guess takes what room there is, and of nobody's; an order that is announced has all of it.
-        if part is None and all(announcer.is_spent for announcer in self._announcers):
+        if part is None and all(announcer.decisions.is_spent for announcer in self._announcers):
             part = self._part_of(self._shuffled, by_row=True, is_guess=True)
         return part
 
@@ -246,27 +241,28 @@ class Prefetcher:
         """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it."""
         while (place := order.next()) is not None:
             inode, size_bytes = (self._file_at(place) or (0, 0)) if by_row else (place, None)
-            adopted_bytes = 0 if is_guess else self._adopt(inode)
+            adopted_bytes = 0 if is_guess else self._pool.adopt(inode)
+            if adopted_bytes:
+                self._shuffled.adopted()
             if adopted_bytes or not self._is_worth_it(inode, size_bytes):
                 order.advance(adopted_bytes)
                 continue
             if size_bytes is not None and not self._has_room(size_bytes, is_guess=is_guess):
                 return None
             ref = self._ref(inode)
-            if ref is not None:
-                part = self._try_expect(inode, ref, is_guess=is_guess)
-                if part is not None:
-                    order.advance(part.size_bytes)
-                return part
-            order.advance(0)
+            if ref is None:
+                order.advance(0)
+                continue
+            # All of a small file, or the first part of a large one.
+            end = min(ref.size_bytes, self._config.part_size_bytes)
+            if not self._has_room(end, is_guess=is_guess):
+                return None
+            part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
+            if part is not None:
+                self._fetches.counts.prefetched_parts += 1
+                order.advance(part.size_bytes)
+            return part
         return None
-
-    def _adopt(self, inode: int) -> int:
-        """Turn a guess into a file of an order, and count it as found. Return its bytes, 0 if it was no guess."""
-        adopted_bytes = self._pool.adopt(inode)
-        if adopted_bytes:
-            self._shuffled.adopted()
-        return adopted_bytes
 
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
@@ -288,16 +284,6 @@ class Prefetcher:
             return self._current_table().file_at(row)
         except _NO_FILE:
             return None
-
-    def _try_expect(self, inode: int, ref: ObjectRef, *, is_guess: bool) -> Part | None:
-        """Reserve memory for all of a small file, or the first part of a large one; None if there is no room."""
-        end = min(ref.size_bytes, self._config.part_size_bytes)
-        if not self._has_room(end, is_guess=is_guess):
-            return None
-        part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
-        if part is not None:
-            self._fetches.counts.prefetched_parts += 1
-        return part
 
     def _has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit; a known file may take the place of orders that nobody seems to follow."""

@@ -101,10 +101,7 @@ class Stream:
     def fetch_whole(self) -> None:
         """Fetch all of a small file, unless some of it is there or others need what it takes."""
         if not len(self.file):
-            part = self._pool.try_ahead(self.file, 0, self.file.ref.size_bytes)
-            if part is not None:
-                self._fetches.counts.ahead_parts += 1
-                self._fetches.start(self._fetch, part)
+            self._try_ahead(0, self.file.ref.size_bytes)
 
     def fetch(self, start: int, end: int) -> bool:
         """Start the fetches of what is missing in ``[start, end)``. Return False if others need what they take."""
@@ -164,17 +161,14 @@ class Stream:
             self._pool.leave(self.file)
 
     async def _join_pieces(self, cursor: Cursor, offset: int, end: int) -> memoryview:
-        joined = bytearray(end - offset)
+        joined = memoryview(bytearray(end - offset))
         done = 0
         while done < len(joined):
-            done += await self._copy_piece(cursor, offset + done, end, memoryview(joined)[done:])
-        return memoryview(joined).toreadonly()
-
-    async def _copy_piece(self, cursor: Cursor, offset: int, end: int, into: memoryview) -> int:
-        """Copy the next piece, so that no part is held while the read waits for more. Return its length."""
-        piece = await self._next_piece(cursor, offset, end)
-        into[: len(piece)] = piece
-        return len(piece)
+            piece = await self._next_piece(cursor, offset + done, end)
+            joined[done : done + len(piece)] = piece
+            done += len(piece)
+            del piece  # or the part would be held while the read waits for the next one
+        return joined.toreadonly()
 
     async def _next_piece(self, cursor: Cursor, offset: int, end: int) -> memoryview:
         """Return what the part at `offset` has of ``[offset, end)``, once it is there."""
@@ -295,7 +289,10 @@ class Stream:
         """Return a new part from `start` on, to `end` at most; None if others need what it takes."""
         if self._service.is_full(self._pool.parts_in_flight):
             return None
-        part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
+        return self._try_ahead(start, min(end, self.file.gap(start)[1]))
+
+    def _try_ahead(self, start: int, end: int) -> Part | None:
+        part = self._pool.try_ahead(self.file, start, end)
         if part is not None:
             self._fetches.counts.ahead_parts += 1
             self._fetches.start(self._fetch, part)
