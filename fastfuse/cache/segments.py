@@ -94,9 +94,9 @@ class Place(NamedTuple):
 
     def is_sound(self, extent: Extent, seed: int, data: memoryview) -> bool:
         """Return whether `data`, which was read there, has the blocks that were written."""
-        number = self.first
-        for at in range(self.lead, self.lead + self.size_bytes, BLOCK_BYTES):
-            block = data[at : min(at + BLOCK_BYTES, self.lead + self.size_bytes)]
+        number, behind = self.first, self.lead + self.size_bytes
+        for at in range(self.lead, behind, BLOCK_BYTES):
+            block = data[at : min(at + BLOCK_BYTES, behind)]
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
                 return False
             number += 1
@@ -119,30 +119,24 @@ class Segments:
             DamagedError: it is not what was written.
             OSError: it cannot be read.
         """
-        file = self._file(extent.segment)
-        first, last = (start - extent.start) // BLOCK_BYTES, -(-(end - extent.start) // BLOCK_BYTES)
-        if len(extent.digests) != 8 * -(-(extent.end - extent.start) // BLOCK_BYTES):
+        file, size_bytes = self._file(extent.segment), extent.end - extent.start
+        if len(extent.digests) != 8 * -(-size_bytes // BLOCK_BYTES):
             raise DamagedError("its row in the index is damaged")
-        whole_from = start if start == extent.start + first * BLOCK_BYTES else extent.start + (first + 1) * BLOCK_BYTES
-        whole_to = (
-            end
-            if end == min(extent.end, extent.start + last * BLOCK_BYTES)
-            else (extent.start + (last - 1) * BLOCK_BYTES)
-        )
+        # All places are counted from the begin of the extent from here on.
+        start, end = start - extent.start, end - extent.start
+        whole_from = -(-start // BLOCK_BYTES) * BLOCK_BYTES
+        whole_to = end if end == size_bytes else end // BLOCK_BYTES * BLOCK_BYTES
         if whole_from < whole_to:
-            self._fill(file, extent.offset + whole_from - extent.start, into[whole_from - start : whole_to - start])
-        for number in range(first, last):
-            block_start = extent.start + number * BLOCK_BYTES
-            block_end = min(extent.end, block_start + BLOCK_BYTES)
-            if whole_from <= block_start and block_end <= whole_to:
-                block = into[block_start - start : block_end - start]
+            self._fill(file, extent.offset + whole_from, into[whole_from - start : whole_to - start])
+        for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            at, behind = number * BLOCK_BYTES, min(size_bytes, (number + 1) * BLOCK_BYTES)
+            if whole_from <= at and behind <= whole_to:
+                block = into[at - start : behind - start]
             else:  # only a piece of it is wanted
-                block = memoryview(bytearray(block_end - block_start))
-                self._fill(file, extent.offset + block_start - extent.start, block)
-                piece_start, piece_end = max(start, block_start), min(end, block_end)
-                into[piece_start - start : piece_end - start] = block[
-                    piece_start - block_start : piece_end - block_start
-                ]
+                block = memoryview(bytearray(behind - at))
+                self._fill(file, extent.offset + at, block)
+                first, last = max(start, at), min(end, behind)
+                into[first - start : last - start] = block[first - at : last - at]
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
                 raise DamagedError("its bytes are not those that were written")
 

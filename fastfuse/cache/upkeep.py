@@ -44,17 +44,8 @@ def done(work: Callable[[OpenCache], dict[str, int]], cache: OpenCache) -> dict[
 
 def status(cache: OpenCache) -> dict[str, int]:
     """Count what is kept. Takes a second for a million ranges."""
-    found = Index(cache.reading).totals()
-    return {
-        "used_bytes": found.room_bytes + cache.index_bytes(),
-        "index_bytes": cache.index_bytes(),
-        "kept_bytes": found.kept_bytes,
-        "ranges": found.extents,
-        "objects": found.objects,
-        "segments": found.segments,
-        "pinned_bytes": found.pinned_bytes,
-        "hit_bytes": found.hit_bytes,
-    }
+    found, index_bytes = Index(cache.reading).totals(), cache.index_bytes()
+    return {"used_bytes": found.pop("room_bytes") + index_bytes, "index_bytes": index_bytes, **found}
 
 
 def verify(cache: OpenCache, tell: Callable[[int], None]) -> dict[str, int]:
