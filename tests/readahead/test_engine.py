@@ -12,7 +12,7 @@ from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.parts import Fetches, FileParts, Part
 from tests.readahead.books import check_books
-from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
+from tests.readahead.readers import KIB, MIB, ScriptedReader, content, listed, running, settled
 
 
 async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
@@ -243,24 +243,6 @@ async def test_a_failing_object_fails_no_other_file() -> None:
         with pytest.raises(UnavailableError):
             await engine.read(1, bad, 0, 64 * KIB)
         assert await engine.read(2, good, 0, MIB) == content(good)
-
-
-async def test_more_open_files_than_parts_of_memory_are_all_read_right() -> None:
-    files = [listed(f"file-{index}", 300 * KIB + index) for index in range(40)]
-    reader = ScriptedReader()
-
-    async def read_all(engine: ReadEngine, inode: int) -> None:
-        ref = files[inode]
-        whole = b"".join([await engine.read(inode, ref, at, 32 * KIB) for at in range(0, ref.size_bytes, 32 * KIB)])
-        assert whole == content(ref)
-
-    async with running(reader) as engine:
-        async with trio.open_nursery() as readers:
-            for inode in range(len(files)):
-                readers.start_soon(read_all, engine, inode)
-        for inode in range(len(files)):
-            engine.release(inode)
-        assert engine.statistics().pool.held_bytes <= SMALL.memory_limit_bytes // 8
 
 
 async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader(

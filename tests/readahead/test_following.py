@@ -326,17 +326,6 @@ async def test_nothing_is_fetched_where_files_may_be_left_out(autojump_clock: Mo
     assert not reader.gets
 
 
-async def test_what_was_fetched_ahead_is_released_when_sixteen_others_were_begun(autojump_clock: MockClock) -> None:
-    refs, reader = shards(20), ScriptedReader()
-    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
-        engine.begin()
-        await begin_and_leave(engine, refs, range(19, 4, -1))
-        assert engine.statistics().streams == 1
-        await begin_and_leave(engine, refs, [4])
-        assert engine.statistics().streams == 0
-        check_books(engine)
-
-
 async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more(
     autojump_clock: MockClock,
 ) -> None:

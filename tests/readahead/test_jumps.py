@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.books import check_books
-from tests.readahead.readers import KIB, MIB, ScriptedReader, content, listed, running, tensors
+from tests.readahead.readers import KIB, MIB, listed, tensors
 from tests.readahead.simulation import Reader, SimulatedService, simulated
 
 PAGE = 4 * KIB
@@ -111,22 +111,6 @@ async def test_single_pages_that_the_kernel_dropped_are_all_that_is_fetched_agai
                 for place in dropped:
                     await engine.read(1, ref, place, PAGE)
     assert ref.size_bytes <= service.fetched_bytes <= ref.size_bytes + 20 * PAGE
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_every_order_of_reads_gets_its_bytes_while_the_kernel_drops_pages(seed: int) -> None:
-    chances = random.Random(seed)
-    ref = listed("file", 4 * MIB)
-    data = content(ref)
-    async with running(ScriptedReader()) as engine:
-        offset = 0
-        for _ in range(400):
-            if chances.random() < 0.2:
-                offset = chances.randrange(ref.size_bytes)
-            size_bytes = chances.choice([PAGE, 16 * KIB, 60 * KIB])
-            assert await engine.read(1, ref, offset, size_bytes) == data[offset : offset + size_bytes]
-            offset = (offset + size_bytes) % ref.size_bytes
-            check_books(engine)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

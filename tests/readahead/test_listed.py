@@ -70,12 +70,6 @@ def test_nothing_is_fetched_behind_the_last_row() -> None:
     assert after(range(100), 103).fetched == set(range(4, 103))
 
 
-def test_files_opened_out_of_turn_are_one_run() -> None:
-    carried = after([1, 0, 3, 2, 5, 4])
-    assert carried.order.runs == ((0, 6),)
-    assert max(carried.fetched) == 5 + 12
-
-
 def test_a_file_that_is_opened_twice_in_a_row_changes_nothing() -> None:
     carried = after([0, 0, 1, 1, 2, 2, 3, 3])
     assert carried.order.runs == ((0, 4),)

@@ -118,19 +118,6 @@ def test_time_spent_waiting_is_not_the_readers() -> None:
     assert limit_of(waiting) > limit_of(fed) >= 11 * PART
 
 
-def test_reads_that_wait_at_the_same_time_are_one_wait() -> None:
-    pace = ReaderPace(service())
-    for part in range(200):
-        now_s = part * 0.21
-        pace.waits(now_s)
-        pace.waits(now_s + 0.1)
-        pace.goes_on(now_s + 0.15)
-        pace.goes_on(now_s + 0.2)
-        pace.came(part * PART, PART, now_s + 0.2)
-    # 8 MiB in each 10 ms of its own.
-    assert limit_of(pace) >= 11 * PART
-
-
 def test_after_a_wait_the_margin_is_larger_for_a_while() -> None:
     pace = ReaderPace(service())
     now_s = read_on(pace, 300, 0.01)

@@ -43,15 +43,6 @@ def a_pool(config: ReadaheadConfig = CONFIG) -> tuple[PartPool, FileParts]:
     return pool, pool.open(1, listed("a", 100 * MIB))
 
 
-def test_memory_is_reserved_before_the_fetch_and_held_after_it() -> None:
-    pool, file = a_pool()
-    part = demanded(pool, file, 0)
-    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (PART, 0)
-    pool.land(part, bytes(PART))
-    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (0, PART)
-    assert file.at(0) is part
-
-
 def expected(pool: PartPool, inode: int) -> Part | None:
     return pool.try_expect(inode, listed(f"expected-{inode}", PART), PART)
 
@@ -208,19 +199,6 @@ def test_files_of_orders_that_are_forgotten_are_found_if_opened_and_give_way_oth
     check_books(pool)
 
 
-def test_guesses_that_are_wrong_leave_and_expected_files_stay() -> None:
-    pool, _ = a_pool()
-    known = expected(pool, 10)
-    assert known is not None
-    pool.land(known, bytes(PART))
-    guessed_and_landed(pool, range(11, 14))
-    drop_guesses(pool)
-    check_books(pool)
-    assert pool.statistics().held_bytes == PART
-    assert pool.is_expected(10)
-    assert pool.file(11) is None
-
-
 def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() -> None:
     pool, _ = a_pool()
     for inode in range(10, 3000):
@@ -232,24 +210,6 @@ def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() 
 
 def test_of_the_largest_memory_no_more_than_16384_files_are_held_that_will_be_opened() -> None:
     assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).max_expected_parts == 16384
-
-
-def test_a_failed_part_leaves_nothing_behind() -> None:
-    pool, file = a_pool()
-    part = demanded(pool, file, 0)
-    error = UnavailableError("gone")
-    pool.fail(part, error)
-    assert part.arrived.is_set()
-    assert part.error is error
-    assert file.at(0) is None
-    assert pool.statistics().reserved_bytes == 0
-
-
-def test_readahead_leaves_the_last_quarter_of_the_memory_to_demands() -> None:
-    pool, file = a_pool()
-    granted = [ahead(pool, file, index) for index in range(16)]
-    assert [part is not None for part in granted] == [True] * 12 + [False] * 4
-    assert all(demanded(pool, file, index).room is None for index in range(12, 16))
 
 
 def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> None:
@@ -458,12 +418,6 @@ def test_what_a_closed_file_leaves_is_found_when_it_is_opened_again() -> None:
     pool.close(file)
     assert pool.statistics().spent_bytes == PART
     assert pool.open(1, listed("a", 100 * MIB)).at(0) is part
-
-
-def test_a_closed_file_without_parts_is_forgotten() -> None:
-    pool, file = a_pool()
-    pool.close(file)
-    assert pool.open(1, listed("a", 100 * MIB)) is not file
 
 
 def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:

@@ -60,17 +60,6 @@ def keys_twice(reader: ScriptedReader) -> list[str]:
     return sorted({key for key in keys if keys.count(key) > 1})
 
 
-@pytest.mark.parametrize("size_bytes", [1, 39 * KB, 65 * KIB, 256 * KIB])
-async def test_the_first_read_of_a_small_file_is_one_get_of_exactly_its_size(size_bytes: int) -> None:
-    ref = listed("a", size_bytes)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG) as engine:
-        for offset in range(0, size_bytes, 64 * KIB):
-            assert await engine.read(1, ref, offset, 64 * KIB) == content(ref)[offset : offset + 64 * KIB]
-        assert reader.gets == [("a", 0, size_bytes)]
-        assert engine.statistics().streams == 0
-
-
 @pytest.mark.parametrize("offset", [0, 4 * KIB, 190 * KIB])
 async def test_a_first_read_of_some_of_a_small_file_is_one_get_of_all_of_it(offset: int) -> None:
     ref = listed("a", 200 * KIB)
@@ -296,15 +285,6 @@ async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_begun(aut
     async with running(reader, replace(EVERY, expects_every_file=False), Files(refs)) as engine:
         await read_all(engine, refs, shuffled(refs)[:100], readers=16)
         assert len(reader.gets) == 100
-
-
-async def test_a_reader_of_a_few_of_them_has_caused_four_times_as_many_gets(autojump_clock: MockClock) -> None:
-    refs = dataset(1000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, EVERY, Files(refs)) as engine:
-        await read_all(engine, refs, shuffled(refs)[:50])
-        await trio.sleep(1)
-        assert 150 < len(reader.gets) <= 250
 
 
 async def test_a_second_shuffled_epoch_that_the_kernel_could_not_keep_is_as_fast_as_the_first(
@@ -577,16 +557,6 @@ async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autoj
     assert min(left) > 3500
 
 
-async def test_sixteen_shuffled_readers_without_hints_cost_one_get_a_file(autojump_clock: MockClock) -> None:
-    refs = dataset(4000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
-        began_s = trio.current_time()
-        await read_all(engine, refs, shuffled(refs), readers=16)
-        assert trio.current_time() - began_s < 4000 * 0.02 / 16 / 0.95
-        assert len(reader.gets) == 4000
-
-
 async def test_directories_and_files_that_cannot_be_fetched_are_passed_over() -> None:
     archived = ObjectRef("bucket", "archived", 10 * KB, '"v1"', 0, "DEEP_ARCHIVE")
     refs = [*dataset(4), None, listed("empty", 0), archived, listed("large", MIB), listed("next", 39 * KB)]
@@ -645,41 +615,6 @@ async def test_inodes_that_are_no_files_cost_nothing() -> None:
         assert reader.gets == [("a", 0, 39 * KB)]
 
 
-async def test_wrong_hints_cost_a_bounded_number_of_gets_and_right_bytes_come_anyway() -> None:
-    refs = dataset(2000, 5 * KB)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
-        order = engine.new_order()
-        await order.announce(in_order(refs)[1000:])
-        await settled()
-        await read_all(engine, refs, random.Random(0).sample(range(1, 1001), 1000))
-        assert len(reader.gets) <= 1000 + 256 + 20
-        order.withdraw()
-        assert engine.statistics().pool.expected_bytes == 0
-
-
-async def test_announcing_waits_while_enough_is_announced_and_goes_on_as_files_are_begun() -> None:
-    refs = dataset(6000, 5 * KB)
-    taken = 0
-
-    async def announce(engine: ReadEngine) -> None:
-        nonlocal taken
-        order = engine.new_order()
-        for start in range(0, 6000, 64):
-            await order.announce(range(start + 1, min(start + 64, 6000) + 1))
-            taken += 64
-
-    async with running(ScriptedReader(), CONFIG, Files(refs)) as engine, trio.open_nursery() as nursery:
-        nursery.start_soon(announce, engine)
-        await settled()
-        before = taken
-        assert 4096 <= before < 4096 + 1024 + 2 * 64
-        await read_all(engine, refs, list(range(1, 501)))
-        await settled()
-        assert before + 300 < taken <= before + 1100
-        await read_all(engine, refs, list(range(501, 6001)))
-
-
 async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing() -> None:
     refs = dataset(9000, 5 * KB)
     async with running(ScriptedReader(), CONFIG, Files(refs)) as engine:
@@ -710,19 +645,6 @@ async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() ->
         count = len(reader.gets)
         await read_whole(engine, 900, refs[899])
         assert len(reader.gets) == count + 1
-
-
-async def test_what_is_fetched_for_files_to_come_stays_within_a_quarter_of_the_memory() -> None:
-    refs = dataset(300, 200 * KIB)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
-        for inode in range(1, 301):
-            await engine.read(inode, refs[inode - 1], 0, 200 * KIB)
-            await settled()
-            pool = engine.statistics().pool
-            assert pool.expected_bytes <= CONFIG.memory_limit_bytes // 4
-            check_books(engine)
-        assert len(reader.gets) == 300
 
 
 async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_another() -> None:
@@ -816,17 +738,6 @@ async def test_beginning_what_a_refresh_has_taken_away_is_fine() -> None:
     ref = listed("gone", 39 * KB)
     async with running(ScriptedReader(), CONFIG) as engine:
         await read_whole(engine, 77, ref)
-
-
-async def test_a_part_that_a_reader_waits_for_takes_the_place_of_files_to_come() -> None:
-    refs = dataset(200, 64 * KIB)
-    reader = ScriptedReader()
-    shard = listed("shard", 64 * MIB)
-    async with running(reader, CONFIG, Files(refs)) as engine:
-        await engine.new_order().announce(in_order(refs))
-        await settled()
-        assert engine.statistics().pool.expected_bytes > 0
-        assert len(await engine.read(1000, shard, 0, 7 * MIB + 512 * KIB)) == 7 * MIB + 512 * KIB
 
 
 async def test_a_file_that_is_being_read_never_gives_way_to_files_to_come() -> None:

@@ -67,17 +67,11 @@ def test_the_window_of_whoever_is_expected_to_read_on_does_not_shrink_while_he_d
     assert pool.bytes_ahead >= 192 * MIB
 
 
-@pytest.mark.parametrize("size_bytes", [1, 39 * KIB, 128 * KIB, MIB, MIB + 400 * KIB])
+@pytest.mark.parametrize("size_bytes", [1, 39 * KIB, 128 * KIB, MIB, MIB + 400 * KIB, 5 * MIB])
 def test_a_small_file_is_one_get(size_bytes: int) -> None:
     pool = reading(size_bytes)
     pool.read(0, min(128 * KIB, size_bytes))
     assert pool.fetched == [(0, size_bytes)]
-
-
-def test_a_file_of_5_mib_is_one_get_at_its_first_read() -> None:
-    pool = reading(5 * MIB)
-    pool.read(0, 128 * KIB)
-    assert pool.fetched == [(0, 5 * MIB)]
 
 
 def test_a_short_rest_at_the_end_belongs_to_the_last_part() -> None:
@@ -90,12 +84,6 @@ def test_a_random_read_gets_its_pages_and_nothing_ahead() -> None:
     pool = reading(GIB)
     pool.read(100 * MIB + 5000, 100 * MIB + 9000)
     assert pool.fetched == [(100 * MIB + 4096, 100 * MIB + 3 * 4096)]
-
-
-def test_a_random_read_at_the_end_stops_at_the_end() -> None:
-    pool = reading(10 * MIB + 100)
-    pool.read(9 * MIB + 10, 10 * MIB + 100)
-    assert pool.fetched == [(9 * MIB, 10 * MIB + 100)]
 
 
 def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_reader() -> None:
@@ -132,16 +120,6 @@ def test_after_random_reads_a_long_run_is_sequential_again() -> None:
     assert pool.bytes_ahead >= 4 * MIB
 
 
-def test_sixteen_interleaved_readers_of_one_file_are_all_sequential() -> None:
-    pool = reading(64 * GIB)
-    for step in range(100):
-        for reader in range(16):
-            offset = reader * 4 * GIB + step * MIB
-            pool.read(offset, offset + MIB)
-    assert len(pool.window.cursors) == 16
-    assert all(cursor.sequential for cursor in pool.window.cursors)
-
-
 def test_random_reads_do_not_make_a_sequential_reader_forgotten() -> None:
     pool = reading(64 * GIB)
     pool.read_through(0, 64 * MIB, MIB)
@@ -157,22 +135,6 @@ def test_the_least_recent_of_sixteen_sequential_readers_makes_room_for_another()
     for reader in range(17):
         pool.read_through(reader * 3 * GIB, reader * 3 * GIB + 20 * MIB, MIB)
     assert [cursor.begin for cursor in pool.window.cursors] == [reader * 3 * GIB for reader in range(1, 17)]
-
-
-def test_a_request_that_overtook_another_is_absorbed_when_the_gap_closes() -> None:
-    pool = reading(GIB)
-    for offset in (0, 2, 3, 1, 4):
-        pool.read(offset * MIB, (offset + 1) * MIB)
-    (cursor,) = pool.window.cursors
-    assert (cursor.begin, cursor.position) == (0, 5 * MIB)
-
-
-def test_an_early_request_counts_for_the_reader_it_belongs_to() -> None:
-    pool = reading(GIB)
-    for offset in (100, 102, 101):
-        cursor = pool.read(offset * MIB, (offset + 1) * MIB)
-    assert cursor.sequential
-    assert (cursor.begin, cursor.position) == (100 * MIB, 103 * MIB)
 
 
 def test_a_reader_that_comes_to_where_another_began_does_not_swallow_it() -> None:
@@ -209,14 +171,6 @@ def test_a_hole_in_what_was_read_ahead_is_fetched_in_whole_parts_and_the_window_
     cursor = window.read(64 * MIB, 65 * MIB)
     assert window.demand(cursor, 64 * MIB, 65 * MIB, (64 * MIB, 80 * MIB)) == [(64 * MIB, 72 * MIB)]
     assert window.next_ahead(cursor) == (72 * MIB, 80 * MIB)
-
-
-def test_a_small_share_shrinks_parts_and_window() -> None:
-    pool = reading(GIB)
-    pool.window.resize(Share(3 * MIB, 12))
-    pool.read_through(0, 64 * MIB, 128 * KIB)
-    assert max(end - start for start, end in pool.fetched) == MIB
-    assert pool.bytes_ahead <= 3 * MIB
 
 
 def test_with_no_share_at_all_a_reader_still_gets_what_it_asks_for_in_one_get_each() -> None:
