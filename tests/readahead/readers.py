@@ -128,12 +128,13 @@ def tensors(seed: int, size_bytes: int, largest_bytes: int) -> list[tuple[int, i
 
 @asynccontextmanager
 async def running(
-    reader: ScriptedReader, config: ReadaheadConfig = SMALL, files: "Files | None" = None
-) -> AsyncIterator[ReadEngine]:
-    """An engine over `reader`; whatever the test did, at rest nothing is reserved and the books are right."""
+    config: ReadaheadConfig = SMALL, files: "Files | None" = None, *, delay_s: float = 0.0
+) -> AsyncIterator[tuple[ReadEngine, ScriptedReader]]:
+    """An engine over a reader; whatever the test did, at rest nothing is reserved and the books are right."""
+    reader = ScriptedReader(delay_s)
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(reader, config, nursery, lambda: files or Files([]))
-        yield engine
+        yield engine, reader
         reader.let_go()
         await settled()
         check_books(engine)

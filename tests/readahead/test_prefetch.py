@@ -63,16 +63,14 @@ def keys_twice(reader: ScriptedReader) -> list[str]:
 @pytest.mark.parametrize("offset", [0, 4 * KIB, 190 * KIB])
 async def test_a_first_read_of_some_of_a_small_file_is_one_get_of_all_of_it(offset: int) -> None:
     ref = listed("a", 200 * KIB)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG) as engine:
+    async with running(CONFIG) as (engine, reader):
         assert await engine.read(1, ref, offset, 4 * KIB) == content(ref)[offset : offset + 4 * KIB]
         assert reader.gets == [("a", 0, 200 * KIB)]
 
 
 async def test_files_that_are_no_objects_are_read_when_they_are_begun_and_never_before() -> None:
     refs = [ObjectRef("", f"made-{index:02}", 39 * KB, '"made-1"') for index in range(40)]
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         for inode in in_order(refs)[:20]:
             await read_whole(engine, inode, refs[inode - 1])
         await engine.new_order().announce(in_order(refs))
@@ -83,9 +81,8 @@ async def test_files_that_are_no_objects_are_read_when_they_are_begun_and_never_
 async def test_two_first_reads_of_one_file_at_once_leave_nothing_behind() -> None:
     """The kernel sends only one, as it locks the pages; readers past the page cache fetch for themselves."""
     ref = listed("a", 39 * KB)
-    reader = ScriptedReader()
-    reader.holds = lambda _key, _start, _end: True
-    async with running(reader, CONFIG) as engine:
+    async with running(CONFIG) as (engine, reader):
+        reader.holds = lambda _key, _start, _end: True
         async with trio.open_nursery() as readers:
             for _ in range(2):
                 readers.start_soon(read_whole, engine, 1, ref)
@@ -98,8 +95,7 @@ async def test_two_first_reads_of_one_file_at_once_leave_nothing_behind() -> Non
 
 async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_and_not_kept() -> None:
     refs = dataset(2)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await engine.new_order().announce([1])
         await settled()
         assert await engine.read(1, refs[0], 0, 128 * KIB) == content(refs[0])
@@ -115,8 +111,7 @@ async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_a
 
 async def test_what_was_expected_and_is_on_its_way_is_waited_for_and_not_fetched_again() -> None:
     refs = dataset(1)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         reader.holds = lambda _key, _start, _end: True
         await engine.new_order().announce([1])
         async with trio.open_nursery() as readers:
@@ -128,8 +123,7 @@ async def test_what_was_expected_and_is_on_its_way_is_waited_for_and_not_fetched
 
 async def test_what_was_expected_is_kept_for_a_reader_that_takes_it_in_pieces() -> None:
     refs = dataset(1)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await engine.new_order().announce([1])
         await settled()
         for offset in range(0, 39 * KB, 4 * KIB):
@@ -140,7 +134,7 @@ async def test_what_was_expected_is_kept_for_a_reader_that_takes_it_in_pieces() 
 async def test_what_was_expected_of_another_version_is_not_handed_out() -> None:
     """Semantics D1"""
     small, changed = listed("a", 39 * KB), listed("a", 39 * KB, etag='"v2"')
-    async with running(ScriptedReader(), CONFIG, Files([small])) as engine:
+    async with running(CONFIG, Files([small])) as (engine, _):
         await engine.new_order().announce([1])
         await settled()
         assert await engine.read(1, changed, 0, 39 * KB) == content(changed)
@@ -148,7 +142,7 @@ async def test_what_was_expected_of_another_version_is_not_handed_out() -> None:
 
 async def test_what_the_kernel_forgets_is_not_kept_whether_it_was_read_or_not() -> None:
     small, large = dataset(1)[0], listed("large", 2 * MIB)
-    async with running(ScriptedReader(), CONFIG, Files([small, large])) as engine:
+    async with running(CONFIG, Files([small, large])) as (engine, _):
         await engine.read(1, small, 0, 4 * KIB)
         await engine.read(2, large, 0, MIB)
         await settled()
@@ -162,8 +156,7 @@ async def test_what_the_kernel_forgets_is_not_kept_whether_it_was_read_or_not() 
 async def test_a_file_that_the_kernel_forgets_while_it_is_read_or_expected_is_kept() -> None:
     """The kernel forgets the inode that a listing showed, and looks it up again to read it."""
     refs = dataset(2)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         reader.holds = lambda _key, _start, _end: True
         await engine.new_order().announce([2])
         async with trio.open_nursery() as readers:
@@ -179,8 +172,7 @@ async def test_a_file_that_the_kernel_forgets_while_it_is_read_or_expected_is_ke
 
 async def test_what_the_kernel_has_forgotten_is_fetched_ahead_again() -> None:
     refs = dataset(300)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await read_all(engine, refs, in_order(refs))
         assert len(reader.gets) == 300
         engine.forget(7)
@@ -212,8 +204,7 @@ async def test_a_refresh_leaves_nothing_of_what_it_took_away() -> None:
 async def test_a_warm_epoch_that_is_announced_costs_no_request() -> None:
     """The kernel asks for nothing that it was given."""
     refs = dataset(500)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await read_all(engine, refs, in_order(refs))
         assert len(reader.gets) == 500
         for order in (in_order(refs), shuffled(refs)):
@@ -228,7 +219,7 @@ async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_in_the
     autojump_clock: MockClock,
 ) -> None:
     refs = dataset(500)
-    async with running(ScriptedReader(delay_s=0.02), CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs), delay_s=0.02) as (engine, _):
         await read_all(engine, refs, in_order(refs))
         began_s = trio.current_time()
         await read_all(engine, refs, in_order(refs))
@@ -237,8 +228,7 @@ async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_in_the
 
 async def test_once_the_kernel_keeps_what_it_gets_an_announced_epoch_costs_next_to_no_request_again() -> None:
     refs = dataset(500)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         for _ in range(2):
             await read_all(engine, refs, shuffled(refs))
         before = len(reader.gets)
@@ -271,8 +261,7 @@ async def test_where_every_file_is_read_a_shuffled_epoch_takes_a_third_of_its_ro
     autojump_clock: MockClock,
 ) -> None:
     refs = dataset(1000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, EVERY, Files(refs)) as engine:
+    async with running(EVERY, Files(refs), delay_s=0.02) as (engine, reader):
         took_s = await time_s_of_shuffled_epoch(engine, refs)
         assert took_s < 1000 / 16 * 0.02 / 3
         assert len(reader.gets) == 1000
@@ -281,8 +270,7 @@ async def test_where_every_file_is_read_a_shuffled_epoch_takes_a_third_of_its_ro
 
 async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_begun(autojump_clock: MockClock) -> None:
     refs = dataset(1000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, replace(EVERY, expects_every_file=False), Files(refs)) as engine:
+    async with running(replace(EVERY, expects_every_file=False), Files(refs), delay_s=0.02) as (engine, reader):
         await read_all(engine, refs, shuffled(refs)[:100], readers=16)
         assert len(reader.gets) == 100
 
@@ -291,8 +279,7 @@ async def test_a_second_shuffled_epoch_that_the_kernel_could_not_keep_is_as_fast
     autojump_clock: MockClock,
 ) -> None:
     refs = dataset(2000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, EVERY, Files(refs)) as engine:
+    async with running(EVERY, Files(refs), delay_s=0.02) as (engine, reader):
         first_s = await time_s_of_shuffled_epoch(engine, refs)
         assert await time_s_of_shuffled_epoch(engine, refs, seed=1) < 1.5 * first_s
         await trio.sleep(1)
@@ -301,8 +288,7 @@ async def test_a_second_shuffled_epoch_that_the_kernel_could_not_keep_is_as_fast
 
 async def test_readers_in_the_order_of_the_listing_cause_no_more_than_without_it(autojump_clock: MockClock) -> None:
     refs = dataset(1000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, EVERY, Files(refs)) as engine:
+    async with running(EVERY, Files(refs), delay_s=0.02) as (engine, reader):
         await read_all(engine, refs, in_order(refs)[:300])
         await trio.sleep(1)
         late = [key for key, _, _ in reader.gets if key > f"file-{300 + 512 + 16:05}"]
@@ -311,8 +297,7 @@ async def test_readers_in_the_order_of_the_listing_cause_no_more_than_without_it
 
 async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for(autojump_clock: MockClock) -> None:
     refs = dataset(1000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, TIGHT, Files(refs)) as engine:
+    async with running(TIGHT, Files(refs), delay_s=0.02) as (engine, _):
         await read_all(engine, refs, shuffled(refs[500:])[:100])
         await trio.sleep(1)
         assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
@@ -413,9 +398,7 @@ async def test_a_reader_from_the_first_file_on_finds_what_was_guessed_and_is_no_
     autojump_clock: MockClock, limit_mib: int
 ) -> None:
     refs = dataset(1700)
-    async with running(
-        ScriptedReader(delay_s=0.02), replace(EVERY, memory_limit_bytes=limit_mib * MIB), Files(refs)
-    ) as engine:
+    async with running(replace(EVERY, memory_limit_bytes=limit_mib * MIB), Files(refs), delay_s=0.02) as (engine, _):
         await read_all(engine, refs, [inode + 1500 for inode in shuffled(refs[1500:])[:150]], readers=16)
         await trio.sleep(1)
         assert await time_s_of(engine, refs, range(1, 1101)) < 0.56  # without a guess
@@ -424,7 +407,7 @@ async def test_a_reader_from_the_first_file_on_finds_what_was_guessed_and_is_no_
 
 async def test_what_readers_at_random_have_driven_out_is_made_up_for(autojump_clock: MockClock) -> None:
     refs = [*dataset(1500), *(listed(f"large-{index}", 4 * MIB) for index in range(64))]
-    async with running(ScriptedReader(delay_s=0.02), TIGHT, Files(refs)) as engine:
+    async with running(TIGHT, Files(refs), delay_s=0.02) as (engine, _):
         order = shuffled(refs[:1500])
         for start in range(0, 240, 60):
             await read_all(engine, refs, order[start : start + 60], readers=16)
@@ -442,9 +425,8 @@ async def test_what_readers_at_random_have_driven_out_is_made_up_for(autojump_cl
 
 async def test_guesses_on_their_way_are_kept_where_giving_them_up_brings_no_room() -> None:
     refs = dataset(300, 256 * KIB)
-    reader = ScriptedReader()
-    reader.holds = lambda _key, _start, _end: True
-    async with running(reader, replace(EVERY, memory_limit_bytes=32 * MIB), Files(refs)) as engine:
+    async with running(replace(EVERY, memory_limit_bytes=32 * MIB), Files(refs)) as (engine, reader):
+        reader.holds = lambda _key, _start, _end: True
         async with trio.open_nursery() as readers:
             for inode in range(100, 292, 12):
                 readers.start_soon(read_whole, engine, inode, refs[inode - 1])
@@ -461,8 +443,7 @@ async def test_guesses_on_their_way_are_kept_where_giving_them_up_brings_no_room
 
 async def test_an_announced_order_takes_over_what_was_guessed(autojump_clock: MockClock) -> None:
     refs = dataset(2000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs)) as engine:
+    async with running(replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs), delay_s=0.02) as (engine, reader):
         await read_all(engine, refs, [inode + 1000 for inode in shuffled(refs[1000:])[:100]])
         await trio.sleep(1)
         guesses = {key for key, _, _ in reader.gets if key < "file-01000"}
@@ -478,8 +459,7 @@ async def test_an_announced_order_takes_over_what_was_guessed(autojump_clock: Mo
 async def test_where_most_files_are_never_begun_nothing_is_held_for_them_in_the_end(autojump_clock: MockClock) -> None:
     refs = dataset(3000)
     wanted = [inode for inode in in_order(refs) if inode % 3 == 0]
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs)) as engine:
+    async with running(replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs), delay_s=0.02) as (engine, _):
         for seed in range(4):
             await read_all(engine, refs, random.Random(seed).sample(wanted, len(wanted)), readers=16)
         assert engine.statistics().pool.expected_bytes == 0
@@ -491,8 +471,7 @@ async def test_a_damaged_table_fails_nobody_who_begins_a_file_and_fetches_nothin
             raise ValueError(f"row {row} is damaged")
 
     refs = dataset(200)
-    reader = ScriptedReader()
-    async with running(reader, EVERY, Damaged(refs)) as engine:
+    async with running(EVERY, Damaged(refs)) as (engine, reader):
         await read_all(engine, refs, in_order(refs)[:100])
         await read_all(engine, refs, [inode + 100 for inode in shuffled(refs[100:])])
         assert len(reader.gets) == 200
@@ -502,8 +481,7 @@ async def test_one_reader_in_the_order_of_the_listing_is_twenty_times_as_fast_as
     autojump_clock: MockClock,
 ) -> None:
     refs = dataset(4000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+    async with running(ReadaheadConfig(), Files(refs), delay_s=0.02) as (engine, reader):
         began_s = trio.current_time()
         await read_all(engine, refs, in_order(refs))
         assert trio.current_time() - began_s < 4000 * 0.02 / 20
@@ -514,8 +492,7 @@ async def test_sixteen_shuffled_readers_with_hints_keep_three_quarters_of_the_co
     autojump_clock: MockClock,
 ) -> None:
     refs = dataset(4000)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+    async with running(ReadaheadConfig(), Files(refs), delay_s=0.02) as (engine, reader):
         order = shuffled(refs)
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -530,7 +507,7 @@ async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autoj
     refs = dataset(12_000, 100)
     order = shuffled(refs)
     announced, begun, left = 0, 0, []
-    async with running(ScriptedReader(delay_s=0.02), ReadaheadConfig(), Files(refs)) as engine:
+    async with running(ReadaheadConfig(), Files(refs), delay_s=0.02) as (engine, _):
 
         async def announce() -> None:
             nonlocal announced
@@ -560,8 +537,7 @@ async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autoj
 async def test_directories_and_files_that_cannot_be_fetched_are_passed_over() -> None:
     archived = ObjectRef("bucket", "archived", 10 * KB, '"v1"', 0, "DEEP_ARCHIVE")
     refs = [*dataset(4), None, listed("empty", 0), archived, listed("large", MIB), listed("next", 39 * KB)]
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         for row in range(4):
             ref = refs[row]
             assert ref is not None
@@ -572,8 +548,7 @@ async def test_directories_and_files_that_cannot_be_fetched_are_passed_over() ->
 
 async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begun() -> None:
     ref = listed("large", 2 * MIB)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files([ref])) as engine:
+    async with running(CONFIG, Files([ref])) as (engine, reader):
         await engine.new_order().announce([1])
         await settled()
         assert reader.gets == [("large", 0, 256 * KIB)]
@@ -584,8 +559,7 @@ async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begu
 
 async def test_what_is_announced_is_fetched_before_anything_is_begun() -> None:
     refs = dataset(300)
-    reader = ScriptedReader()
-    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+    async with running(ReadaheadConfig(), Files(refs)) as (engine, reader):
         await engine.new_order().announce(in_order(refs))
         await settled()
         assert sorted(reader.gets) == [(ref.key, 0, 39 * KB) for ref in refs[:256]]
@@ -593,8 +567,7 @@ async def test_what_is_announced_is_fetched_before_anything_is_begun() -> None:
 
 async def test_two_orders_take_turns() -> None:
     refs = dataset(2000)
-    reader = ScriptedReader()
-    async with running(reader, ReadaheadConfig(), Files(refs)) as engine:
+    async with running(ReadaheadConfig(), Files(refs)) as (engine, reader):
         reader.holds = lambda _key, _start, _end: True
         for inodes in (range(1, 1001), range(1001, 2001)):
             await engine.new_order().announce(inodes)
@@ -608,8 +581,7 @@ async def test_two_orders_take_turns() -> None:
 
 async def test_inodes_that_are_no_files_cost_nothing() -> None:
     refs: list[ObjectRef | None] = [None, listed("empty", 0), listed("a", 39 * KB)]
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await engine.new_order().announce([*range(1000, 9000), 1, 2, 3])
         await settled()
         assert reader.gets == [("a", 0, 39 * KB)]
@@ -617,7 +589,7 @@ async def test_inodes_that_are_no_files_cost_nothing() -> None:
 
 async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing() -> None:
     refs = dataset(9000, 5 * KB)
-    async with running(ScriptedReader(), CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, _):
         order = engine.new_order()
         await order.announce(in_order(refs)[:8999])
         with trio.CancelScope() as scope:
@@ -634,8 +606,7 @@ async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing() 
 
 async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() -> None:
     refs = dataset(1000)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         order = engine.new_order()
         await order.announce(in_order(refs))
         await settled()
@@ -649,8 +620,7 @@ async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() ->
 
 async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_another() -> None:
     refs = dataset(5000, 200 * KIB)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await read_all(engine, refs, list(range(1, 11)))
         await read_all(engine, refs, list(range(1001, 4001, 11)))
         await read_all(engine, refs, list(range(4501, 4509)))
@@ -660,8 +630,7 @@ async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_anot
 
 async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_the_order_of_the_listing() -> None:
     refs = dataset(5000, 100 * KIB)
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         announced = shuffled(refs[:1000])
         await engine.new_order().announce(announced)
         await read_all(engine, refs, announced[:20])
@@ -677,9 +646,8 @@ async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_th
 async def test_one_stalled_file_among_those_to_come_delays_no_other(autojump_clock: MockClock) -> None:
     """Semantics D6"""
     refs = dataset(400)
-    reader = ScriptedReader(delay_s=0.02)
-    reader.holds = lambda key, _start, _end: key == "file-00100"
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs), delay_s=0.02) as (engine, reader):
+        reader.holds = lambda key, _start, _end: key == "file-00100"
         began_s = trio.current_time()
         await read_all(engine, refs, [inode for inode in in_order(refs) if inode != 101])
         assert trio.current_time() - began_s < 400 * 0.02 / 8
@@ -691,8 +659,7 @@ async def test_as_many_stalled_files_to_come_as_there_are_connections_leave_some
     """Semantics D6"""
     refs = dataset(1000)
     shard = listed("shard", 2 * MIB)
-    reader = ScriptedReader(delay_s=0.02)
-    async with running(reader, ReadaheadConfig(), Files([*refs, shard])) as engine:
+    async with running(ReadaheadConfig(), Files([*refs, shard]), delay_s=0.02) as (engine, reader):
         reader.holds = lambda key, _start, _end: key.startswith("file")
         await engine.new_order().announce(in_order(refs))
         await trio.sleep(1)
@@ -708,9 +675,8 @@ async def test_as_many_stalled_files_to_come_as_there_are_connections_leave_some
 
 async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_again() -> None:
     refs = dataset(10)
-    reader = ScriptedReader()
-    reader.failures = {("file-00005", 0): UnavailableError("503")}
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
+        reader.failures = {("file-00005", 0): UnavailableError("503")}
         await read_all(engine, refs, in_order(refs)[:4])
         await settled()
         assert engine.statistics().failed_parts == 1
@@ -736,15 +702,14 @@ async def test_after_a_refresh_the_rows_of_the_new_table_count() -> None:
 
 async def test_beginning_what_a_refresh_has_taken_away_is_fine() -> None:
     ref = listed("gone", 39 * KB)
-    async with running(ScriptedReader(), CONFIG) as engine:
+    async with running(CONFIG) as (engine, _):
         await read_whole(engine, 77, ref)
 
 
 async def test_a_file_that_is_being_read_never_gives_way_to_files_to_come() -> None:
     refs = dataset(1000, 60 * KIB)
-    reader = ScriptedReader()
     held = [listed(f"held-{index}", 256 * KIB) for index in range(12)]
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         for inode, ref in enumerate(held, 5000):
             await engine.read(inode, ref, 0, 4 * KIB)  # none of it read to its end
         await settled()
@@ -775,8 +740,7 @@ async def _carry_out(actions: list[tuple[str, int]]) -> None:
     config = ReadaheadConfig(
         part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=MIB, memory_limit_bytes=MIB
     )
-    reader = ScriptedReader()
-    async with running(reader, config, Files(refs)) as engine, trio.open_nursery() as readers:
+    async with running(config, Files(refs)) as (engine, reader), trio.open_nursery() as readers:
         order = engine.new_order()
 
         async def read(inode: int) -> None:
