@@ -140,7 +140,7 @@ class ReadEngine:
     def pattern(self, inode: int) -> tuple[str, int]:
         """Return how a file is read, and how many bytes may be ahead of its reader; a file read at once is "whole"."""
         stream = self._streams.get(inode)
-        return ("whole", 0) if stream is None else stream.pattern
+        return ("whole", 0) if stream is None else stream.window.pattern
 
     def fetch(self, inode: int, ref: ObjectRef, start: int, end: int) -> bool:
         """Start the fetch of ``[start, end)``, which is certain to be read, as one part.

@@ -74,11 +74,6 @@ class ListingOrder:
         # How long the last run was that ended: the next may be as long, as with samples of six files each.
         self._usual_files = 0
 
-    @property
-    def runs(self) -> tuple[tuple[int, int], ...]:
-        """The ``[begin, position)`` of each run, least recently extended first."""
-        return tuple((run.begin, run.position) for run in self._runs.values())
-
     def begun(self, row: int) -> Sequence[int]:
         """Note that a file was begun. Return rows that were commanded and are no longer expected."""
         self._begun_files += 1

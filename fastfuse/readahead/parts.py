@@ -27,7 +27,6 @@ class Claims(Protocol):
 
     def is_read(self, inode: int) -> bool:
         """Return whether somebody else reads the file, or has read it without telling yet (`ReadEngine.was_read`)."""
-        ...
 
 
 class Files(dict[int, "FileParts"]):
@@ -92,8 +91,6 @@ class Part:
 
 class Shelf:
     """Parts that may be evicted, least recently used first. A part is on one shelf at most."""
-
-    __slots__ = ("_parts", "size_bytes")
 
     def __init__(self) -> None:
         self._parts: OrderedDict[Part, None] = OrderedDict()

@@ -8,7 +8,7 @@ before a refresh) also give way to files of the other orders, which adopt them o
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -32,8 +32,8 @@ _MAX_LEADING_ROWS = 1024
 # One file begun leaves room for one file, and a task that has fetched one takes the next. New tasks begin when there is
 # room for one more to each so many that run.
 _TASKS_PER_FILE = 8
-# A table may raise these for an unknown inode or a damaged row: no reason to fail the read of another file.
-_NO_FILE = (FastfuseError, LookupError, ValueError)
+
+_Answer = TypeVar("_Answer")
 
 
 class Listing(Protocol):
@@ -41,23 +41,18 @@ class Listing(Protocol):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        ...
 
     def row(self, inode: int) -> int:
         """Return the place of a file in the order of the listing. Raise if there is no such inode."""
-        ...
 
     def file_at(self, row: int) -> tuple[int, int] | None:
         """Return ``(inode, size in bytes)``, or None if the row is a directory."""
-        ...
 
     def ref(self, inode: int) -> ObjectRef:
         """Return the object behind a file. Raise if there is none."""
-        ...
 
     def __contains__(self, inode: int) -> bool:
         """Return whether there is such an inode."""
-        ...
 
 
 class Order(Protocol):
@@ -65,11 +60,17 @@ class Order(Protocol):
 
     def next(self) -> int | None:
         """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
-        ...
 
     def advance(self, fetched_bytes: int, /) -> None:
         """Go on behind that file: `fetched_bytes` are on their way, or 0 if it was passed over."""
-        ...
+
+
+def _known(ask: Callable[[int], _Answer], place: int) -> _Answer | None:
+    """Return what the table says, or None if it raises for an unknown inode or a damaged row."""
+    try:
+        return ask(place)
+    except (FastfuseError, LookupError, ValueError):
+        return None  # no reason to fail the read of another file
 
 
 class Announcer:
@@ -153,11 +154,8 @@ class Prefetcher:
         """
         for announcer in self._announcers:
             self._drop(announcer.decisions.begun(inode))
-        try:
-            row = self._current_table().row(inode)
-        except _NO_FILE:
-            pass  # a refresh has taken it out of the table
-        else:
+        row = _known(self._current_table().row, inode)
+        if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
                 self._drop([guess for guess in self._pool.inodes() if self._pool.is_guess(guess)])
@@ -167,10 +165,8 @@ class Prefetcher:
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
         """Return the large files that are likely to be begun when `inode` is at its end, one after the other."""
-        try:
-            return self._large_files(self._listed.followers(self._current_table().row(inode)))
-        except _NO_FILE:
-            return iter(())
+        row = _known(self._current_table().row, inode)
+        return self._large_files(() if row is None else self._listed.followers(row))
 
     def leaders(self) -> Iterator[tuple[int, ObjectRef]]:
         """Return the large files that the listing begins with."""
@@ -272,18 +268,12 @@ class Prefetcher:
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""
-        try:
-            ref = self._current_table().ref(inode)
-        except _NO_FILE:
-            return None
-        is_fetched = ref.size_bytes and ref.bucket and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        ref = _known(self._current_table().ref, inode)
+        is_fetched = ref and ref.size_bytes and ref.bucket and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
         return ref if is_fetched else None
 
     def _file_at(self, row: int) -> tuple[int, int] | None:
-        try:
-            return self._current_table().file_at(row)
-        except _NO_FILE:
-            return None
+        return _known(self._current_table().file_at, row)
 
     def _has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit; a known file may take the place of orders that nobody seems to follow."""

@@ -85,8 +85,6 @@ class Expected:
 class LeftShelf(Shelf):
     """Parts that were left, counted by file."""
 
-    __slots__ = ()
-
     def put(self, part: Part) -> None:
         super().put(part)
         part.file.left_bytes += part.size_bytes

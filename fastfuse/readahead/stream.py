@@ -12,11 +12,10 @@ from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
-from fastfuse.readahead.pace import ServicePace
+from fastfuse.readahead.pace import Rest, ServicePace
 from fastfuse.readahead.parts import Fetches, FileParts, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.ranges import OPENING_PARTS
-from fastfuse.readahead.waits import Rest
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
 
@@ -51,7 +50,7 @@ class Stream:
     # True once anything was asked for.
     was_read: bool = False
     # Made when something is to be foreseen, so not for a small file that is there and read at once.
-    _window: Window = _NO_WINDOW
+    window: Window = _NO_WINDOW
     _cursor: Cursor | None = None
     # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
     _part: Part = _NO_PART
@@ -59,11 +58,6 @@ class Stream:
 
     def __post_init__(self) -> None:
         self._rest = Rest(self.file.ref.size_bytes)
-
-    @property
-    def pattern(self) -> tuple[str, int]:
-        """The pattern of the reader that asked last, and the bytes that may be ahead of it."""
-        return self._window.pattern
 
     async def read(self, offset: int, end: int) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
@@ -87,7 +81,7 @@ class Stream:
             self._part = part
             self._pool.touch(part)
             self._resize()
-            self._window.came(cursor, trio.current_time())
+            self.window.came(cursor, trio.current_time())
             # Once in a part: a window has a part to spare.
             self._read_ahead(cursor)
         return piece
@@ -96,7 +90,7 @@ class Stream:
     def is_done(self) -> bool:
         """True if no reader has anything left to read, and no read is under way."""
         # A reader at random may come to the end at any time, and goes on.
-        return not (self.file.reads or self._rest.times_due) and self._window.is_done
+        return not (self.file.reads or self._rest.times_due) and self.window.is_done
 
     def fetch_whole(self) -> None:
         """Fetch all of a small file, unless some of it is there or others need what it takes."""
@@ -115,21 +109,21 @@ class Stream:
     def close(self) -> None:
         """Stop reading ahead, because nobody reads on."""
         self._cursor = None
-        self._window.closed()
+        self.window.closed()
         self._pool.close(self.file)
 
     def _foresee(self, offset: int, end: int) -> Cursor:
         """Return the cursor of the reader that asks for ``[offset, end)``."""
-        if self._window is _NO_WINDOW:
-            self._window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
-        self._cursor = cursor = self._window.read(offset, end)
-        if self._window.left:
+        if self.window is _NO_WINDOW:
+            self.window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
+        self._cursor = cursor = self.window.read(offset, end)
+        if self.window.left:
             self._leave()
         return cursor
 
     def _leave(self) -> None:
         """Let go what was read ahead for readers that have jumped away."""
-        left = self._window.left
+        left = self.window.left
         for part in self.file:
             if any(part.start < end and start < part.end for start, end in left):
                 self._pool.rank(part, is_left=True)
@@ -152,7 +146,7 @@ class Stream:
                 piece = await self._next_piece(cursor, offset, end)
             else:
                 piece = await self._join_pieces(cursor, offset, end)
-            self._window.came(cursor, trio.current_time())
+            self.window.came(cursor, trio.current_time())
             if missing_bytes and self._cursor is not None:  # the stream was not closed meanwhile
                 self._weigh_rest(cursor)
             counts.waited_bytes += missing_bytes
@@ -187,7 +181,7 @@ class Stream:
         try:
             await part.arrived.wait()
             if part.error is not None:
-                self._window.forget()
+                self.window.forget()
                 self._cursor = None
                 raise part.error
             return self._take(part, offset, min(end, part.end))
@@ -215,23 +209,23 @@ class Stream:
             gap, first = file.gap(offset), offset
             is_lost = file.cached.overlaps(offset, min(end, gap[1]))
             gap = (max(gap[0], offset - offset % PAGE_BYTES), gap[1]) if is_lost else file.cached.clip(gap, offset)
-            for start, part_end in self._window.demand(cursor, offset, end, gap):
+            for start, part_end in self.window.demand(cursor, offset, end, gap):
                 self._fetches.counts.demanded_parts += 1
                 part = self._pool.demand(file, start, part_end)
                 part.is_left = not cursor.is_foreseen
                 self._fetches.start(self._fetch, part)
                 offset = part_end
             if is_lost and file.cached.lose(offset - first):
-                self._window.restart_ahead()
+                self.window.restart_ahead()
 
     def _resize(self) -> None:
         share = self._pool.share
-        if share is not self._window.share:
-            self._window.resize(share)
+        if share is not self.window.share:
+            self.window.resize(share)
 
     def _read_ahead(self, cursor: Cursor) -> None:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
-        window = self._window
+        window = self.window
         while (wanted := window.next_ahead(cursor)) is not None:
             until = self._cover(*wanted, is_left=cursor.descending)
             if until is None:
