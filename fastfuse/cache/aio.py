@@ -84,8 +84,7 @@ class KernelReads:
     async def read(self, fd: int, offset: int, into: memoryview) -> bool:
         """Fill `into` from a file; memory, size and offset are aligned. Return False if a thread has to do it.
 
-        Raises:
-            trio.TooSlowError: the disk does not answer.
+        Raise `trio.TooSlowError` if the disk does not answer.
         """
         if not self._calls or len(self._reads) >= _MOST_READS:
             return False

@@ -8,7 +8,7 @@ WAL lets readers go on while others write; a reader never waits, a writer for a 
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 __all__ = [
@@ -84,11 +84,7 @@ class Segment(NamedTuple):
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Open the index at `path`, which exists, for any thread, in transactions that the caller begins.
-
-    Raises:
-        sqlite3.Error: it cannot be opened, or it is none.
-    """
+    """Open the index at `path` for any thread, in transactions that the caller begins; `sqlite3.Error` if it is none."""
     connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -104,16 +100,12 @@ def connect(path: str) -> sqlite3.Connection:
 def create(path: str) -> int:
     """Make an empty file at `path` an index; return the format of what is there then, 0 if it is no index of ours.
 
-    Raises:
-        sqlite3.Error: it cannot be opened, or it is damaged.
+    Raise `sqlite3.Error` if it cannot be opened, or is damaged.
     """
-    connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None)) as connection:
         create_in(connection)
         is_ours = connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
         return int(connection.execute("PRAGMA user_version").fetchone()[0]) if is_ours else 0
-    finally:
-        connection.close()
 
 
 def create_in(connection: sqlite3.Connection) -> None:

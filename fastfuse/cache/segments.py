@@ -104,7 +104,7 @@ class Place(NamedTuple):
 
 
 class Segments:
-    """The segments below the directory `directory_fd`; for any thread."""
+    """The segments below the directory `directory_fd`; for any thread. Every method may raise `OSError`."""
 
     def __init__(self, directory_fd: int) -> None:
         self._directory_fd = directory_fd
@@ -113,12 +113,7 @@ class Segments:
         self._local = threading.local()
 
     def read(self, extent: Extent, seed: int, start: int, end: int, into: memoryview) -> None:
-        """Read ``[start, end)``, which lies in `extent`, and check it.
-
-        Raises:
-            DamagedError: it is not what was written.
-            OSError: it cannot be read.
-        """
+        """Read ``[start, end)``, which lies in `extent`; raise `DamagedError` if it is not what was written."""
         file, size_bytes = self._file(extent.segment), extent.end - extent.start
         if len(extent.digests) != 8 * -(-size_bytes // BLOCK_BYTES):
             raise DamagedError("its row in the index is damaged")
@@ -174,11 +169,7 @@ class Segments:
                     yield int(stem, 16)
 
     def fill(self, number: int) -> "Filling | None":
-        """Open a segment to be filled; None if another process fills it.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Open a segment to be filled; None if another process fills it."""
         fd = _open_direct(self._directory_fd, _name(number), os.O_WRONLY | os.O_CREAT)
         try:
             if _try_lock(fd):
@@ -233,7 +224,10 @@ class Segments:
 
 
 class Filling:
-    """A segment that this process fills: `put` ranges, `flush`, and then make them known in the catalog."""
+    """A segment that this process fills: `put` ranges, `flush`, and then make them known in the catalog.
+
+    Both raise `OSError` if the disk does not take what they write.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -246,11 +240,7 @@ class Filling:
         os.close(self._fd)
 
     def put(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`: where the range before it ends, or at the `place_of` this one behind it.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Write `data` at `offset`: where the range before it ends, or at the `place_of` this one behind it."""
         if offset != self._staged_from + self._staged_bytes:
             self.flush()
         done = 0 if self._staged_bytes else _aligned_bytes(offset, data)
@@ -258,11 +248,7 @@ class Filling:
         self._put_on_stage(offset + done, data[done:])
 
     def flush(self) -> None:
-        """Write what is staged, and zeros up to a multiple of the alignment. The next range has to come behind them.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Write what is staged, and zeros up to a multiple of the alignment. The next range has to come behind them."""
         end = aligned(self._staged_bytes)
         self._stage[self._staged_bytes : end] = bytes(end - self._staged_bytes)
         _write_all(self._fd, self._staged_from, self._stage[:end])
