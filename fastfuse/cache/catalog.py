@@ -11,17 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-__all__ = [
-    "BLOCK_BYTES",
-    "FORMAT",
-    "MAX_EXTENT_BYTES",
-    "Extent",
-    "Index",
-    "Segment",
-    "connect",
-    "create",
-    "create_in",
-]
+__all__ = ["BLOCK_BYTES", "FORMAT", "MAX_EXTENT_BYTES", "Extent", "Index", "Segment", "connect", "create", "create_in"]
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
 FORMAT = 2
@@ -84,7 +74,10 @@ class Segment(NamedTuple):
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Open the index at `path` for any thread, in transactions that the caller begins; `sqlite3.Error` if it is none."""
+    """Open the index at `path`, for any thread, in transactions that the caller begins.
+
+    Raise `sqlite3.Error` if it cannot be opened, or is none.
+    """
     connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -234,9 +234,7 @@ async def test_a_failing_object_fails_no_other_file() -> None:
         assert await engine.read(2, good, 0, MIB) == content(good)
 
 
-async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader(
-    autojump_clock: MockClock,
-) -> None:
+async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader(autojump_clock: MockClock) -> None:
     ref = listed("a", 2 * MIB)
     async with running(delay_s=0.1) as (engine, reader):
         for offset in range(0, MIB, 16 * KIB):

@@ -141,10 +141,7 @@ def test_a_reader_that_comes_to_where_another_began_does_not_swallow_it() -> Non
     pool = reading(GIB)
     pool.read_through(50 * MIB, 80 * MIB, MIB)
     pool.read_through(0, 50 * MIB, MIB)
-    assert [(cursor.begin, cursor.position) for cursor in pool.window.cursors] == [
-        (50 * MIB, 80 * MIB),
-        (0, 50 * MIB),
-    ]
+    assert [(cursor.begin, cursor.position) for cursor in pool.window.cursors] == [(50 * MIB, 80 * MIB), (0, 50 * MIB)]
 
 
 def test_two_readers_in_step_share_one_cursor() -> None:
