@@ -76,11 +76,6 @@ class KernelReads:
             trio.lowlevel.spawn_system_task(self._reap)
             trio.lowlevel.spawn_system_task(self._end_overdue)
 
-    @property
-    def is_available(self) -> bool:
-        """Return whether the system and the file system have taken every read so far."""
-        return bool(self._calls)
-
     async def read(self, fd: int, offset: int, into: memoryview) -> bool:
         """Fill `into` from a file; memory, size and offset are aligned. Return False if a thread has to do it.
 

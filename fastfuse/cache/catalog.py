@@ -134,9 +134,6 @@ class Index:
         self._connection = connection
         connection.execute(f"PRAGMA busy_timeout = {int((_WRITER_WAITS_S if waits else _READER_WAITS_S) * 1000)}")
 
-    def close(self) -> None:
-        self._connection.close()
-
     def find(self, object_id: int, start: int, end: int) -> list[Extent]:
         """Return what is kept of ``[start, end)``, in order; extents may overlap, and reach beyond it.
 

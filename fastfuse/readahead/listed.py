@@ -95,8 +95,10 @@ class ListingOrder:
     def followers(self, row: int) -> range:
         """Return the rows that follow on the run that ends with `row`; none if there is no such run."""
         run = self._runs.get(row + 1)
-        is_run = run is not None and (run.files >= _FOLLOWED_FILES or self._is_beginning(run))
-        return range(row + 1, self._row_count if is_run else row + 1)
+        if run is None:
+            return range(0)
+        is_beginning = run.begin == self._first_file_row and run.files == self._begun_files
+        return range(row + 1, self._row_count) if is_beginning or run.files >= _FOLLOWED_FILES else range(0)
 
     def next(self) -> int | None:
         """Return the next row to fetch, the runs in turn; the same until `advance` or `begun`."""
@@ -132,9 +134,6 @@ class ListingOrder:
             if dropped:
                 return dropped
         return ()
-
-    def _is_beginning(self, run: _Run) -> bool:
-        return run.begin == self._first_file_row and run.files == self._begun_files
 
     def _end_ahead(self, run: _Run) -> int:
         end = run.position + min(_GROWTH * run.files, _MAX_AHEAD_FILES)

@@ -115,15 +115,9 @@ class Shelf:
         self.size_bytes -= part.size_bytes
         part.shelf = None
 
-    def pop(self) -> Part:
-        """Take down the part that was used least recently."""
-        part = next(iter(self._parts))
-        self.remove(part)
-        return part
-
-    def pop_newest(self) -> Part:
-        """Take down the part that was used last."""
-        part = next(reversed(self._parts))
+    def pop(self, *, is_newest: bool = False) -> Part:
+        """Take down the part that was used least recently, or the one that was used last."""
+        part = next(reversed(self._parts) if is_newest else iter(self._parts))
         self.remove(part)
         return part
 

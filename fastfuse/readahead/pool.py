@@ -330,7 +330,8 @@ class PartPool:
         if part.is_demanded:
             part.file.demanded_in_flight += step
         elif part.is_expected:
-            self._expected.count_flight(part, step)
+            self._expected.in_flight += step
+            self._expected.in_flight_bytes += step * part.size_bytes
         else:
             self._ahead_in_flight += step
 
@@ -361,7 +362,7 @@ class PartPool:
         allowed_bytes = self._ahead.window_bytes - self._reserved_bytes - self._fresh.size_bytes - size_bytes
         if expected.known.size_bytes <= allowed_bytes:
             while expected.size_bytes > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
-                self._drop(expected.guessed.pop_newest())
+                self._drop(expected.guessed.pop(is_newest=True))
 
     def has_room_ahead(self, file: FileParts, size_bytes: int) -> bool:
         """Return whether parts ahead may take `size_bytes` beside all that is held of `file` and for other readers."""

@@ -33,6 +33,8 @@ _MAX_LEADING_ROWS = 1024
 # room for one more to each so many that run.
 _TASKS_PER_FILE = 8
 
+# One order in which files come. Each is an inode, or a row of the table, as the kind of order has it.
+_Order = AnnouncedOrder | ListingOrder | ShuffledEpoch
 _Answer = TypeVar("_Answer")
 
 
@@ -53,16 +55,6 @@ class Listing(Protocol):
 
     def __contains__(self, inode: int) -> bool:
         """Return whether there is such an inode."""
-
-
-class Order(Protocol):
-    """One order in which files come. Each is an inode, or a row of the table, as the kind of order has it."""
-
-    def next(self) -> int | None:
-        """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
-
-    def advance(self, fetched_bytes: int, /) -> None:
-        """Go on behind that file: `fetched_bytes` are on their way, or 0 if it was passed over."""
 
 
 def _known(ask: Callable[[int], _Answer], place: int) -> _Answer | None:
@@ -233,7 +225,7 @@ class Prefetcher:
             part = self._part_of(self._shuffled, by_row=True, is_guess=True)
         return part
 
-    def _part_of(self, order: Order, *, by_row: bool = False, is_guess: bool = False) -> Part | None:
+    def _part_of(self, order: _Order, *, by_row: bool = False, is_guess: bool = False) -> Part | None:
         """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it."""
         while (place := order.next()) is not None:
             inode, size_bytes = (self._file_at(place) or (0, 0)) if by_row else (place, None)

@@ -52,11 +52,6 @@ class Expected:
         is_place = len(held) + self.in_flight < self.max_parts
         return is_place and held.size_bytes + self.in_flight_bytes + size_bytes <= self.max_bytes
 
-    def count_flight(self, part: Part, step: int) -> None:
-        """Count one fetch more or less (`step` 1 or -1)."""
-        self.in_flight += step
-        self.in_flight_bytes += step * part.size_bytes
-
     def pop(self) -> Part:
         """Take down the part that goes first, for a reader that waits for the memory."""
         return (self.guessed or self.known).pop()
