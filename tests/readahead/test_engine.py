@@ -118,14 +118,6 @@ async def test_a_reader_of_the_old_version_that_waits_gets_the_old_version() -> 
         assert results == {"old": content(old)}
 
 
-async def test_an_equal_listing_entry_is_the_same_file() -> None:
-    async with running() as (engine, _):
-        for offset in range(0, MIB, 16 * KIB):
-            await engine.read(1, listed("a", MIB), offset, 16 * KIB)
-            await settled()
-        assert engine.statistics().demanded_parts == 1
-
-
 async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock) -> None:
     """Semantics D6: with all of its window stuck, another file is read with readahead and in the usual time."""
     stalled, healthy = listed("stalled", 8 * MIB), listed("healthy", 2 * MIB)
@@ -232,16 +224,6 @@ async def test_a_failing_object_fails_no_other_file() -> None:
         with pytest.raises(UnavailableError):
             await engine.read(1, bad, 0, 64 * KIB)
         assert await engine.read(2, good, 0, MIB) == content(good)
-
-
-async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader(autojump_clock: MockClock) -> None:
-    ref = listed("a", 2 * MIB)
-    async with running(delay_s=0.1) as (engine, reader):
-        for offset in range(0, MIB, 16 * KIB):
-            await engine.read(1, ref, offset, 16 * KIB)
-        await trio.sleep(1)
-        # Readahead has three quarters of 1 MiB, of which one reader may have as much, in whole parts.
-        assert max(end for _, end in reader.ranges("a")) == MIB + 512 * KIB
 
 
 async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, seed: int, limit_bytes: int) -> None:

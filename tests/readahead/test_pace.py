@@ -140,15 +140,6 @@ def test_a_reader_that_becomes_slow_gives_its_window_back_bit_by_bit() -> None:
     assert limits[-1] < 2 * PART
 
 
-def test_a_reader_that_pauses_between_bursts_keeps_what_a_burst_takes() -> None:
-    pace = ReaderPace(service())
-    now_s = 0.0
-    for burst in range(20):
-        now_s = read_on(pace, 20, 0.01, began_s=now_s, first=20 * burst) + 5.0
-    # 12 parts are read in one GET's time within a burst.
-    assert limit_of(pace) >= 12 * PART
-
-
 def test_bursts_shorter_than_a_get_need_no_more_than_a_burst() -> None:
     pace = ReaderPace(service())
     now_s = 0.0

@@ -47,6 +47,13 @@ def expected(pool: PartPool, inode: int) -> Part | None:
     return pool.try_expect(inode, listed(f"expected-{inode}", PART), PART)
 
 
+def expected_and_landed(pool: PartPool, inode: int) -> Part:
+    part = expected(pool, inode)
+    assert part is not None
+    pool.land(part, bytes(PART))
+    return part
+
+
 def test_files_that_will_be_opened_have_a_quarter_of_the_memory() -> None:
     pool, _ = a_pool()
     parts = [expected(pool, inode) for inode in range(10, 20)]
@@ -58,9 +65,7 @@ def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_t
     pool, file = a_pool()
     read = [held(pool, file, index) for index in range(8)]
     for inode in range(10, 14):
-        part = expected(pool, inode)
-        assert part is not None
-        pool.land(part, bytes(PART))
+        expected_and_landed(pool, inode)
     check_books(pool)
     for index in range(20, 28):
         held(pool, file, index)
@@ -71,40 +76,10 @@ def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_t
 def test_files_that_will_be_opened_and_parts_ahead_share_three_quarters_of_the_memory() -> None:
     pool, file = a_pool()
     for inode in range(10, 13):
-        part = expected(pool, inode)
-        assert part is not None
-        pool.land(part, bytes(PART))
+        expected_and_landed(pool, inode)
     for index in range(9):
         held(pool, file, index)
     assert (ahead(pool, file, 20), expected(pool, 30)) == (None, None)
-
-
-def test_a_file_that_is_opened_keeps_what_was_fetched_of_it_as_its_own() -> None:
-    pool, _ = a_pool()
-    landed, flying = expected(pool, 10), expected(pool, 11)
-    assert landed is not None
-    assert flying is not None
-    pool.land(landed, bytes(PART))
-    files = [pool.open(part.file.inode, part.file.ref) for part in (landed, flying)]
-    pool.land(flying, bytes(PART))
-    check_books(pool)
-    assert [file.at(0) for file in files] == [landed, flying]
-    statistics = pool.statistics()
-    assert (statistics.held_bytes, statistics.expected_bytes, statistics.spent_bytes) == (2 * PART, 0, 0)
-
-
-def test_a_file_that_will_not_be_opened_leaves_nothing_behind() -> None:
-    pool, _ = a_pool()
-    landed, flying = expected(pool, 10), expected(pool, 11)
-    assert landed is not None
-    assert flying is not None
-    pool.land(landed, bytes(PART))
-    for inode in (10, 11, 12):
-        pool.drop_expected(inode)
-    assert pool.statistics().held_bytes == 0
-    pool.land(flying, bytes(PART))
-    check_books(pool)
-    assert pool.statistics().spent_bytes == PART
 
 
 def guessed(pool: PartPool, inode: int) -> Part | None:
@@ -157,9 +132,7 @@ def test_no_guess_is_given_up_for_a_file_that_fits_not_even_then() -> None:
 
 def test_what_somebody_waits_for_evicts_guesses_before_expected_files() -> None:
     pool, file = a_pool()
-    known = expected(pool, 10)
-    assert known is not None
-    pool.land(known, bytes(PART))
+    known = expected_and_landed(pool, 10)
     parts = guessed_and_landed(pool, range(11, 14))
     for index in range(15):
         held(pool, file, index)
@@ -223,17 +196,6 @@ def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> No
     assert ahead(pool, file, 3) is not None
 
 
-def test_two_active_files_have_a_third_of_the_ahead_connections_each() -> None:
-    pool, file = a_pool(
-        ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=LIMIT, max_parts_in_flight=8)
-    )
-    other = pool.open(2, listed("b", MIB))
-    pool.enter(file)
-    pool.enter(other)
-    assert [ahead(pool, file, index) is not None for index in range(3)] == [True, True, False]
-    assert ahead(pool, other, 0) is not None
-
-
 def test_readahead_evicts_what_was_read_but_not_what_was_not() -> None:
     pool, file = a_pool()
     unread = [held(pool, file, index) for index in range(10)]
@@ -290,18 +252,6 @@ def test_what_else_came_with_a_read_at_random_goes_first() -> None:
     part.is_left = True
     pool.land(part, bytes(PART))
     assert (pool.statistics().spent_bytes, file.left_bytes) == (PART, 0)
-
-
-def test_of_the_parts_that_were_left_the_one_read_last_goes_last() -> None:
-    pool, file = a_pool()
-    other = pool.open(2, listed("b", 100 * MIB))
-    parts = [held(pool, file, index) for index in range(12)]
-    for part in parts:
-        pool.rank(part, is_left=True)
-    pool.touch(parts[0])
-    assert all(ahead(pool, other, index) is not None for index in range(12))
-    assert [part.data is None for part in parts] == [False] + [True] * 8 + [False] * 3
-    check_books(pool)
 
 
 def test_a_part_that_was_left_on_its_way_lands_among_those_that_were_left() -> None:
@@ -489,32 +439,6 @@ def test_each_stalled_file_leaves_connections_to_the_next() -> None:
         check_books(pool)
     assert started == [48, 12, 3, 1, 0]
     assert pool.statistics().parts_waiting == 4 * 64
-
-
-def test_what_waits_for_its_own_files_connections_starts_when_one_ends() -> None:
-    pool = connected(64)
-    file = pool.open(1, listed("a", 100 * PART))
-    parts = [demanded(pool, file, index) for index in range(50)]
-    rooms = [part.room for part in parts[48:]]
-    assert all(room is not None and not room.is_set() for room in rooms)
-    pool.land(parts[0], bytes(PART))
-    assert [room.is_set() for room in rooms if room is not None] == [True, False]
-    pool.fail(parts[1], UnavailableError("x"))
-    assert [room.is_set() for room in rooms if room is not None] == [True, True]
-    check_books(pool)
-
-
-def test_a_stalled_file_keeps_nobody_from_reading_ahead() -> None:
-    """Semantics D6."""
-    pool = connected(64)
-    stalled, healthy = (pool.open(inode, listed(f"file-{inode}", 100 * PART)) for inode in (1, 2))
-    for index in range(64):
-        demanded(pool, stalled, index)
-    assert ahead(pool, stalled, 90) is None
-    started = [ahead(pool, healthy, index) is not None for index in range(16)]
-    assert sum(started) == 12
-    assert demanded(pool, healthy, 50).room is None
-    check_books(pool)
 
 
 def test_files_take_turns_at_a_single_connection() -> None:

@@ -557,14 +557,6 @@ async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begu
         assert engine.statistics().waits == 0
 
 
-async def test_what_is_announced_is_fetched_before_anything_is_begun() -> None:
-    refs = dataset(300)
-    async with running(ReadaheadConfig(), Files(refs)) as (engine, reader):
-        await engine.new_order().announce(in_order(refs))
-        await settled()
-        assert sorted(reader.gets) == [(ref.key, 0, 39 * KB) for ref in refs[:256]]
-
-
 async def test_two_orders_take_turns() -> None:
     refs = dataset(2000)
     async with running(ReadaheadConfig(), Files(refs)) as (engine, reader):
@@ -684,41 +676,10 @@ async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_aga
         assert keys_twice(reader) == ["file-00005"]
 
 
-async def test_after_a_refresh_the_rows_of_the_new_table_count() -> None:
-    old, new = dataset(10), [listed(f"new-{index:05}", 39 * KB) for index in range(100)]
-    files = Files(old)
-    reader = ScriptedReader()
-    tables = [files]
-    async with trio.open_nursery() as nursery:
-        engine = ReadEngine(reader, CONFIG, nursery, lambda: tables[-1])
-        await read_all(engine, old, [1, 2])
-        tables.append(Files(new))
-        for inode in (53, 54, 55, 56):
-            await read_whole(engine, inode, new[inode - 1])
-        await settled()
-        fetched = {key for key, _, _ in reader.gets}
-        assert fetched == {old[0].key, old[1].key, *(ref.key for ref in new[52:64])}
-
-
 async def test_beginning_what_a_refresh_has_taken_away_is_fine() -> None:
     ref = listed("gone", 39 * KB)
     async with running(CONFIG) as (engine, _):
         await read_whole(engine, 77, ref)
-
-
-async def test_a_file_that_is_being_read_never_gives_way_to_files_to_come() -> None:
-    refs = dataset(1000, 60 * KIB)
-    held = [listed(f"held-{index}", 256 * KIB) for index in range(12)]
-    async with running(CONFIG, Files(refs)) as (engine, reader):
-        for inode, ref in enumerate(held, 5000):
-            await engine.read(inode, ref, 0, 4 * KIB)  # none of it read to its end
-        await settled()
-        await engine.new_order().announce(in_order(refs))
-        await read_all(engine, refs, shuffled(refs)[:30])
-        gets = len(reader.gets)
-        for inode, ref in enumerate(held, 5000):
-            await engine.read(inode, ref, 128 * KIB, 4 * KIB)
-        assert len(reader.gets) == gets
 
 
 ACTIONS = st.lists(

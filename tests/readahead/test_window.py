@@ -397,50 +397,6 @@ def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_r
     assert fetched[-1] - fetched[5] <= 1.05 * 24 * 4 * 4 * MIB
 
 
-def test_purely_random_reads_fetch_little_more_than_was_asked() -> None:
-    pool = reading(GIB)
-    places = random.Random(2)
-    asked = 0
-    for _ in range(400):
-        offset = places.randrange(GIB - 256 * KIB)
-        pool.read(offset, offset + 256 * KIB)
-        asked += 256 * KIB
-    assert sum(end - start for start, end in pool.fetched) <= 1.15 * asked
-
-
-def test_a_window_that_is_known_holds_no_more_than_the_reader_needs() -> None:
-    service = ServicePace()
-    for _ in range(50):
-        service.landed(8 * MIB, 0.1, 1)
-    pool = EndlessPool(Window(4 * GIB, CONFIG, service), 4 * GIB, CONFIG)
-    for step in range(1024):
-        cursor = pool.read(step * MIB, (step + 1) * MIB)
-        pool.window.came(cursor, step * 0.01)  # 100 MiB/s
-    assert pool.bytes_ahead <= 24 * MIB
-
-
-def test_where_files_are_read_to_the_end_the_next_one_has_its_whole_window_at_its_first_read() -> None:
-    service = ServicePace()
-    for _ in range(50):
-        service.landed(8 * MIB, 0.1, 1)
-    for _ in range(5):
-        window = Window(64 * MIB, CONFIG, service)
-        pool = EndlessPool(window, 64 * MIB, CONFIG)
-        pool.read(0, MIB)
-        first_ahead = pool.bytes_ahead
-        for step in range(1, 64):
-            cursor = pool.read(step * MIB, (step + 1) * MIB)
-            window.came(cursor, step * 0.001)
-        window.closed()
-    assert first_ahead == 63 * MIB
-    pool = EndlessPool(Window(64 * MIB, CONFIG, service), 64 * MIB, CONFIG)
-    pool.read(0, MIB)
-    pool.window.closed()
-    pool = EndlessPool(Window(64 * MIB, CONFIG, service), 64 * MIB, CONFIG)
-    pool.read(0, MIB)
-    assert pool.bytes_ahead <= 4 * MIB
-
-
 def begun(service: ServicePace, mib_s: float, mib: int) -> EndlessPool:
     """The pool of a reader that has taken so many MiB of a large file, one in each `mib_s`."""
     window = Window(4 * GIB, CONFIG, service)
