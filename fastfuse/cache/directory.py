@@ -174,7 +174,7 @@ def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _log.warning("the index of the cache %s is damaged (%s); the cache begins anew", path, why)
-        for name in _OURS - {_CLAIMS}:
+        for name in sorted(_OURS - {_CLAIMS}):  # the index first
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory_fd)
         os.close(os.open(_INDEX, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory_fd))
